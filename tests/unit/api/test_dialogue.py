@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from headwater.api.streams.codings import IDENTITY
 from headwater.api.streams.dialogue import ConfigReplacedError, Dialogue
 from headwater.api.streams.encoding import Batch, WireForm
 from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.reading import open_reading
+from headwater.api.streams.reading import Reading, open_reading
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig
@@ -87,7 +88,9 @@ class World:
         if news.upto <= self.dialogue.op_id:
             return
         with open_reading(self.reader) as reading:
-            self._take(self.dialogue.turn(reading, news))
+            batch = self.dialogue.turn(reading, news) or self.dialogue.turn(reading, replace(news, lookups=True))
+            assert batch is not None
+            self._take(batch)
 
     def settle(self) -> None:
         for _ in range(3):
@@ -169,6 +172,19 @@ def test_a_turn_under_another_config_is_refused() -> None:
         world.dialogue.turn(reading, anything(OpId(0)))
 
 
+def test_a_turn_that_was_not_told_of_lookups_leaves_them_to_one_that_is() -> None:
+    world = World()
+    told = world.store.commit().op_id
+    world.join(["a", "b"])
+    news = News(told, frozenset({"a"}))
+    before = world.dialogue.op_id
+    with open_reading(world.reader) as reading:
+        assert world.dialogue.turn(reading, news) is None
+        assert world.dialogue.op_id == before
+        assert world.dialogue.turn(reading, replace(news, lookups=True)) is not None
+    assert world.dialogue.interest.buckets == {"a", "b"}
+
+
 def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the_same() -> None:
     store = MemoryStore()
     store.put("a", "1")
@@ -189,13 +205,18 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
         client.receive(b"".join(piece.content for piece in batch.pieces))
         return batch
 
+    def turned(dialogue: Dialogue, reading: Reading, news: News) -> Batch:
+        batch = dialogue.turn(reading, news)
+        assert batch is not None
+        return batch
+
     batches: list[Batch] = []
     first, second, other, late = connected(), connected(), connected(reason=7), connected()
     for row, concerned in (("2", [first, second]), ("3", [first, second, other, late])):
         store.put("a", row)
         news = News(store.commit().op_id, frozenset({"a"}))
         with open_reading(reader) as reading:
-            batches = [receive(client, dialogue.turn(reading, news)) for dialogue, client in concerned]
+            batches = [receive(client, turned(dialogue, reading, news)) for dialogue, client in concerned]
         assert batches[0] is batches[1]
     assert all(client.rows == store.rows(["a"]) for _, client in (first, second, other, late))
     assert b'"subscriptions":[{"sub":7}]' in batches[2].pieces[0].content

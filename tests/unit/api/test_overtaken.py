@@ -60,7 +60,9 @@ class SlowClient:
         """What a stream does next: finish the checkpoint, or look for a newer one."""
         with open_reading(self.reader) as reading:
             if self.done or self.dialogue.overtaken:
-                self._take(self.dialogue.turn(reading, News(self.dialogue.op_id)))
+                batch = self.dialogue.turn(reading, News(self.dialogue.op_id, lookups=True))
+                assert batch is not None
+                self._take(batch)
             else:
                 self._take(self.dialogue.more(reading))
 

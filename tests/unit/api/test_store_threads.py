@@ -87,5 +87,28 @@ def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) ->
     assert asyncio.run(story()) == 1
 
 
+def test_the_turn_of_a_user_lasts_as_long_as_a_thread_works(memory_store: MemoryStore) -> None:
+    begun, go, second = threading.Event(), threading.Event(), threading.Event()
+
+    def long_job(_: Reading) -> None:
+        begun.set()
+        assert go.wait(60)
+
+    async def story() -> tuple[bool, bool]:
+        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+            left = asyncio.ensure_future(threads.resolving("ann", long_job))
+            await asyncio.to_thread(begun.wait, 30)
+            left.cancel()
+            waiting = asyncio.ensure_future(threads.resolving("ann", lambda _: second.set()))
+            await threads.resolving("ben", lambda _: None)
+            await threads.resolving("ben", lambda _: None)
+            early = second.is_set()
+            go.set()
+            await asyncio.wait_for(waiting, 30)
+            return early, second.is_set()
+
+    assert asyncio.run(story()) == (False, True)
+
+
 def no_thread(_: threading.Thread) -> NoReturn:
     raise RuntimeError("can't start new thread")

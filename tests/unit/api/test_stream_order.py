@@ -20,12 +20,13 @@ from headwater.sync.interest import News, anything
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn gives: how many pieces, whether the loop may send them, whether it changes what is watched, and how
-    many commits come while it is read, handed over, and sent."""
+    """What one turn gives: how many pieces, whether the loop may send them, whether it changes what is watched, whether
+    its snapshot has changes of lookups, and how many commits come while it is read, handed over, and sent."""
 
     pieces: int
     small: bool
     interest: bool
+    lookups: bool
     reading: int
     handed_over: int
     sending: int
@@ -51,6 +52,7 @@ class Scene:
     config_id: int = 1
     taken_at: float = 0.0
     left: list[Piece] = field(default_factory=list)
+    resolves: bool = False
 
     @property
     def interruptible(self) -> bool:
@@ -59,8 +61,11 @@ class Scene:
     def open(self) -> Batch:
         return Batch()
 
-    def turn(self, news: News) -> Batch:
-        turn = self.turns.pop(0) if self.turns else Turn(1, True, False, 0, 0, 0)
+    def turn(self, news: News) -> Batch | None:
+        assert self.resolves or not news.lookups
+        if self.turns and self.turns[0].lookups and not news.lookups:
+            return None
+        turn = self.turns.pop(0) if self.turns else Turn(1, True, False, False, 0, 0, 0)
         self.op_id = self.newest
         self.commit(turn.reading)
         self.interest += "x" if turn.interest else ""
@@ -85,20 +90,27 @@ class Scene:
             stream.tell(anything(OpId(self.newest)))
 
     # the threads
-    async def resolving(self, _: str, run: Callable[[], Batch]) -> Batch:
-        return await self.shared(run)
+    async def resolving(self, _: str, run: Callable[[], Batch | None]) -> Batch | None:
+        await asyncio.sleep(0)
+        self.resolves = True
+        try:
+            return run()
+        finally:
+            self.resolves = False
 
-    async def shared(self, run: Callable[[], Batch]) -> Batch:
+    async def shared(self, run: Callable[[], Batch | None]) -> Batch | None:
         await asyncio.sleep(0)
         return run()
 
-    reading = resolving
+    async def reading(self, _: str, run: Callable[[], Batch | None]) -> Batch | None:
+        return await self.shared(run)
 
-    def soon(self, run: Callable[[], Batch], then: Callable[[Batch], None]) -> None:
+    def soon(self, run: Callable[[], Batch | None], then: Callable[[Batch | None], None]) -> None:
         def hand_over() -> None:
             batch = run()
             then(batch)
-            self.commit(self.current.handed_over)
+            if batch is not None:
+                self.commit(self.current.handed_over)
 
         asyncio.get_running_loop().call_soon(hand_over)
 
@@ -132,9 +144,12 @@ class _Sink:
         return getattr(self.scene, name)
 
 
+def ignore(*_: object) -> None: ...
+
+
 def stream_of(scene: Scene) -> Stream:
     user = SimpleNamespace(user_id="ann", expires_in=lambda: 1e6)
-    traffic = SimpleNamespace(operations=0, sent=lambda *_: None, delivered=lambda *_: None, end=lambda _: None)
+    traffic = SimpleNamespace(operations=0, refusals=None, sent=ignore, delivered=ignore, end=ignore)
     parts = (scene, None, user, SimpleNamespace(client_id="phone"), scene, scene, traffic, 60.0)
     return Stream(*cast("tuple[Any, ...]", parts))
 
@@ -152,7 +167,7 @@ async def lived(scene: Scene) -> None:
 
 
 _FEW = st.integers(0, 2)
-_TURN = st.builds(Turn, st.integers(0, 3), st.booleans(), st.booleans(), _FEW, _FEW, _FEW)
+_TURN = st.builds(Turn, st.integers(0, 3), st.booleans(), st.booleans(), st.booleans(), _FEW, _FEW, _FEW)
 
 
 @settings(deadline=None)

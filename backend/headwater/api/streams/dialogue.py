@@ -108,12 +108,16 @@ class Dialogue:
         line = self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
         return self._fill(line, reading, history=False)
 
-    def turn(self, reading: Reading, news: News) -> Batch:
-        """The next checkpoint, as a diff, and the first batch of its data. Raises ConfigReplacedError, or
-        LimitCrossedError when other streams are left out than before, which only a first checkpoint can say."""
+    def turn(self, reading: Reading, news: News) -> Batch | None:
+        """The next checkpoint, as a diff, and the first batch of its data. None if the snapshot has changes of lookups
+        that the news lacks: then nothing was done. Raises ConfigReplacedError, or LimitCrossedError when other streams
+        are left out than before, which only a first checkpoint can say."""
         if reading.config.id != self.config_id:
             raise ConfigReplacedError("another sync config became active")
-        news = news.also(self._beyond(reading, news.upto))
+        beyond = self._beyond(reading, news.upto)
+        if beyond.lookups and not news.lookups:
+            return None
+        news = news.also(beyond)
         resolution = self._resolve(reading, _keys(self.left_out)) if news.lookups else None
         if resolution is not None and _keys(resolution.left_out) != _keys(self.left_out):
             self._remember(reading, resolution)

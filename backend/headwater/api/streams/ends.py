@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from headwater.api.auth.claims import Principal
+from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.errors import GoneError, NoActiveConfigError
+from headwater.api.refusals import Refusals
 from headwater.api.streams.connected import Caller
 from headwater.api.streams.dialogue import ConfigReplacedError, LimitCrossedError
 from headwater.api.streams.hub import REPLACED
@@ -15,6 +18,8 @@ from headwater.api.streams.sink import Sink
 from headwater.api.streams.traffic import FAILED
 from headwater.errors import HeadwaterError, Kind
 from headwater.telemetry.log_facts import told
+from headwater_rules.evaluate.limits import LIMIT_CODE
+from headwater_rules.results import LeftOut
 
 OTHER_STREAMS = "other streams fit into the limits"
 """Why a stream ends when limits now leave out other subscriptions than its device was told."""
@@ -68,6 +73,16 @@ class Named:
         log.error("a stream was cut off", extra=told(self._names()), exc_info=error)
         return FAILED
 
+    def stalled(self, refusals: Refusals) -> None:
+        """Log and count that the device does not read."""
+        refusals.note(StalledError.code, self.user.user_id, "a stream was cut off", {"reason": "not reading"})
+
+    def left_out(self, refusals: Refusals, left_out: Sequence[LeftOut]) -> None:
+        """Log and count that subscriptions did not fit into the limits of the request."""
+        if left_out:
+            names = {"client_id": self.caller.client_id, "subscriptions": len(left_out), "first": left_out[0].message}
+            refusals.note(LIMIT_CODE, self.user.user_id, "streams left out", names)
+
     def _names(self) -> dict[str, object]:
         return {
             **self.caller.request._asdict(),
@@ -80,3 +95,11 @@ async def tell(sink: Sink, error: Exception) -> None:
     """Cut a stream off, telling its client why as far as it can still be told."""
     with suppress(GoneError):
         await sink.fail(error)
+
+
+async def tell_of_cut(sink: Sink, reason: str | None) -> None:
+    """Cut a stream off whose client did not read."""
+    if reason == EXPIRED:  # `sink.expire` may wait for the client without limit
+        await tell(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
+    else:
+        await tell(sink, StalledError("the stream was cut off, since the client did not read it", fix=AGAIN))

@@ -11,9 +11,10 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.auth.verify import Principal
 from headwater.api.bell import Bell
 from headwater.api.errors import GoneError
@@ -21,16 +22,17 @@ from headwater.api.streams.codings import Piece
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Dialogue
 from headwater.api.streams.encoding import Batch, WireForm
-from headwater.api.streams.ends import AGAIN, EXPIRED, OVER, Named, StalledError, tell
+from headwater.api.streams.ends import EXPIRED, OVER, Named, tell, tell_of_cut
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.threads import Failure, StoreThreads
 from headwater.api.streams.traffic import CLIENT_GONE, NOT_READING, Traffic
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
-from headwater.sync.interest import Change, News
+from headwater.sync.interest import Change, Interest, News
 from headwater.sync.ticks import next_tick
-from headwater_rules.evaluate.limits import LIMIT_CODE
+
+Read = TypeVar("Read")
 
 STUCK_SECONDS = 2.0
 """How long an ending stream waits for a client that does not read."""
@@ -98,7 +100,7 @@ class Stream:
         self._resting = False  # whether the task waits for something to do
         self._turning = False  # whether the next lines are read meanwhile
         self._error: Exception | None = None  # of that reading
-        self._watched = dialogue.interest
+        self._watched: Interest | None = None
         self._reason: str | None = None
         self._tick_due = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -150,8 +152,10 @@ class Stream:
         try:
             if self._reason is None:
                 self._first = await self._threads.resolving(self._user.user_id, self._dialogue.open)
-                self._follow()
-                self._tell_of_left_out()
+                self._watch()
+                if self._dialogue.awaited is not None:
+                    self._hub.expect(self._dialogue.awaited)
+                Named(self._user, self._caller).left_out(self._traffic.refusals, self._dialogue.left_out)
             reason = await self._until_over(sink)
         finally:
             self._sink = None
@@ -249,6 +253,8 @@ class Stream:
         else:
             reading = self._threads.shared(job) if self._done else self._threads.reading(user, job)
         batch = await self._unless_over(reading)
+        if batch is None:
+            return await self._turn(replace(news, lookups=True))  # which waits its turn
         self._watch()
         return batch
 
@@ -257,7 +263,7 @@ class Stream:
             self._watched = self._dialogue.interest
             self._hub.watch(self, self._watched, self._dialogue.op_id)
 
-    async def _unless_over(self, reading: Awaitable[Batch]) -> Batch:
+    async def _unless_over(self, reading: Awaitable[Read]) -> Read | Batch:
         try:
             return await reading
         except HeadwaterError as error:
@@ -274,17 +280,19 @@ class Stream:
             self._waken()  # its request is resolved anew, for which the task waits its turn
         elif not self._turning and (news := self._take_news()) is not None:
             self._turning, self._change = True, news.change
-            self._threads.soon(partial(self._dialogue.turn, news=news), self._turned)
+            self._threads.soon(partial(self._dialogue.turn, news=news), partial(self._turned, news))
 
-    def _turned(self, batch: Batch | Failure) -> None:
+    def _turned(self, news: News, batch: Batch | Failure | None) -> None:
         """Send what was read, or leave it to the task when it is much, or has to wait."""
-        if self._task is not None and not isinstance(batch, Failure):
+        if self._task is not None and isinstance(batch, Batch):
             self._watch()  # while this turn lasts: what the hub tells at once comes after these lines
         self._turning = False
         if self._task is None:
             return  # the stream has ended meanwhile
         if isinstance(batch, Failure):
             self._fail(batch.error)
+        elif batch is None:
+            self.tell(replace(news, lookups=True))  # which the task does, in its turn
         elif self._resting and self._reason is None and self._offer(batch):
             if self._news is not None:
                 self._turn_ahead()
@@ -305,16 +313,13 @@ class Stream:
             sent = self._sink.offer(piece) if self._sink is not None else None
             if sent is None:
                 return False
-            self._count(batch, piece, sent)
+            self._ops += batch.ops
+            self._bytes += sent
+            self._traffic.operations += batch.ops
+            self._traffic.sent(piece.length, sent)
             self._deliver()
         self._change = None  # without pieces, it was none for this client
         return True
-
-    def _count(self, batch: Batch, piece: Piece, sent: int) -> None:
-        self._ops += batch.ops
-        self._bytes += sent
-        self._traffic.operations += batch.ops
-        self._traffic.sent(piece.length, sent)
 
     def _fail(self, error: Exception) -> None:
         if type(error) in OVER:
@@ -330,27 +335,14 @@ class Stream:
             return None
         return news
 
-    def _follow(self) -> None:
-        self._watched = self._dialogue.interest
-        self._hub.watch(self, self._watched, self._dialogue.op_id)
-        if self._dialogue.awaited is not None:
-            self._hub.expect(self._dialogue.awaited)
-
-    def _tell_of_left_out(self) -> None:
-        left_out = self._dialogue.left_out
-        if left_out:
-            names = {"client_id": self._caller.client_id, "subscriptions": len(left_out), "first": left_out[0].message}
-            self._traffic.refusals.note(LIMIT_CODE, self._user.user_id, "streams left out", names)
-
     # the token's timer
 
     def _schedule_tick(self) -> None:
         remaining = self._user.expires_in()
         if remaining <= 0:
             self._on_tick()
-            return
-        delay = next_tick(remaining, random.uniform(-1, 1))
-        self._ticker = asyncio.get_running_loop().call_later(delay, self._on_tick)
+        else:
+            self._look_again(next_tick(remaining, random.uniform(-1, 1)))
 
     def _on_tick(self) -> None:
         self._tick_due = True
@@ -373,8 +365,7 @@ class Stream:
         if left > 0:
             self._look_again(left)
             return
-        facts = {"reason": "not reading"}
-        self._traffic.refusals.note(StalledError.code, self._user.user_id, "a stream was cut off", facts)
+        Named(self._user, self._caller).stalled(self._traffic.refusals)
         self._cut()
 
     def _tick(self) -> Piece:
@@ -403,8 +394,5 @@ class Stream:
             raise asyncio.CancelledError  # the task was cancelled from outside
         if self._gone:
             return CLIENT_GONE
-        if self._reason == EXPIRED:  # `sink.expire` may wait for the client without limit
-            await tell(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
-        else:
-            await tell(sink, StalledError("the stream was cut off, since the client did not read it", fix=AGAIN))
+        await tell_of_cut(sink, self._reason)
         return ", ".join(filter(None, (self._reason, NOT_READING)))

@@ -159,8 +159,9 @@ class StoreThreads:
     async def resolving(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
         """Run a job that resolves the request of a stream, over one reading together with others of that kind. Requests
         can be expensive, so that of each user, only one is resolved at a time, and nobody waits behind many of them."""
-        async with self._turns.setdefault(user_id, asyncio.Lock()):
-            return await _awaited(self._resolving, run)
+        turn = self._turns.setdefault(user_id, asyncio.Lock())
+        await turn.acquire()
+        return await _awaited(self._resolving, run, turn.release)
 
     async def shared(self, run: Callable[[Reading], Result]) -> Result:
         """Run a short job of a woken stream, over one reading together with others of that kind."""
@@ -185,7 +186,10 @@ class _LeftError(Exception):
 _CLOSED = Failure(RuntimeError("the store threads are closed"))
 
 
-async def _awaited(gathering: _Gathering, run: Callable[[Reading], Result]) -> Result:
+async def _awaited(
+    gathering: _Gathering, run: Callable[[Reading], Result], over: Callable[[], object] = lambda: None
+) -> Result:
+    """The result of the job. `over` is called when no thread works on it any more, also if nobody waits for it."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     outcome: list[Result | Failure] = []
 
@@ -195,6 +199,7 @@ async def _awaited(gathering: _Gathering, run: Callable[[Reading], Result]) -> R
         return run(reading)
 
     def then(result: Result | Failure) -> None:
+        over()
         if not future.done():
             outcome.append(result)
             future.set_result(None)
