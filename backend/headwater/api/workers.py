@@ -16,6 +16,7 @@ WAIT_SECONDS = 2.0
 """How long a process is waited for. The answer lacks one that is not ready, or hangs."""
 
 _LONGEST = 100  # bytes of a question
+_LENGTH = 8  # bytes before an answer that say how long it is, since a process may end while it sends
 
 Answers = Mapping[str, Callable[[], bytes]]
 """What a process can be asked, and what gives the answer. It is called in a thread of its own."""
@@ -39,13 +40,20 @@ class _Telling(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         assert isinstance(self.server, _Teller)
-        self.wfile.write(self.server.answers[self.rfile.readline(_LONGEST).decode().strip()]())
+        answer = self.server.answers[self.rfile.readline(_LONGEST).decode().strip()]()
+        self.wfile.write(len(answer).to_bytes(_LENGTH) + answer)
 
 
 @contextmanager
 def telling(directory: Path, number: int, answers: Answers) -> Iterator[None]:
-    """Answer the other processes while the context is open."""
-    with _Teller(_place(directory, number), answers) as server:
+    """Answer the other processes while the context is open, if there is a place for a socket."""
+    try:
+        teller = _Teller(_place(directory, number), answers)
+    except OSError as error:
+        _log.warning("this process answers no other of its endpoint: %s", error)
+        yield
+        return
+    with teller as server:
         thread = threading.Thread(target=server.serve_forever, name="headwater-figures", daemon=True)
         thread.start()
         try:
@@ -79,10 +87,13 @@ def _told(place: Path, question: str) -> bytes:
             asked.sendall(f"{question}\n".encode())
             while part := asked.recv(1 << 16):
                 received += part
+        length = int.from_bytes(received[:_LENGTH])
+        if len(received) != _LENGTH + length:
+            raise ConnectionError("its answer is cut short")
     except OSError as error:  # also a time-out
         _log.warning("%s lack a process of the endpoint: %s (%s)", question, place.stem, error)
         return b""
-    return bytes(received)
+    return bytes(received[_LENGTH:])
 
 
 def _place(directory: Path, number: int) -> Path:

@@ -5,6 +5,7 @@ Their parent keeps the ports, and a directory in which each has a Unix socket, w
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -25,6 +26,8 @@ _MEMORY = Path("/sys/fs/cgroup/memory.max")
 _LONGEST_PLACE = 60  # with the names of a directory and of a socket, less than the 104 that macOS allows
 _MOST = 4  # unless configured: each takes memory, and connections to the source
 _WORKER_BYTES = 256 * 1024 * 1024  # with its chunk cache and some thousands of devices
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def endpoint_children(
         yield [Child("endpoint", command, environment, watched=True)]
         return
     with ExitStack() as stack:
-        directory = stack.enter_context(_directory())
+        directory = _directory(stack)
         api = config.api
         devices = _keep(stack, config.host, config.port, "port")
         operators = _keep(stack, api.admin_host or config.host, api.admin_port, "api.admin_port")
@@ -112,13 +115,15 @@ def endpoint_children(
         ]
 
 
-def _directory() -> tempfile.TemporaryDirectory[str]:
-    """A new directory, whose path is short enough for sockets in it."""
-    place = tempfile.gettempdir()
-    return tempfile.TemporaryDirectory(
-        prefix="headwater-",
-        dir=place if len(os.fsencode(place)) <= _LONGEST_PLACE else "/tmp",  # noqa: S108 - only for us
-    )
+def _directory(stack: ExitStack) -> str:
+    """A new directory, whose path is short enough for sockets in it. If none can be made, a place that takes none."""
+    try:
+        place = tempfile.gettempdir()
+        short = place if len(os.fsencode(place)) <= _LONGEST_PLACE else "/tmp"  # noqa: S108 - only for us
+        return stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-", dir=short))
+    except OSError as error:
+        _log.warning("the processes of the endpoint can't ask each other: %s", error)
+        return os.devnull
 
 
 def _keep(stack: ExitStack, host: str, port: int | None, setting: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -101,10 +100,10 @@ class ClientsDesk:
         self._reader = reader
         self._connected = connected
 
-    async def clients(self) -> Clients:
+    def clients(self) -> Clients:
         """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
         workers = self._settings.workers
-        told = [self.own()] if workers is None else await asyncio.to_thread(_ask, workers)
+        told = [self.own()] if workers is None else _ask(workers)
         everybody = [client for each in told for client in each.clients]
         return Clients(
             socket.gethostname(),

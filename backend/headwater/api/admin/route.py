@@ -74,10 +74,8 @@ class AdminRoute:
         async def respond(request: Request) -> Response:
             arguments = () if self.takes is None else (await self._argument(request, self.takes),)
             if inspect.iscoroutinefunction(self.answer):
-                answer = await self.answer(*arguments)
-            else:
-                answer = await threads.run(lambda: self.answer(*arguments))
-            return answer if isinstance(answer, Response) else self._response(answer)
+                return self._response(await self.answer(*arguments))
+            return await threads.run(lambda: self._response(self.answer(*arguments)))
 
         return Route(self.path.removeprefix(PREFIX), respond, methods=[self.method])
 
@@ -97,6 +95,8 @@ class AdminRoute:
         return _converted(given, kind, strict=True)
 
     def _response(self, answer: object) -> Response:
+        if isinstance(answer, Response):
+            return answer
         body = msgspec.json.encode(answer if self.bare else {"data": answer})
         if len(body) > MOST_BYTES:
             raise TooLargeAnswerError(
