@@ -101,12 +101,13 @@ class Endpoint:
         self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
 
     def health(self) -> Health:
-        looked_at, now = self.hub.looked_at, time.time()
-        can_read = looked_at is not None and now - looked_at < UNREAD_SECONDS
+        looked_at = self.hub.looked_at
+        unread = time.monotonic() - self.hub.looked_at_monotonic  # the other clock may be set
+        can_read = looked_at is not None and unread < UNREAD_SECONDS
         return Health(
             started=looked_at is not None,
             ready=self.hub.active and can_read and not self._closing,
-            touched_at=looked_at or now,
+            touched_at=looked_at or time.time(),
         )
 
     def _revoked(self, revocations: Sequence[Revocation]) -> None:

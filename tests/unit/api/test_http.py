@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -215,6 +216,12 @@ def test_an_endpoint_that_can_not_read_its_store_is_not_ready(
         assert endpoint.post().status_code == 503
         assert [answers(name) for name in ("startup", "liveness")] == [200, 200]
     wait_until(lambda: answers("readiness") == 200, "it to be back")
+
+
+def test_a_clock_that_is_set_does_not_take_an_endpoint_out(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
+    monkeypatch.setattr(app, "time", later)
+    assert endpoint.http.get("/probes/readiness").status_code == 200
 
 
 @pytest.mark.parametrize("answered", [True, False])

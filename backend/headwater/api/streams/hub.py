@@ -77,6 +77,7 @@ class Hub:
         self._task: asyncio.Task[None] | None = None
         self.looked_at: float | None = None
         """When the store was read last, in seconds since 1970; None before the first time."""
+        self.looked_at_monotonic = 0.0
 
     @property
     def op_id(self) -> OpId:
@@ -161,7 +162,7 @@ class Hub:
         self._moved.clear()
         try:
             self._take(await self._threads.promptly(self._read))
-            self.looked_at = time.time()
+            self.looked_at, self.looked_at_monotonic = time.time(), time.monotonic()
         except HeadwaterError as error:
             log.warning("the store could not be read, trying again: %s", error)
         except Exception:
