@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Line = dict[str, object]
 
 
 class LittleServer:
-    """`numbered` answers a checkpoint request by number; `streams` counts the streams that were opened."""
+    """`numbered` answers a checkpoint request by number; `streams` counts the streams that were opened. After `lines`,
+    `again` comes now and then."""
 
     def __init__(self, lines: list[Line], numbered: Callable[[int], int] = lambda number: number) -> None:
         self.lines, self.numbered, self.streams = lines, numbered, 0
         self.refused: set[str] = set()
+        self.again: Line | None = None
         self.ended = threading.Event()
         self.endpoint = ""
 
@@ -26,7 +28,9 @@ class LittleServer:
         handler.send_header("content-type", "application/x-ndjson")
         handler.end_headers()
         handler.wfile.write(b"".join(json.dumps(line).encode() + b"\n" for line in self.lines))
-        self.ended.wait(60)
+        with suppress(OSError):  # the device has left
+            while not self.ended.wait(0.1 if self.again else 60) and self.again:
+                handler.wfile.write(json.dumps(self.again).encode() + b"\n")
 
     def answer(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
         text = json.dumps({"data": body}).encode()

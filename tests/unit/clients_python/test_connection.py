@@ -267,8 +267,9 @@ def test_a_token_that_is_refused_beside_the_stream_is_replaced_and_the_stream_go
         asked.append(number)
         return number
 
-    alive: Line = {"token_expires_in": 3600}  # a device asks again when it hears of the server
-    with serving(Refusing([*BEGUN, alive], numbered)) as server:
+    refusing = Refusing(BEGUN, numbered)
+    refusing.again = {"token_expires_in": 3600}  # a device asks again when it hears of the server
+    with serving(refusing) as server:
         connector = Renewing(server.endpoint)
         database.connect(connector, ConnectOptions(checkpoint_mode="requests"))
         wait_until(lambda: len(asked) == 2, "the second request")
