@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema, Statement
 from headwater_client.database import connector as connectors
 from headwater_client.database.crud import CrudBatch
-from headwater_client.errors import ConnectError, NotSynced
+from headwater_client.errors import ClientError, ConnectError, NotSynced
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
@@ -326,3 +327,29 @@ def test_an_app_is_told_that_an_upload_that_was_left_holds_up_the_next(
     leave(database)
     database.connect(App(server.endpoint))
     database.wait_for_status(lambda status: "earlier connection" in str(status.upload_error), 20)
+
+
+def test_a_file_is_closed_while_other_threads_read_it(tmp_path: Path) -> None:
+    """Their statements end with an error; a driver would end the process."""
+    ended: list[str] = []
+
+    def read(database: Database, begun: threading.Event) -> None:
+        try:
+            while True:
+                for _ in database["todos"].rows:
+                    begun.set()
+        except (sqlite3.Error, ClientError) as error:
+            ended.append(type(error).__name__)
+
+    for number in range(5):
+        database = Database(tmp_path / f"{number}.db", Schema.of({"todos": {"title": "text"}}))
+        database["todos"].insert_all({"id": str(row), "title": "t" * 50} for row in range(2000))
+        begun = threading.Event()
+        readers = [threading.Thread(target=read, args=(database, begun), daemon=True) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        assert begun.wait(60)
+        database.close()
+        for reader in readers:
+            reader.join(60)
+    assert len(ended) == 15

@@ -26,7 +26,7 @@ from headwater_client.schema.sql import MARK
 from headwater_client.schema.tables import Schema
 from headwater_client.storage import app_tables, layout, streams, uploads
 from headwater_client.storage import store as files
-from headwater_client.storage.connection import Committed, Held, open_connection
+from headwater_client.storage.connection import Committed, Held, close_from_elsewhere, open_connection
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.engine import Engine
@@ -113,17 +113,22 @@ class Database(sqlite_utils.Database):
             raise FileError(f"{self.path} was opened before this process was forked: open it again here")
         held: Held | None = getattr(self._threads, "held", None)
         if held is None:
-            if self._committed.is_closed():
-                raise ConnectError(f"{self.path} is closed")
+            self._refuse_if_closed()
             connection = open_connection(self.path, key=self._key, committed=self._committed, cache_kib=_READ_CACHE_KIB)
-            held = self._threads.held = Held(connection)
+            held = Held(connection)
             with self._connections_lock:
+                self._refuse_if_closed()  # meanwhile
                 self._connections.add(held)
+            self._threads.held = held
         return held.connection
 
     @conn.setter
     def conn(self, connection: sqlite3.Connection) -> None:
         """sqlite-utils sets the connection that it was given, which is this thread's already."""
+
+    def _refuse_if_closed(self) -> None:
+        if self.closed:
+            raise ConnectError(f"{self.path} is closed")
 
     def __getitem__(self, table_name: str) -> Any:
         return SyncedTable(self, table_name) if table_name in self._views else super().__getitem__(table_name)
@@ -243,7 +248,7 @@ class Database(sqlite_utils.Database):
         self._board.wake()
         with self._connections_lock:
             for held in list(self._connections):
-                held.connection.close()
+                close_from_elsewhere(held.connection)
 
     @property
     def closed(self) -> bool:

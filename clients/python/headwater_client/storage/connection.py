@@ -23,6 +23,8 @@ OLDEST_SQLITE: Final = (3, 38, 0)
 BUSY_SECONDS: Final = 120.0
 """How long a write waits for another: the first sync of a large file is applied in one transaction."""
 
+_CLOSING_SECONDS: Final = 5.0
+
 _JOURNAL_BYTES: Final = 64 << 20
 """What stays of the journal of a large download."""
 
@@ -98,13 +100,24 @@ class Committed:
 
 
 class _Tracking:
-    """What a connection knows of its own transactions. Mixed into the connection class of the driver."""
+    """What a connection knows of its own transactions. Mixed into the connection class of the driver. Whoever uses it
+    holds `lock`: a driver crashes when another thread closes a connection at work."""
 
     in_transaction: bool
     total_changes: int
+    ProgrammingError: type[Exception]
+    lock: threading.RLock
+    closing = False
     committed: Committed | None = None
     _token = 0
     _changes = 0
+
+    def used(self) -> threading.RLock:
+        """The lock. Raises the driver's error once the connection is about to be closed: who wants to close it may wait
+        for the lock in vain while another takes it again and again."""
+        if self.closing:
+            raise self.ProgrammingError("Cannot operate on a closed database.")
+        return self.lock
 
     def before(self) -> None:
         """A statement that begins outside a transaction begins one."""
@@ -122,17 +135,18 @@ class _Tracking:
         return self._token
 
 
-def _tracked(driver: ModuleType) -> type[sqlite3.Connection]:
-    """A connection class of this driver that keeps track of its transactions."""
+def _tracked_cursor(driver: ModuleType) -> type[sqlite3.Cursor]:
+    """The class of the cursors of such a connection."""
 
     class TrackedCursor(driver.Cursor):  # type: ignore[misc, name-defined]
         def _run(self, method: Callable[..., Any], *arguments: Any) -> Any:
             connection = self.connection
-            connection.before()
-            try:
-                return method(*arguments)
-            finally:
-                connection.after()
+            with connection.used():
+                connection.before()
+                try:
+                    return method(*arguments)
+                finally:
+                    connection.after()
 
         def execute(self, sql: str, parameters: Parameters = ()) -> Any:
             return self._run(super().execute, sql, parameters)
@@ -143,8 +157,39 @@ def _tracked(driver: ModuleType) -> type[sqlite3.Connection]:
         def executescript(self, script: str) -> Any:
             return self._run(super().executescript, script)
 
+        def __next__(self) -> Any:
+            with self.connection.used():
+                return super().__next__()
+
+        def fetchone(self) -> Any:
+            with self.connection.used():
+                return super().fetchone()
+
+        def fetchmany(self, *size: int) -> Any:
+            with self.connection.used():
+                return super().fetchmany(*size)
+
+        def fetchall(self) -> Any:
+            with self.connection.used():
+                return super().fetchall()
+
+        def close(self) -> None:
+            with self.connection.lock:
+                super().close()
+
+    return cast("type[sqlite3.Cursor]", TrackedCursor)
+
+
+def _tracked(driver: ModuleType) -> type[sqlite3.Connection]:
+    """A connection class of this driver that keeps track of its transactions."""
+    tracked_cursor = _tracked_cursor(driver)
+
     class TrackedConnection(_Tracking, driver.Connection):  # type: ignore[misc, name-defined]
-        def cursor(self, factory: Any = TrackedCursor) -> Any:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.lock = threading.RLock()
+            super().__init__(*arguments, **options)
+
+        def cursor(self, factory: Any = tracked_cursor) -> Any:
             return super().cursor(factory)
 
         def execute(self, sql: str, parameters: Parameters = ()) -> Any:
@@ -157,14 +202,24 @@ def _tracked(driver: ModuleType) -> type[sqlite3.Connection]:
             return self.cursor().executescript(script)
 
         def commit(self) -> None:
-            super().commit()
-            self.after()
+            with self.lock:
+                super().commit()
+                self.after()
+
+        def rollback(self) -> None:
+            with self.lock:
+                super().rollback()
+
+        def close(self) -> None:
+            with self.lock:
+                super().close()
 
         def __exit__(self, *error: Any) -> Any:
-            try:
-                return super().__exit__(*error)
-            finally:
-                self.after()
+            with self.lock:
+                try:
+                    return super().__exit__(*error)
+                finally:
+                    self.after()
 
     return cast("type[sqlite3.Connection]", TrackedConnection)
 
@@ -205,6 +260,20 @@ def open_connection(
     connection.create_function("headwater_tx", 0, tracked.transaction_token)
     tracked.committed = committed
     return connection
+
+
+def close_from_elsewhere(connection: sqlite3.Connection) -> None:
+    """Close a connection that another thread may be using. What it runs ends with an error; if it can't be ended
+    within some seconds, the connection is left to that thread."""
+    tracked = cast("_Tracking", connection)
+    tracked.closing = True
+    with suppress(connection.ProgrammingError):  # it is closed
+        connection.interrupt()
+    if tracked.lock.acquire(timeout=_CLOSING_SECONDS):
+        try:
+            connection.close()
+        finally:
+            tracked.lock.release()
 
 
 def _encrypted() -> tuple[ModuleType, type[sqlite3.Connection]]:
