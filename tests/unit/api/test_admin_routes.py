@@ -21,6 +21,7 @@ from headwater.storage.contract.versions import Origin
 from tests.support.command import Outcome
 from tests.support.fix_admin import SECRET, AdminEndpoint
 from tests.support.fix_api import make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore
 
@@ -195,8 +196,7 @@ def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monk
         for thread in waiting:
             thread.start()
         asking += waiting
-        while admin.http.get(f"{OURS}/clients").status_code == 200 and not busy(admin):
-            pass
+        wait_until(lambda: busy(admin), "all places to be taken", 60)
         assert admin.refusal("GET", f"{OURS}/versions", 429)["code"] == "HW_6205"
     finally:
         go.set()
