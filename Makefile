@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same m
 
 BIN := .venv/bin
 ARGS ?=
-WORKERS ?= 6
+WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --durations 10
 POSTGRES := 14 15 16 17 18
 PARTS := quick long spark storage $(addprefix postgres-,$(POSTGRES))

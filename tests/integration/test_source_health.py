@@ -195,6 +195,7 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     assert standing(deployment).cause is None
 
 
+@pytest.mark.long
 def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

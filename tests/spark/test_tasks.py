@@ -262,6 +262,7 @@ def session(spark: Spark) -> Iterator[SparkSession]:
     session.conf.unset(together)
 
 
+@pytest.mark.long
 def test_no_part_of_what_is_computed_can_do_without_the_error_of_a_task(session: SparkSession, tmp_path: Path) -> None:
     """When executors die, any of them may be computed anew, and lack rows of a task that fails then."""
     (tmp_path / "read").touch()
