@@ -54,7 +54,7 @@ def telling(directory: Path, number: int, answers: Answers) -> Iterator[None]:
         yield
         return
     with teller as server:
-        thread = threading.Thread(target=server.serve_forever, name="headwater-figures", daemon=True)
+        thread = threading.Thread(target=server.serve_forever, name="headwater-workers", daemon=True)
         thread.start()
         try:
             yield

@@ -13,8 +13,8 @@ from typing import cast
 import orjson
 
 from headwater.oplog.limits import SURELY_AN_OP
-from headwater.oplog.op import bucket_key, content_digest, put_pieces
-from headwater.oplog.transform import BucketName, DraftOp, PlainWrite, draft_op, members_pieces
+from headwater.oplog.op import bucket_key, content_digest, put_checksum, put_pieces
+from headwater.oplog.transform import BucketName, DraftOp, PlainWrite, draft_op, members_pieces, only_member
 from headwater_rules.evaluate.naming import key_text
 from headwater_rules.evaluate.rows import PlainEntry
 from headwater_rules.evaluate.valuetext import as_text
@@ -27,9 +27,9 @@ _Place = tuple[int, str, str, BucketName]
 """A bucket's key, what memberships in it begin and end with, and its name."""
 
 
-class _Places(dict[object, _Place | None]):
-    """The bucket by the values of its parameters, of which equal ones name the same; None where there is no bucket.
-    Remembers some, since there is one of these for each table."""
+class _Places(dict[tuple[Value, ...], _Place]):
+    """The bucket by the values of its parameters, of which equal ones name the same. Remembers some, since there is one
+    of these for each table. `places[params]` is None, and nothing is remembered, where there is no bucket."""
 
     def __init__(self, entry: PlainEntry, definition: str) -> None:
         super().__init__()
@@ -59,11 +59,13 @@ def plain_write(
     scope: dict[str, object] = {f"f{number}": function for number, function in enumerate(converters)}
     scope |= {
         "as_text": as_text,
+        "checksum_of": put_checksum,
         "digest_of": content_digest,
         "draft": draft_op,
         "dumps": orjson.dumps,
         "middle": middle,
         "most": SURELY_AN_OP,
+        "only_member": only_member,
         "places": _Places(entry, definition),
         "start": start,
         "table": entry.table,
@@ -95,11 +97,9 @@ def _code(entry: PlainEntry, values: Sequence[str]) -> list[str]:
         " digest = digest_of(table, row_id, data)",
         " members = f'{head}{digest}{tail}'",
         " if previous == members: return members",
-        " if previous and not (",
-        "  previous.startswith(head) and previous.endswith(tail) and previous[len(head):-len(tail)].isdecimal()",
-        " ): return None",
+        " if previous and not only_member(previous, head, tail): return None",
         " buckets[bucket] = name",
-        " checksum = digest & 0xFFFFFFFF",
+        " checksum = checksum_of(digest)",
         """ body = f'{start}{dumps(row_id).decode()},"checksum":{checksum}{middle}{dumps(data).decode()}}}'""",
         " ops.append(draft(DraftOp, (bucket, checksum, body)))",
         " return members",

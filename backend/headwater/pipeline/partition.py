@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -34,7 +34,7 @@ from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import fingerprint_of
 from headwater.source.connect import SourceSettings, connect, source_errors
-from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart
+from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart, new_row
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 
@@ -226,7 +226,7 @@ class _Worker:
                 rows.append(CurrentRow(row_id, 0, stub, "", None))
                 continue
             members, entries, _ = write("", None, row_id, cells, ops, buckets)
-            rows.append(_new_row(CurrentRow, (row_id, 0, line, members, None)))
+            rows.append(new_row(CurrentRow, (row_id, 0, line, members, None)))
             if LEFT_OUT in members:
                 self.refused += [op_refused(self._table, row_id, op.size) for op in left_out_of(members)]
             if entries:
@@ -242,6 +242,3 @@ class _Worker:
         content = content_id(line)
         self._copies[content] += 1
         return copy_id(content, self._copies[content])
-
-
-_new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__

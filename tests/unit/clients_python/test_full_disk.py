@@ -12,9 +12,9 @@ import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database
 from headwater_client.errors import FileError
-from headwater_client.sync.engine import Engine
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import LittleServer, serving
+from tests.unit.clients_python.pauses import noted_pauses
 
 SCHEMA = {"todos": {"title": "text"}}
 
@@ -67,14 +67,7 @@ def test_a_device_that_cannot_start_tries_until_it_can(tmp_path: Path, monkeypat
 def test_a_download_without_room_is_begun_less_and_less_and_ends_once_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[float] = []
-    pause = Engine._pause
-
-    async def noted(engine: Engine, seconds: float) -> None:
-        waits.append(seconds)
-        await pause(engine, seconds)
-
-    monkeypatch.setattr(Engine, "_pause", noted)
+    waits = noted_pauses(monkeypatch)
     put = {"op": "PUT", "object_type": "todos", "subkey": "s", "checksum": 1, "data": '{"title": "%s"}' % ("x" * 5000)}
     ops = [{**put, "op_id": str(number), "object_id": str(number)} for number in range(1, 201)]
     bucket = {"bucket": "b", "checksum": len(ops), "count": len(ops), "priority": 3}

@@ -13,9 +13,9 @@ import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema
 from headwater_client.errors import ProtocolError, Refused
-from headwater_client.sync.engine import Engine
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
+from tests.unit.clients_python.pauses import noted_pauses
 
 
 class App:
@@ -105,14 +105,7 @@ def test_numbers_that_no_file_can_hold_are_not_of_the_protocol(database: Databas
 def test_a_server_that_misleads_is_asked_less_and_less(
     database: Database, monkeypatch: pytest.MonkeyPatch, lines: list[Line], grows: bool
 ) -> None:
-    waits: list[float] = []
-    pause = Engine._pause
-
-    async def noted(engine: Engine, seconds: float) -> None:
-        waits.append(seconds)
-        await pause(engine, seconds)
-
-    monkeypatch.setattr(Engine, "_pause", noted)
+    waits = noted_pauses(monkeypatch)
     little = LittleServer(lines)
     little.ended.set()
     with serving(little) as server:

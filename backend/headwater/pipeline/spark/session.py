@@ -67,11 +67,12 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
-_SMALL_JVM = "-XX:TieredStopAtLevel=1 -Xms64m -XX:+UseSerialGC"
+_SMALL_JVM = "-XX:TieredStopAtLevel=1 -Xms64m"
+_PLAIN_COLLECTOR = " -XX:+UseSerialGC"
 """The work is done in Python, and rows pass the JVM as bytes: what it does is over before its second compiler pays, and
 a heap that starts small, collected in the plain way, takes a third less memory and no more time."""
 
-_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_A_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
@@ -87,8 +88,8 @@ _START_TIMES = {True: "5 to 15 seconds, longer on a busy machine", False: "as lo
 
 class Spark:
     """Starts when first used, or earlier by `warm_up`; `starting` is true meanwhile. Ends when nobody used it for as
-    long as the settings say, which gives its memory back, and starts again when it is used next. Ends also when its
-    cluster left it without executors for `alone_seconds` while it was used."""
+    long as the settings say, which gives its memory back, and starts again when it is used next. Ends also when
+    nothing runs although it is used, since its cluster has had no executors for `alone_seconds`."""
 
     def __init__(self, settings: SparkSettings, alone_seconds: float = _ALONE_SECONDS) -> None:
         self._settings = settings
@@ -359,6 +360,6 @@ def _forget() -> None:
 
 
 def _small_jvm(conf: Mapping[str, str]) -> str:
-    """The options of a small JVM. It would not start with two collectors, of which others may have named one."""
+    """The options of a small JVM. It does not start with two collectors, of which the user may have named one."""
     others = (conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in _JVM_OPTIONS))
-    return _COLLECTOR.sub("", _SMALL_JVM).rstrip() if any(map(_COLLECTOR.search, others)) else _SMALL_JVM
+    return _SMALL_JVM if any(map(_A_COLLECTOR.search, others)) else _SMALL_JVM + _PLAIN_COLLECTOR

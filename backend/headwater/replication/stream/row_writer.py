@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 from headwater.decode.copytext import join_cells
@@ -21,7 +21,7 @@ from headwater.oplog.limits import (
 from headwater.oplog.transform import BucketName, DraftOp, Written
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.live import FullCells, LiveTable
-from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.store import Flush
 
 KnownCells = tuple[Cell | KnownSize, ...]
@@ -94,7 +94,7 @@ class RowWriter:
             else:
                 made = write(previous, subkey, row_id, cells, ops, buckets)
             members, lookups, errors = made
-            put.append(_new_row(CurrentRow, (row_id, layout, line, members, subkey)))
+            put.append(new_row(CurrentRow, (row_id, layout, line, members, subkey)))
             if LEFT_OUT in members:
                 self.refused += [op_refused(table.name, row_id, op.size) for op in left_out_of(members)]
             if has_lookups:
@@ -125,6 +125,3 @@ class RowWriter:
         """Report a row that is too large, once, when it becomes too large. It has no puts and lookups."""
         if before is None or not is_stub(before.line):
             self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
-
-
-_new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__

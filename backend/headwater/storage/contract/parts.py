@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,10 @@ class CurrentRow(NamedTuple):
     line: str
     members: str
     subkey: str | None
+
+
+new_row: Callable[[type[CurrentRow], tuple[str, int, str, str, str | None]], CurrentRow] = tuple.__new__
+"""`new_row(CurrentRow, (…))`: a row in half the time of `CurrentRow(…)`."""
 
 
 class PlacedRow(NamedTuple):

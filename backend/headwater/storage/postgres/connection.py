@@ -40,10 +40,10 @@ _SETTINGS = {
 }
 
 READER = "reader"
-_OF_PURPOSE = {
+_READER_SETTINGS = {
     # What a reader asks is planned once: planning a chunk's query for its values takes as long as the query, and comes
     # to the same plan. Not so for others, which filter by long lists and have limits.
-    READER: {"plan_cache_mode": "force_generic_plan"}
+    "plan_cache_mode": "force_generic_plan"
 }
 
 _NETWORK = {
@@ -84,7 +84,7 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
 
 def _conninfo(address: PostgresAddress, purpose: str) -> str:
     given = conninfo_to_dict(address.conninfo)
-    settings = {**_SETTINGS, **_OF_PURPOSE.get(purpose, {}), "search_path": address.schema}
+    settings = {**_SETTINGS, **(_READER_SETTINGS if purpose == READER else {}), "search_path": address.schema}
     options = " ".join([str(given.get("options") or ""), *(f"-c {name}={value}" for name, value in settings.items())])
     certificates = {name: pem_file(text) for name, text in address.pem}
     if "sslrootcert" not in {*given, *certificates}:

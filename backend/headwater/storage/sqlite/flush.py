@@ -15,7 +15,7 @@ from headwater.failpoints import passing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import BucketName, DraftOp
-from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, Progress, StoreError
@@ -88,7 +88,7 @@ class SqliteFlush:
         found: dict[str, CurrentRow] = {}
         rows = self._db.executemany(sql, [(row_id,) for row_id in row_ids])
         for row in rows:
-            loaded = found[row[0]] = _new_row(CurrentRow, row)
+            loaded = found[row[0]] = new_row(CurrentRow, row)
             room -= len(row[2])
             if room <= 0:
                 rows.close(True)
@@ -299,6 +299,3 @@ def read_checkpoint(connection: apsw.Connection) -> Checkpoint:
     op_id = OpId(as_int(row[0]) if row is not None and row[0] is not None else 0)
     positions = connection.execute("select tag, lsn from sources")
     return Checkpoint(op_id, {str(tag): Lsn(as_int(lsn)) for tag, lsn in positions})
-
-
-_new_row: Callable[[type[CurrentRow], tuple[object, ...]], CurrentRow] = tuple.__new__  # half the time of _make

@@ -57,4 +57,12 @@ class SyncRequest:
                 ],
             },
         }
-        return json.dumps(request, separators=(",", ":"), ensure_ascii=False).encode()
+        return json_text(request).encode()
+
+
+def json_text(value: object) -> str:
+    """As compact JSON with sorted keys, which can be sent. Raises ValueError, TypeError or RecursionError for what JSON
+    or UTF-8 has no form for."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text

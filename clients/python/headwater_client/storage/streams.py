@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headwater_client.errors import ConnectError
 from headwater_client.protocol.lines import StreamInfo
-from headwater_client.protocol.request import StreamRequest
+from headwater_client.protocol.request import StreamRequest, json_text
 from headwater_client.storage.transaction import writing
 
 _MICRO = 1_000_000
@@ -26,11 +26,9 @@ class StreamKey:
     def of(cls, name: str, params: Mapping[str, object] | None) -> StreamKey:
         """Raises `ConnectError` for parameters that JSON has no form for."""
         try:
-            text = json.dumps(params, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-            text.encode()
+            return cls(name, json_text(params))
         except (ValueError, TypeError, RecursionError) as error:
             raise ConnectError(f"parameters of the stream {name} go to the server as JSON: {error}") from error
-        return cls(name, text)
 
     @property
     def parameters(self) -> dict[str, object] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Literal, TypeVar, get_args
 
 from headwater_client.errors import ConnectError, TokenRefused
 from headwater_client.protocol.framing import accepted
+from headwater_client.protocol.request import json_text
 from headwater_client.transport.endpoint import Credentials
 from headwater_client.transport.websocket import connector
 
@@ -50,7 +50,7 @@ class ConnectOptions:
             modes = ", ".join(get_args(CheckpointMode))
             raise ConnectError(f"there is no checkpoint mode {self.checkpoint_mode!r}: use one of {modes}")
         try:
-            json.dumps([dict(self.parameters), dict(self.app_metadata)], allow_nan=False, ensure_ascii=False).encode()
+            json_text([dict(self.parameters), dict(self.app_metadata)])
         except (ValueError, TypeError, RecursionError) as error:
             raise ConnectError(f"parameters and app_metadata go to the server as JSON: {error}") from error
         if self.transport == "websocket":
