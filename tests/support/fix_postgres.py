@@ -151,7 +151,9 @@ def maintenance(postgres: EmbeddedPostgres) -> Iterator[Connection]:
 def source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[SourceDb]:
     """A fresh database on the session's server; gone afterwards, with its slots and publications."""
     name = f"source_{next(_numbers)}"
-    maintenance.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    # Half the work of writing it to the log, which all walsenders of the server would read
+    strategy = sql.SQL("strategy file_copy" if postgres.binaries.major >= 15 else "")
+    maintenance.execute(sql.SQL("create database {} {}").format(sql.Identifier(name), strategy))
     database = SourceDb(postgres, name)
     try:
         yield database

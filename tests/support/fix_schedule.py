@@ -16,7 +16,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.local_bulk import EVERYTHING_ON_SPARK
 
-_ROOMS: Final = ("tests/spark", "tests/e2e", "tests/integration", "tests/contract", "tests/unit")
+_ROOMS: Final = (
+    "tests/spark",
+    "tests/e2e",
+    "tests/unit/api",
+    "tests/unit/clients_python",
+    "tests/integration",
+    "tests/contract",
+    "tests/unit",
+)
 _BY_FILE: Final = ("tests/unit/", "tests/e2e/test_demo_app.py", "tests/integration/test_dev_sample.py")
 """Files that go to one process each: many short tests, or such that share something dear."""
 

@@ -33,7 +33,7 @@ from headwater.oplog.transform import BucketName, DraftOp
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import fingerprint_of
-from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.connect import SourceSettings, connect, plan_once, source_errors
 from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart, new_row
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
@@ -71,6 +71,7 @@ def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> I
     or meanwhile: after a rewrite or a TRUNCATE, the snapshot would show no rows, or rows in other ranges."""
     with connect(source, application_name="headwater snapshot") as conn:
         conn.execute(_LOCK_TIMEOUT)
+        plan_once(conn)
         # Before the read, too: columns could be renamed and renamed back meanwhile
         _check_unchanged(conn, source, partition)
         conn.execute("begin transaction isolation level repeatable read read only")

@@ -21,6 +21,7 @@ from headwater.source.slot import (
     SlotForeignError,
     SlotStatus,
     SnapshotKeeper,
+    SystemIdentity,
     claim_slot,
     claims_of_others,
     drop_slot,
@@ -31,6 +32,7 @@ from headwater.source.slot import (
     former_slot_name,
     slot_name,
     slot_status,
+    system_identity,
 )
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
@@ -91,6 +93,10 @@ class OwnSlot:
     def name(self) -> str:
         """See `slot_of`."""
         return slot_of(self._source, self._store)
+
+    def cluster(self) -> SystemIdentity:
+        """The cluster that slots are made in now."""
+        return system_identity(self._conn)
 
     def find(self, name: str) -> SlotStatus | None:
         """The slot of that name, None if there is none in our database."""

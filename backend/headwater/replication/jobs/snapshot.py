@@ -19,7 +19,7 @@ from headwater.replication.tables.schema_watch import readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log, system_identity
+from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, StagedTable
 from headwater.storage.contract.store import Lease, SourceState
@@ -49,8 +49,7 @@ class Bootstrap:
         self.store.discard_staged(lease)
         while self.store.retire(lease, (), RETIRED_AT_ONCE):
             pass  # the new rows may be in buckets that are being removed
-        with connect(self.source) as conn:
-            identity = system_identity(conn)
+        identity = slot.cluster()
         first = self.store.source_state(self.source.tag) is None
         keeper = slot.make()
         try:

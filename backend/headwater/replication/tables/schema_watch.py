@@ -23,7 +23,7 @@ from headwater.source.catalog.published import (
     published_tables,
     unsent_key_error,
 )
-from headwater.source.connect import SourceSettings, connect
+from headwater.source.connect import SourceSettings, connect, plan_once
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
@@ -181,6 +181,7 @@ class SchemaWatch:
         """A connection with short timeouts: it gives up rather than wait for a lock."""
         conn = connect(self._source, application_name="headwater schema")
         conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
+        plan_once(conn)
         return conn
 
     def close(self) -> None:
