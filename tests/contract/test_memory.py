@@ -9,8 +9,11 @@ from threading import Barrier
 import pytest
 
 from headwater.oplog.op import OpId
+from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import StoreReader
-from tests.contract.world import A, World, totals
+from headwater.storage.contract.versions import Origin
+from headwater.storage.open import open_backend
+from tests.contract.world import RELATION, SIDES, SOURCE, YAML, A, World, totals
 from tests.support.memory import forget_peak, peak
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
@@ -18,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memor
 MB = 1 << 20
 ROWS, WIDTH = 12, 4 * MB
 CLIENTS = 20
+LONG_IDS = 100_000
 
 
 @pytest.fixture
@@ -63,3 +67,17 @@ def test_rows_are_loaded_as_far_as_there_is_room(large: World) -> None:
         assert flush.load(large.table, ["nobody"], 1) == ({}, 1)
     finally:
         flush.rollback()
+
+
+def test_a_bulk_job_is_published_without_its_ids_in_memory(world: World) -> None:
+    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
+    with open_backend(world.address).open_part(staged.id, 0, "0") as part:
+        for number in range(0, LONG_IDS, 5_000):
+            ids = [f"{at * 7919 % LONG_IDS:0400d}" for at in range(number, number + 5_000)]
+            part.write([CurrentRow(row_id, 0, "", "", None) for row_id in ids], (), (), {})
+        world.store.stage(world.lease, [part.finish()])
+    before = forget_peak()
+    version = world.store.deploy(YAML, Origin.FILE).id
+    record = BulkRecord("snapshot", SOURCE, "app", 1, LONG_IDS, 0, 0.0, 1.0)
+    world.store.publish(world.lease, world.state(), [staged], version, SIDES, record)
+    assert peak() - before < 400 * LONG_IDS // 2

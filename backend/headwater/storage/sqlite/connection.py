@@ -20,10 +20,22 @@ BUSY_SECONDS = 30.0
 _WRITER_PRAGMAS = """
 pragma journal_mode = wal;
 pragma synchronous = full;  -- a flush is acknowledged to Postgres, so it must outlive a power cut
-pragma cache_size = -131072;
-pragma temp_store = memory;
 pragma wal_autocheckpoint = 4000;
 pragma journal_size_limit = 33554432;  -- a WAL that a large transaction has grown shrinks again with the next one
+"""
+
+_LIVE = """
+pragma cache_size = -131072;
+pragma temp_store = memory;
+pragma threads = 0;
+"""
+
+# Sorted in memory, a table of any size would be there as a whole. The size of the cache is also that of what is sorted
+# at a time, and much less of it takes half as long as much
+_SORTING = """
+pragma cache_size = -4096;
+pragma temp_store = file;
+pragma threads = 2;
 """
 
 _READER_PRAGMAS = """
@@ -40,7 +52,7 @@ def open_writer(path: Path) -> apsw.Connection:
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise SQLite plans a query again for each value
-        connection.execute(_WRITER_PRAGMAS).fetchall()  # runs to the end only when drained
+        connection.execute(_WRITER_PRAGMAS + _LIVE).fetchall()  # runs to the end only when drained
         OpenedFiles(path).guard(_checked(connection, path))
         return connection
 
@@ -112,6 +124,16 @@ def _move_away(path: Path) -> str:
     if path.name == "store.db":
         return f"{files} to build a new store"
     return f"{files}: the store itself is intact; a device that waits for its own upload goes on with its next one"
+
+
+@contextmanager
+def sorting(connection: apsw.Connection) -> Iterator[None]:
+    """Meanwhile, indexes of large tables are created with little memory, on two cores. Not within a transaction."""
+    connection.execute(_SORTING).fetchall()
+    try:
+        yield
+    finally:
+        connection.execute(_LIVE).fetchall()
 
 
 @contextmanager

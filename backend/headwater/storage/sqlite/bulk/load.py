@@ -17,7 +17,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import DATASETS, ArchiveError, Row, StoreNotEmptyError, StoreState
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
-from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sqlite_errors
+from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sorting, sqlite_errors
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.store import SqliteStore
 
@@ -53,7 +53,7 @@ class SqliteLoad:
         """See `storage.contract.archive.Load`."""
         path = self._folder / "store.db"
         with closing(open_writer(path)) as db, sqlite_errors(path):
-            with immediate(db):
+            with sorting(db), immediate(db):
                 _set_state(db, state)
                 for (table,) in db.execute("select id from tables").fetchall():
                     db.execute(tables.ROWS_INDEX.format(as_int(table)))

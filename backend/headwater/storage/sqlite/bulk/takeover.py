@@ -18,6 +18,7 @@ from headwater.storage.shared.control import versions
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.bulk.stage import is_whole
+from headwater.storage.sqlite.connection import sorting
 from headwater.storage.sqlite.control import lease as leases
 from headwater.storage.sqlite.control.database import SqliteControl
 
@@ -139,9 +140,10 @@ def _take_segments(connection: apsw.Connection) -> None:
 
 def index_rows(connection: apsw.Connection, lease: Lease, staged: Sequence[StagedTable]) -> None:
     """Create the index that live replication needs on the rows of generations that lack it."""
-    for table in staged:
-        with leases.holding(connection, lease):
-            connection.execute(tables.ROWS_INDEX.format(table.id))
+    with sorting(connection):
+        for table in staged:
+            with leases.holding(connection, lease):
+                connection.execute(tables.ROWS_INDEX.format(table.id))
 
 
 def replace_table(
