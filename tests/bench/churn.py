@@ -31,6 +31,7 @@ def run(rows: int) -> None:
         report.line("changes a second", HOURS * rows / 4 / (time.perf_counter() - began), "rows/s")
         time.sleep(_QUIET_SECONDS)
         _tell(place, f"after {_QUIET_SECONDS} s of quiet", rows, text)
+        _tell(place, "without free room", rows, text, pack=True)
 
 
 def _change(place: World, rows: int, hour: int) -> None:
@@ -41,5 +42,5 @@ def _change(place: World, rows: int, hour: int) -> None:
     )
 
 
-def _tell(place: World, when: str, rows: int, text: float) -> None:
-    report.line(f"store per live row {when}", size_of(place.address, pack=False) / rows, "B", "row as text", text)
+def _tell(place: World, when: str, rows: int, text: float, *, pack: bool = False) -> None:
+    report.line(f"store per live row {when}", size_of(place.address, pack=pack) / rows, "B", "row as text", text)

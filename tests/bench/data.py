@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headwater_rules.compiler.drafts import MAX_VARIANTS
+
 STREAMS = """
 config: {edition: 3}
 streams:
@@ -48,5 +50,10 @@ def small_tables(count: int, rows: int) -> list[str]:
 
 def small_streams(count: int) -> str:
     """A sync config that gives everybody all of `small_tables`."""
-    queries = "".join(f"      - SELECT id::text AS id, title FROM t{number}\n" for number in range(count))
-    return f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    queries:\n{queries}"
+    streams = "".join(
+        f"  all{first}:\n    auto_subscribe: true\n    queries:\n"
+        + "".join(f"      - SELECT id::text AS id, title FROM t{number}\n" for number in tables)
+        for first in range(0, count, MAX_VARIANTS)
+        for tables in [range(first, min(first + MAX_VARIANTS, count))]
+    )
+    return f"config: {{edition: 3}}\nstreams:\n{streams}"

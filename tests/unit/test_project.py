@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from headwater_rules.compiler.compile import compile_config
+from tests.bench import curves, data
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -84,6 +87,11 @@ def test_make_help_names_every_target_that_the_documents_use() -> None:
     used = set(re.findall(r"(?:^|`)make ([a-z-]+)", documents, re.MULTILINE))
     assert used >= {"demo", "install", "test", "lint", "lock", "bench"}
     assert used <= set(re.findall(r"^  make ([a-z-]+)", helped, re.MULTILINE))
+
+
+def test_the_benchmarks_have_streams_that_compile_for_all_their_tables() -> None:
+    tables = max(curves.TABLES)
+    assert len(compile_config(data.small_streams(tables)).plan.buckets) == tables
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
