@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -91,6 +92,14 @@ class Answers:
         return number
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Tells how many objects of its process are there for good."""
+
+    def run(self, job: None, number: int, attempt: str) -> int:
+        return gc.get_freeze_count()
+
+
 @pytest.fixture
 def engine(spark: Spark) -> SparkEngine:
     return SparkEngine(spark)
@@ -132,6 +141,11 @@ def test_what_may_pass_is_tried_again_under_another_name(engine: SparkEngine, tm
     with engine.run(None, "test") as run:
         (attempt,) = run.tasks([Fails(Passing("not now"), str(tmp_path))])
     assert attempt.endswith("rr")
+
+
+def test_after_a_task_spark_does_not_look_for_garbage_in_modules(engine: SparkEngine) -> None:
+    with engine.run(None, "test") as run:
+        assert max(run.tasks([Kept()] * 3 * run.parallelism)) > 10_000
 
 
 def test_the_first_error_ends_the_other_tasks(engine: SparkEngine, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from headwater.source.connect import SourceSettings
 from headwater.storage.contract.parts import BulkOutcome
 
 Read = TypeVar("Read", SnapshotTable, CompareTable)
+OfTables = TypeVar("OfTables", SnapshotJob, ReprocessJob, CompareJob, VerifyJob)
 Report = Callable[[BulkProgress], None]
 Stop = threading.Event | None
 
@@ -58,7 +59,7 @@ class BulkJobs:
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
         job = replace(job, tables=_measured(job.source, job.tables))
-        with self._engine.run(job, JobKind.SNAPSHOT) as run:
+        with self._engine.run(_for_tasks(job), JobKind.SNAPSHOT) as run:
             parts = partitions(job.tables, run.parallelism)
             tasks = _number_copies(run, job, parts)
             with ProgressReporter(
@@ -71,7 +72,7 @@ class BulkJobs:
         tasks = [ReprocessTask(table.stored, *places) for table in job.tables for places in table.ranges]
         expected = sum(table.rows for table in job.tables)
         with (
-            self._engine.run(job, JobKind.REPROCESS, stop) as run,
+            self._engine.run(_for_tasks(job), JobKind.REPROCESS, stop) as run,
             ProgressReporter(JobKind.REPROCESS, job.directory, expected, len(tasks), progress, run.elsewhere),
         ):
             staged = run.tasks(tasks)
@@ -94,7 +95,7 @@ class BulkJobs:
         self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
     ) -> CompareOutcome:
         job = replace(job, tables=_measured(job.source, job.tables))
-        with self._engine.run(job, JobKind.COMPARISON, stop) as run:
+        with self._engine.run(_for_tasks(job), JobKind.COMPARISON, stop) as run:
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
             parts = partitions(snapshot_tables, run.parallelism)
             tasks = len(parts) + sum(len(table.ranges) for table in job.tables)
@@ -126,7 +127,7 @@ class BulkJobs:
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
         with (
-            self._engine.run(job, JobKind.VERIFICATION, stop) as run,
+            self._engine.run(_for_tasks(job), JobKind.VERIFICATION, stop) as run,
             ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress, run.elsewhere),
         ):
             return verify_store(run, job)
@@ -137,13 +138,18 @@ class BulkJobs:
         keys = frozenset(buckets)
         tasks = [BucketRowsTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
-            self._engine.run(job, JobKind.SEARCH, stop) as run,
+            self._engine.run(_for_tasks(job), JobKind.SEARCH, stop) as run,
             ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress, run.elsewhere),
         ):
             found: dict[int, list[str]] = {table.id: [] for table in job.tables}
             for task, rows in zip(tasks, run.tasks(tasks), strict=True):
                 found[task.table.id] += rows
             return found
+
+
+def _for_tasks(job: OfTables) -> OfTables:
+    """The job as it goes with every task, which knows its own table: with all of many, it would be most of the work."""
+    return replace(job, tables=())
 
 
 def _measured(source: SourceSettings, tables: Sequence[Read]) -> tuple[Read, ...]:

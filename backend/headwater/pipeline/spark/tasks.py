@@ -6,11 +6,12 @@ vain, fill the log with Java tracebacks, and pass on only text."""
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar, Generic
 
 from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
@@ -81,7 +82,15 @@ def _run(job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, R
     outcome = outcome_of(job, task, number, "0" if context is None else str(context.taskAttemptId()))
     if isinstance(outcome, Failed):
         failed.add([outcome.error])
+    _keep_modules()
     return outcome
+
+
+@cache
+def _keep_modules() -> None:
+    """Once in a process, when a task has imported all modules. After every task Spark looks through everything for
+    garbage, which for what modules consist of takes longer than the task of a small table."""
+    gc.freeze()
 
 
 def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[Result] | Failed:
