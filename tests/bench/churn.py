@@ -20,18 +20,17 @@ def run(rows: int) -> None:
         place.execute(data.TABLE, "create publication headwater for table items", data.insert(rows))
         place.serve(data.STREAMS)
         place.wait_ready()
-        text = float(place.fetch("select avg(length(i::text)) from items i"))
-        _tell(place, "after the snapshot", rows, text)
+        _tell(place, "after the snapshot", rows)
         began = time.perf_counter()
         for hour in range(1, HOURS + 1):
             _change(place, rows, hour)
             place.caught_up()
             if hour % _REPORTED == 0:
-                _tell(place, f"after {hour} hours", rows, text)
+                _tell(place, f"after {hour} hours", rows)
         report.line("changes a second", HOURS * rows / 4 / (time.perf_counter() - began), "rows/s")
         time.sleep(_QUIET_SECONDS)
-        _tell(place, f"after {_QUIET_SECONDS} s of quiet", rows, text)
-        _tell(place, "without free room", rows, text, pack=True)
+        _tell(place, f"after {_QUIET_SECONDS} s of quiet", rows)
+        _tell(place, "without free room", rows, pack=True)
 
 
 def _change(place: World, rows: int, hour: int) -> None:
@@ -42,5 +41,6 @@ def _change(place: World, rows: int, hour: int) -> None:
     )
 
 
-def _tell(place: World, when: str, rows: int, text: float, *, pack: bool = False) -> None:
+def _tell(place: World, when: str, rows: int, *, pack: bool = False) -> None:
+    text = float(place.fetch("select avg(length(i::text)) from items i"))
     report.line(f"store per live row {when}", size_of(place.address, pack=pack) / rows, "B", "row as text", text)
