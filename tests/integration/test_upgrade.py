@@ -2,9 +2,9 @@
 writing, and compacts them.
 
 tests/support/stores has one of each back end in the previous format, and one in the oldest for which code is left to
-make it. `keep.py` there did, with that of commit 31155f1 (sqlite-2, postgres-1) and of commit 161ecf9 (sqlite-3,
-postgres-3), and says how. When the format moves on, the last commit before it gives the next ones. An embedded store of
-format 1 is made by `old_store`.
+make it. `keep.py` there did, with that of the commits 31155f1 (sqlite-2, postgres-1), 161ecf9 (sqlite-3) and cac6b38
+(postgres-4), and says how. When the format moves on, the last commit before it gives the next one. An embedded store
+of format 1 is made by `old_store`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.store_checker import problems
 from tests.support.stores.keep import ROUNDS, SCHEMA, YAML, change, notes_after
 
 KEPT = Path(__file__).parents[1] / "support" / "stores"
-OLDEST, NEWER = ("sqlite-2", "postgres-1"), ("sqlite-3", "postgres-3")
+OLDEST, NEWER = ("sqlite-2", "postgres-1"), ("sqlite-3", "postgres-4")
 STORES = [*OLDEST, *(pytest.param(name, marks=pytest.mark.long) for name in NEWER)]
 
 

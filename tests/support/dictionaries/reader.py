@@ -29,7 +29,8 @@ from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.packing import unpacked
-from headwater.storage.shared.writes import later_positions, next_id
+from headwater.storage.shared.write_key import stand_in_key, user_of
+from headwater.storage.shared.writes import CLIENTS_KEPT, later_positions, next_id, next_stand_in, of_client
 from tests.support.dictionaries.kept import Kept
 from tests.support.dictionaries.state import Bucket, State
 from tests.support.dictionaries.versions import served
@@ -104,7 +105,7 @@ class DictReader:
         with self._kept.changing() as state:
             for key, chosen in wanted.items():
                 before = state.writes.get(key)
-                number = next_id(before, chosen)
+                number = next_id(before, of_client(key, state.writes), chosen)
                 if number is not None:
                     state.last_write += 1
                     state.writes[key] = WriteCheckpoint(key, number, later_positions(before, lsns), state.last_write)
@@ -112,7 +113,10 @@ class DictReader:
                     state.requested.pop(key, None)
                 elif number is not None or key in state.requested:
                     state.requested[key] = time.time()
-            return {key: state.writes[key].id for key in wanted}
+            ids = {key: state.writes[key].id for key in wanted}
+            for user in set(map(user_of, wanted)):
+                _forget_clients(state, user, lsns)
+            return ids
 
     def forget_write_requests(self, seconds: float) -> int:
         with self._kept.changing() as state:
@@ -126,7 +130,7 @@ class DictReader:
         return sorted(found, key=lambda write: write.seq)
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
-        return self._state.writes.get(key)
+        return of_client(key, self._state.writes)
 
     def revocations(self, after_seq: int) -> list[Revocation]:
         return [each for each in self._state.revocations if each.seq > after_seq and each.until >= time.time()]
@@ -140,6 +144,20 @@ class DictReader:
 
     def close(self) -> None:
         pass
+
+
+def _forget_clients(state: State, user: str, lsns: Mapping[str, Lsn]) -> None:
+    clients = [write for write in state.writes.values() if write.key.startswith(f"{user}/")]
+    forgotten = []
+    for write in sorted(clients, key=lambda write: -write.seq)[CLIENTS_KEPT:]:
+        del state.writes[write.key]
+        if state.requested.pop(write.key, None) is None:
+            forgotten.append(write)
+    if forgotten:
+        state.last_write += 1
+        before = state.writes.get(stand_in_key(user))
+        stand_in = next_stand_in(user, before, forgotten, lsns, state.last_write)
+        state.writes[stand_in.key] = stand_in
 
 
 def _take(parts: ChunkParts, bucket: Bucket, position: int, upto: int) -> bool:

@@ -1,25 +1,56 @@
-"""Computes the next write checkpoint of a key, for every back end. Pure."""
+"""Computes the next write checkpoint of a key, for every back end. Pure.
+
+A store keeps the write checkpoints of so many clients of a user. When there are more, it forgets those written longest
+ago, and keeps one stand-in for all forgotten clients of the user: its id is not below any of theirs, and it becomes
+visible no sooner than they would have. A device that still waits for a forgotten one gets the stand-in when it connects
+again, and its next id is higher than that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import WriteCheckpoint
+from headwater.storage.shared.write_key import stand_in_key, user_of
+
+CLIENTS_KEPT = 1000
+"""The most clients of a user whose write checkpoints are kept."""
 
 MAX_ID = 2**63 - 1
 
 
-def next_id(before: WriteCheckpoint | None, chosen: int | None) -> int | None:
+def of_client(key: str, known: Mapping[str, WriteCheckpoint]) -> WriteCheckpoint | None:
+    """The key's own write checkpoint, or else the stand-in of its user; a key without a client is never forgotten."""
+    user = user_of(key)
+    stand_in = known.get(stand_in_key(user)) if key != user else None
+    return known.get(key) or (stand_in and replace(stand_in, key=key))
+
+
+def next_id(own: WriteCheckpoint | None, stand_in: WriteCheckpoint | None, chosen: int | None) -> int | None:
     """The id that replaces the last one: `chosen` if that is higher, or one above the last if the client chose none.
-    None if the last one stays."""
+    None if the key's own last one stays."""
+    before = own or stand_in
     last = 0 if before is None else before.id
-    if chosen is None:
-        return last + 1 if last < MAX_ID else None
-    return chosen if chosen > last else None
+    if chosen is not None and chosen > last:
+        return chosen
+    if chosen is not None and own is not None:
+        return None
+    return last + 1 if last < MAX_ID else None
 
 
 def later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
     """The positions of the next write checkpoint. Of two processes, the later writer may have asked the source earlier,
     and a position never goes back."""
     return {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}
+
+
+def next_stand_in(
+    user: str, before: WriteCheckpoint | None, forgotten: Iterable[WriteCheckpoint], lsns: Mapping[str, Lsn], seq: int
+) -> WriteCheckpoint:
+    """The stand-in of a user whose clients are `forgotten`. Its id is its `seq`: each id that the store gave out
+    took a `seq`, so none of them is higher."""
+    for each in filter(None, (before, *forgotten)):
+        lsns = later_positions(each, lsns)
+    return WriteCheckpoint(stand_in_key(user), seq, lsns, seq)

@@ -4,7 +4,7 @@ flush."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import orjson
 import psycopg
@@ -12,7 +12,8 @@ import psycopg
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.values import as_int
-from headwater.storage.shared.writes import later_positions, next_id
+from headwater.storage.shared.write_key import stand_in_key, user_of
+from headwater.storage.shared.writes import CLIENTS_KEPT, later_positions, next_id, next_stand_in, of_client
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
@@ -35,6 +36,20 @@ _REQUESTED_AGAIN = """
 update write_checkpoints set requested_at = extract(epoch from clock_timestamp())
 from unnest(%s::bytea[], %s::bigint[]) asked (digest, id)
 where write_checkpoints.digest = asked.digest and write_checkpoints.id = asked.id and requested_at is not null
+"""
+
+# In the words of the index write_checkpoints_user
+_CLIENTS_OF = "left(split_part(w.key, '/', 1), 500) = left(users.name, 500) and starts_with(w.key, users.name || '/')"
+
+# Materialized, since the planner may otherwise look for the limit once per row
+_FORGET_CLIENTS = f"""
+with users as materialized (
+    select name, seq from unnest(%s::text[]) users (name), lateral (
+        select w.seq from write_checkpoints w where {_CLIENTS_OF} order by w.seq desc limit 1 offset %s
+    ) newest
+)
+delete from write_checkpoints w using users where {_CLIENTS_OF} and w.seq <= users.seq
+returning w.requested_at is null, w.key, w.id, w.lsns, w.seq
 """
 
 _FORGET = "delete from write_checkpoints where requested_at < extract(epoch from clock_timestamp()) - %s"
@@ -69,24 +84,54 @@ def _put(
     afterwards."""
     if not wanted:
         return {}
-    digests = {key: key_digest(key) for key in wanted}
     with connection.transaction():
         last = connection.execute("select seq from write_state for update").fetchall()[0][0]
-        known = {row[0]: _checkpoint(row) for row in connection.execute(_KNOWN, [list(digests.values())])}
-        ids = {key: next_id(known.get(key), chosen) for key, chosen in wanted.items()}
-        moved = {key: write_id for key, write_id in ids.items() if write_id is not None}
+        known = _known(connection, wanted)
+        ids = {key: next_id(known.get(key), of_client(key, known), chosen) for key, chosen in wanted.items()}
+        moved = [
+            WriteCheckpoint(key, write_id, later_positions(known.get(key), lsns), seq)
+            for seq, (key, write_id) in enumerate(((key, n) for key, n in ids.items() if n is not None), last + 1)
+        ]
         if len(moved) < len(ids):
-            same = [key for key in ids if key not in moved]
-            connection.execute(_REQUESTED_AGAIN, [[digests[key] for key in same], [wanted[key] for key in same]])
+            same = [key for key, write_id in ids.items() if write_id is None]
+            connection.execute(_REQUESTED_AGAIN, [list(map(key_digest, same)), [wanted[key] for key in same]])
         if moved:
-            texts = [orjson.dumps(later_positions(known.get(key), lsns)).decode() for key in moved]
-            numbers = [last + 1 + n for n in range(len(moved))]
-            chosen = any(number is not None for number in wanted.values())
-            columns = [[digests[key] for key in moved], list(moved), list(moved.values()), texts, numbers]
-            connection.execute(_UPSERT, [chosen, *columns])
-            connection.execute("update write_state set seq = %s", [numbers[-1]])
+            _store(connection, moved, chosen=any(number is not None for number in wanted.values()))
+            _forget_clients(connection, {user_of(key) for key in wanted if key not in known}, lsns)
             connection.execute("select pg_notify(%s, '')", [channel])
-    return {key: moved[key] if key in moved else known[key].id for key in wanted}
+    return {key: known[key].id if write_id is None else write_id for key, write_id in ids.items()}
+
+
+def _known(connection: psycopg.Connection, keys: Iterable[str]) -> dict[str, WriteCheckpoint]:
+    """What is stored under these keys, and for the forgotten clients of their users."""
+    digests = [key_digest(each) for key in keys for each in (key, stand_in_key(user_of(key)))]
+    return {write.key: write for write in map(_checkpoint, connection.execute(_KNOWN, [digests]))}
+
+
+def _store(connection: psycopg.Connection, writes: Sequence[WriteCheckpoint], *, chosen: bool) -> None:
+    """Store write checkpoints, whose `seq` are the next ones."""
+    texts = [orjson.dumps(write.lsns).decode() for write in writes]
+    keys, ids, numbers = zip(*((write.key, write.id, write.seq) for write in writes), strict=True)
+    connection.execute(_UPSERT, [chosen, list(map(key_digest, keys)), list(keys), list(ids), texts, list(numbers)])
+    connection.execute("update write_state set seq = %s", [numbers[-1]])
+
+
+def _forget_clients(connection: psycopg.Connection, users: Collection[str], lsns: Mapping[str, Lsn]) -> None:
+    """Forget the clients of these users that are too many."""
+    if not users:
+        return
+    forgotten: dict[str, list[WriteCheckpoint]] = {}
+    for was_given, *row in connection.execute(_FORGET_CLIENTS, [list(users), CLIENTS_KEPT]):
+        if was_given:  # a client that chose its id asks again by itself
+            forgotten.setdefault(user_of(str(row[0])), []).append(_checkpoint(row))
+    if forgotten:
+        first = connection.execute("select seq + 1 from write_state").fetchall()[0][0]
+        known = _known(connection, map(stand_in_key, forgotten))
+        stand_ins = [
+            next_stand_in(user, known.get(stand_in_key(user)), forgotten[user], lsns, first + n)
+            for n, user in enumerate(forgotten)
+        ]
+        _store(connection, stand_ins, chosen=False)
 
 
 def cap(connection: psycopg.Connection, channel: str, tag: str, lsn: Lsn) -> None:
@@ -109,9 +154,8 @@ def after(connection: psycopg.Connection, seq: int) -> list[WriteCheckpoint]:
 
 
 def get(connection: psycopg.Connection, key: str) -> WriteCheckpoint | None:
-    """The newest write checkpoint of one client."""
-    row = connection.execute(_KNOWN, [[key_digest(key)]]).fetchone()
-    return None if row is None else _checkpoint(row)
+    """See `StoreReader.write_checkpoint`."""
+    return of_client(key, _known(connection, [key]))
 
 
 def key_digest(key: str) -> bytes:

@@ -13,7 +13,8 @@ import orjson
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.values import as_int
-from headwater.storage.shared.writes import later_positions, next_id
+from headwater.storage.shared.write_key import stand_in_key, user_of
+from headwater.storage.shared.writes import CLIENTS_KEPT, later_positions, next_id, next_stand_in, of_client
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
 _SCHEMA = """
@@ -44,6 +45,13 @@ on conflict (key) do update set
     id = excluded.id, lsns = excluded.lsns, requested_at = excluded.requested_at, seq = excluded.seq
 """
 
+# The keys of a user's clients begin with `user/`, and "0" follows "/"
+_FORGET = """
+delete from write_checkpoints where key in (
+    select key from write_checkpoints where key > ? || '/' and key < ? || '0' order by seq desc limit -1 offset ?
+) returning requested_at is null, key, id, lsns, seq
+"""
+
 _CAP = "update write_checkpoints set lsns = ?, seq = ? where key = ?"
 
 _REQUESTED_AGAIN = "update write_checkpoints set requested_at = ? where key = ? and id = ? and requested_at is not null"
@@ -64,23 +72,51 @@ class WriteCheckpoints:
 
     def create(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
-            return {key: self._put(key, None, lsns) for key in dict.fromkeys(keys)}
+            return self._put_all(dict.fromkeys(keys), lsns)
 
     def request(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
-            return {key: self._put(key, chosen, lsns) for key, chosen in requests.items()}
+            return self._put_all(requests, lsns)
 
-    def _put(self, key: str, chosen: int | None, lsns: Mapping[str, Lsn]) -> int:
-        row = self._connection.execute(f"{_SELECT} where key = ?", (key,)).fetchone()
-        before = None if row is None else _checkpoint(row)
-        write_id = next_id(before, chosen)
+    def _put_all(self, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+        new: set[str] = set()
+        ids = {key: self._put(key, chosen, lsns, new) for key, chosen in wanted.items()}
+        for user in new:
+            self._forget(user, lsns)
+        return ids
+
+    def _put(self, key: str, chosen: int | None, lsns: Mapping[str, Lsn], new: set[str]) -> int:
+        """Returns the id stored afterwards. Adds the user of a new client to `new`."""
+        known = self._known(key)
+        own = known.get(key)
+        write_id = next_id(own, of_client(key, known), chosen)
         now = None if chosen is None else time.time()
         if write_id is None:
             self._connection.execute(_REQUESTED_AGAIN, (now, key, chosen))
-            return before.id if before else 0
-        merged = orjson.dumps(later_positions(before, lsns)).decode()
-        self._connection.execute(_UPSERT, (key, write_id, merged, now, self._next()))
+            return own.id if own else 0
+        if own is None:
+            new.add(user_of(key))
+        self._store(WriteCheckpoint(key, write_id, later_positions(own, lsns), self._next()), now)
         return write_id
+
+    def _known(self, key: str) -> dict[str, WriteCheckpoint]:
+        """What is stored under this key, and for the forgotten clients of its user."""
+        keys = (key, stand_in_key(user_of(key)))
+        rows = self._connection.execute(f"{_SELECT} where key in (?, ?)", keys)
+        return {write.key: write for write in map(_checkpoint, rows)}
+
+    def _store(self, write: WriteCheckpoint, requested_at: float | None) -> None:
+        lsns = orjson.dumps(write.lsns).decode()
+        self._connection.execute(_UPSERT, (write.key, write.id, lsns, requested_at, write.seq))
+
+    def _forget(self, user: str, lsns: Mapping[str, Lsn]) -> None:
+        """Forget the clients of a user that are too many."""
+        rows = self._connection.execute(_FORGET, (user, user, CLIENTS_KEPT)).fetchall()
+        forgotten = [_checkpoint(row[1:]) for row in rows if row[0]]  # a client that chose its id asks again by itself
+        if forgotten:
+            stand_in = stand_in_key(user)
+            before = self._known(stand_in).get(stand_in)
+            self._store(next_stand_in(user, before, forgotten, lsns, self._next()), None)
 
     def _next(self) -> int:
         return as_int(self._connection.execute(_NEXT).fetchall()[0][0])
@@ -108,8 +144,7 @@ class WriteCheckpoints:
 
     def get(self, key: str) -> WriteCheckpoint | None:
         with self._lock, sqlite_errors(self._path):
-            row = self._connection.execute(f"{_SELECT} where key = ?", (key,)).fetchone()
-        return None if row is None else _checkpoint(row)
+            return of_client(key, self._known(key))
 
     def close(self) -> None:
         with self._lock:
