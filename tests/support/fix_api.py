@@ -9,7 +9,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import jwt
@@ -28,6 +28,9 @@ from headwater_rules.results import SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.plain_http import plain_http
+from tests.support.slow_store import SlowStore
+
+AnyStore = TypeVar("AnyStore", bound=MemoryStore)
 
 SECRET = b"a secret of the tests, of at least sixty-four bytes, so that it fits any hash"
 AUDIENCE = "headwater-tests"
@@ -243,7 +246,18 @@ def _wait_until_started(service: Endpoint) -> None:
 @pytest.fixture
 def memory_store() -> MemoryStore:
     """A store whose active config is `RULES`, with one commit."""
-    store = MemoryStore()
+    return _begun(MemoryStore())
+
+
+@pytest.fixture
+def slow_store() -> Iterator[SlowStore]:
+    """Like `memory_store`, and slow where the test wants it to be, until the test ends."""
+    store = _begun(SlowStore())
+    yield store
+    store.go.set()
+
+
+def _begun(store: AnyStore) -> AnyStore:
     store.replace_config(RULES)
     store.put("unrelated", "1")
     store.commit()

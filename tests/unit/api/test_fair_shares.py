@@ -2,68 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from contextlib import ExitStack
 
 import pytest
 
-from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import Chunk
-from tests.support.fix_api import RULES, Endpoint
+from tests.support.fix_api import Endpoint
 from tests.support.fix_headwater import wait_until
-from tests.support.memory_store import MemorySnapshot, MemoryStore
 from tests.support.model_client import ModelClient
+from tests.support.slow_store import SlowStore
 
 GREEDY = 10
-
-
-class SlowStore(MemoryStore):
-    """Looks up the keys in `slow`, and reads the buckets in it, only once `go` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slow: set[str] = set()
-        self.go = threading.Event()
-
-    @contextmanager
-    def snapshot(self) -> Iterator[MemorySnapshot | None]:
-        with super().snapshot() as snapshot:
-            yield cast("MemorySnapshot", _SlowSnapshot(self, snapshot))
-
-    def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
-        self.wait_for(bucket)
-        return super().chunk(bucket, after, upto)
-
-    def wait_for(self, *names: str) -> None:
-        if self.slow.intersection(names):
-            assert self.go.wait(60)
-
-
-@dataclass
-class _SlowSnapshot:
-    store: SlowStore
-    snapshot: MemorySnapshot | None
-
-    def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        self.store.wait_for(*keys)
-        assert self.snapshot is not None
-        return self.snapshot.lookups(keys)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.snapshot, name)
-
-
-@pytest.fixture
-def slow_store() -> SlowStore:
-    store = SlowStore()
-    store.replace_config(RULES)
-    store.put("unrelated", "1")
-    store.commit()
-    return store
 
 
 @pytest.fixture

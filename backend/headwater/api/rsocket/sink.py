@@ -27,7 +27,7 @@ class RSocketSink:
     """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `offer` sends
     frames at once, or returns False; `abort` ends the connection."""
 
-    __slots__ = ("_abort", "_credit", "_left", "_more", "_offer", "_send", "_stream", "_then", "taken_at")
+    __slots__ = ("_abort", "_credit", "_left", "_more", "_offer", "_send", "_stopped", "_stream", "_then", "taken_at")
 
     def __init__(
         self, stream: int, credit: int, send: SendFrame, offer: OfferFrames, abort: Callable[[], None]
@@ -39,6 +39,7 @@ class RSocketSink:
         self._abort = abort
         self._more = Bell()
         self._left = False
+        self._stopped = False
         self._then: Callable[[], None] | None = None
         self.taken_at = 0.0
 
@@ -57,15 +58,18 @@ class RSocketSink:
         """Do nothing: RSocket sends nothing before the first payload."""
 
     async def send(self, piece: Piece) -> int:
+        sent = 0
         for document in documents(piece.content):
-            await self._take_credit()
+            if not await self._take_credit():
+                break
+            sent += len(document)
             for start in range(0, len(document), FRAGMENT_BYTES):
                 end = start + FRAGMENT_BYTES
                 await self._send(payload(self._stream, document[start:end], follows=end < len(document)))
                 self.taken_at = time.monotonic()
                 if end < len(document):
                     await asyncio.sleep(0)  # while there is room, nobody else would have a turn
-        return len(piece)
+        return sent
 
     def offer(self, piece: Piece) -> int | None:
         if len(piece) > FRAGMENT_BYTES:
@@ -94,16 +98,24 @@ class RSocketSink:
         except TimeoutError:
             self._abort()  # without the error frame, the client would wait for ever
 
+    def stop(self) -> None:
+        self._stopped = True
+        self._more.ring()
+
     def when_gone(self, then: Callable[[], None]) -> None:
         self._then = then
         if self._left:
             then()
 
-    async def _take_credit(self) -> None:
+    async def _take_credit(self) -> bool:
+        """Wait for credit for one payload, and take it. Returns False when there is none and sending was stopped."""
         while self._credit == 0:
+            if self._stopped:
+                return False
             await self._more.next()
         if self._credit < MAX_CREDIT:
             self._credit -= 1
+        return True
 
 
 def message_of(failure: Exception) -> str:

@@ -31,11 +31,14 @@ class StreamEndpoint:
         sink = HttpSink(opening.form, scope, send)
         stream = self._tasks.start(self._streams.serve(opening, sink))
         stream.add_done_callback(sink.over)
+        watch = self._tasks.start(_watch(receive, sink))
         try:
             await sink.opened
         except asyncio.CancelledError:
             stream.cancel()
             raise
+        finally:
+            watch.cancel()
 
     async def _opening(self, request: Request) -> Opening:
         """Read the request. The token is verified, and the user's share checked, before any of the body is read."""
@@ -49,3 +52,10 @@ class StreamEndpoint:
         form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=asked.raw_data)
         agent = headers.get("x-user-agent") or headers.get("user-agent")
         return Opening(asked, user, agent, form, name_of(request.scope))
+
+
+async def _watch(receive: Receive, sink: HttpSink) -> None:
+    """Tell the sink when the client disconnects while its request waits."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    sink.leave()

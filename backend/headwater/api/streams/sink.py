@@ -45,15 +45,20 @@ class Sink(Protocol):
     async def fail(self, error: Exception) -> None:
         """Cut the stream off after `open`, because of an error. Waits only a moment for a client that does not read."""
 
+    def stop(self) -> None:
+        """Do not wait for the client to ask for more: `send` leaves out the lines that it has not asked for."""
+
     def when_gone(self, then: Callable[[], None]) -> None:
-        """Call `then` when the client disconnects, during `open` or after it."""
+        """Call `then` when the client disconnects, before `open` or after it."""
 
 
 class HttpSink:
     """Sends a stream as the body of an HTTP answer. `open` takes the connection over from the request. `opened` is done
     when the head of the answer was sent, or when the stream ended before that, with its error."""
 
-    __slots__ = ("_body", "_form", "_head", "_scope", "_send", "_taken", "_wrapping", "opened", "taken_at")
+    __slots__ = (
+        "_body", "_form", "_head", "_left", "_scope", "_send", "_taken", "_then", "_wrapping", "opened", "taken_at",
+    )  # fmt: skip
 
     _body: EndlessBody
 
@@ -64,6 +69,8 @@ class HttpSink:
         self._wrapping = form.coding.open()
         self._head = self._wrapping.begin()
         self._taken = False
+        self._left = False
+        self._then: Callable[[], None] | None = None
         self.taken_at = 0.0
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -80,6 +87,9 @@ class HttpSink:
         self._body = take_over(self._scope, EndlessBody)
         self._taken = True
         del self._send, self._scope
+        if self._then is not None:
+            self._body.when_lost(self._then)
+            self._then = None
         if not self.opened.done():  # cancelled with its request
             self.opened.set_result(None)
 
@@ -113,8 +123,20 @@ class HttpSink:
         """Close the connection. The client notices that the body is incomplete."""
         self.close()
 
+    def stop(self) -> None:
+        """Do nothing: what waits is at most one batch, and only the client's reading makes room for it."""
+
     def when_gone(self, then: Callable[[], None]) -> None:
-        self._body.when_lost(then)
+        if self._left:
+            then()
+        else:
+            self._then = then
+
+    def leave(self) -> None:
+        """Note that the client has disconnected before `open`."""
+        self._left = True
+        if self._then is not None:
+            self._then()
 
     def close(self) -> None:
         """Close the connection, whatever was sent."""

@@ -2,7 +2,7 @@
 
 A stream holds one batch of lines at a time and reads the next only when the client has taken it. It ends in one of
 three ways: normally, with a complete answer, so that the client connects again; cut off, after an error that occurred
-too late for a status; or at once, when the client disconnects.
+too late for a status; or at once, when the client disconnects. It does not wait for the store to end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -24,6 +25,7 @@ from headwater.api.streams.dialogue import Dialogue
 from headwater.api.streams.encoding import Batch, WireForm
 from headwater.api.streams.ends import EXPIRED, OVER, Named, tell, tell_of_cut
 from headwater.api.streams.hub import Hub
+from headwater.api.streams.patience import GivenUpError, Patience
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.threads import Failure, StoreThreads
 from headwater.api.streams.traffic import CLIENT_GONE, NOT_READING, Traffic
@@ -42,34 +44,10 @@ class Stream:
     """One open stream. The hub and timers change fields and set `_wake`; one task reads the fields between batches."""
 
     __slots__ = (
-        "_bytes",
-        "_caller",
-        "_change",
-        "_cut_off",
-        "_dialogue",
-        "_done",
-        "_error",
-        "_first",
-        "_form",
-        "_gone",
-        "_hub",
-        "_news",
-        "_ops",
-        "_reason",
-        "_resting",
-        "_sending_since",
-        "_sink",
-        "_stalled_seconds",
-        "_task",
-        "_threads",
-        "_tick_due",
-        "_ticker",
-        "_traffic",
-        "_turning",
-        "_user",
-        "_wake",
-        "_watched",
-    )
+        "_bytes", "_caller", "_change", "_cut_off", "_dialogue", "_done", "_error", "_first", "_form", "_hub",
+        "_news", "_ops", "_patience", "_reason", "_resting", "_sending_since", "_sink", "_stalled_seconds",
+        "_task", "_threads", "_tick_due", "_ticker", "_traffic", "_turning", "_user", "_wake", "_watched",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -93,6 +71,7 @@ class Stream:
         self._sending_since: float | None = None
         self._sink: Sink | None = None
         self._wake = Bell()
+        self._patience = Patience()  # with the store
         self._news: News | None = None
         self._change: Change | None = None  # what the client is being sent
         self._first: Batch | None = None
@@ -106,7 +85,6 @@ class Stream:
         self._ticker: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None  # while it may be cut off
         self._cut_off = False
-        self._gone = False
         self._ops = 0
         self._bytes = 0
 
@@ -139,6 +117,9 @@ class Stream:
         if self._reason is not None:
             return
         self._reason = reason
+        self._patience.end()
+        if self._sink is not None:
+            self._sink.stop()
         self._wake.ring()
         asyncio.get_running_loop().call_later(STUCK_SECONDS, self._cut)
 
@@ -149,20 +130,26 @@ class Stream:
         started = time.monotonic()
         self._sink = sink
         self._schedule_tick()
+        sink.when_gone(self._leave)
         try:
-            if self._reason is None:
-                self._first = await self._threads.resolving(self._user.user_id, self._dialogue.open)
-                self._watch()
-                if self._dialogue.awaited is not None:
-                    self._hub.expect(self._dialogue.awaited)
-                Named(self._user, self._caller).left_out(self._traffic.refusals, self._dialogue.left_out)
-            reason = await self._until_over(sink)
+            with suppress(GivenUpError):
+                await self._begin()
+            reason = CLIENT_GONE if self._reason == CLIENT_GONE else await self._until_over(sink)
         finally:
             self._sink = None
             if self._ticker is not None:
                 self._ticker.cancel()
         self._traffic.end(reason)
         Named(self._user, self._caller).closed(reason, time.monotonic() - started, self._ops, self._bytes)
+
+    async def _begin(self) -> None:
+        """Read the first checkpoint. Raises GivenUpError when the stream is over before."""
+        resolving = partial(self._threads.resolving, self._user.user_id, self._dialogue.open)
+        self._first = await self._patience.wait(resolving)
+        self._watch()
+        if self._dialogue.awaited is not None:
+            self._hub.expect(self._dialogue.awaited)
+        Named(self._user, self._caller).left_out(self._traffic.refusals, self._dialogue.left_out)
 
     async def _until_over(self, sink: Sink) -> str:
         """Send lines until the stream ends. Returns the reason for the end."""
@@ -181,7 +168,6 @@ class Stream:
         self._task = asyncio.current_task()
         try:
             await sink.open()
-            sink.when_gone(self._leave)
             while (pieces := await self._pieces()) is not None:
                 self._resting = not pieces
                 await (self._send(pieces, sink) if pieces else self._wake.next())
@@ -198,7 +184,7 @@ class Stream:
             self._bytes += sent
             self._traffic.sent(piece.length, sent)
         self._sending_since = None
-        if self._done:
+        if self._done and self._reason is None:
             self._deliver()
 
     def _deliver(self) -> None:
@@ -243,16 +229,16 @@ class Stream:
         if self._dialogue.overtaken:
             return await self._turn(News(self._dialogue.op_id))
         if not self._done:
-            return await self._unless_over(self._threads.reading(self._user.user_id, self._dialogue.more))
+            return await self._unless_over(partial(self._threads.reading, self._user.user_id, self._dialogue.more))
         return Batch()
 
     async def _turn(self, news: News) -> Batch:
         user, job = self._user.user_id, partial(self._dialogue.turn, news=news)
         if news.lookups:
-            reading = self._threads.resolving(user, job)
+            read = partial(self._threads.resolving, user, job)
         else:
-            reading = self._threads.shared(job) if self._done else self._threads.reading(user, job)
-        batch = await self._unless_over(reading)
+            read = partial(self._threads.shared, job) if self._done else partial(self._threads.reading, user, job)
+        batch = await self._unless_over(read)
         if batch is None:
             return await self._turn(replace(news, lookups=True))  # which waits its turn
         self._watch()
@@ -263,9 +249,11 @@ class Stream:
             self._watched = self._dialogue.interest
             self._hub.watch(self, self._watched, self._dialogue.op_id)
 
-    async def _unless_over(self, reading: Awaitable[Read]) -> Read | Batch:
+    async def _unless_over(self, read: Callable[[], Awaitable[Read]]) -> Read | Batch:
         try:
-            return await reading
+            return await self._patience.wait(read)
+        except GivenUpError:
+            pass
         except HeadwaterError as error:
             if type(error) not in OVER:
                 raise
@@ -379,7 +367,8 @@ class Stream:
     # its end
 
     def _leave(self) -> None:
-        self._gone = True
+        self._reason = CLIENT_GONE
+        self._patience.end()
         self._cut()
 
     def _cut(self) -> None:
@@ -392,7 +381,7 @@ class Stream:
         assert task is not None
         if not self._cut_off or task.uncancel():
             raise asyncio.CancelledError  # the task was cancelled from outside
-        if self._gone:
+        if self._reason == CLIENT_GONE:
             return CLIENT_GONE
         await tell_of_cut(sink, self._reason)
         return ", ".join(filter(None, (self._reason, NOT_READING)))
