@@ -18,6 +18,8 @@ SECONDS = 60.0
 MOST_LINES = 200
 """The most pairs of code and user that are logged within that time. Others are only counted."""
 
+_LONGEST = 300  # characters of what a client chose
+
 log = logging.getLogger(__name__)
 
 
@@ -77,12 +79,14 @@ def proven(request: HTTPConnection) -> str | None:
 
 
 def facts_of(request: HTTPConnection) -> dict[str, object]:
-    """Facts about a request for the log. Leaves out the query and the headers that may contain a token."""
+    """Facts about a request for the log. Leaves out the query and the headers that may contain a token. A websocket
+    keeps these, so they are short."""
+    agent = request.headers.get("x-user-agent") or request.headers.get("user-agent")
     return {
         "request_id": request_id(request.scope),
         "route": route_of(request.scope),
         "method": request.scope.get("method", "websocket"),
-        "path": request.url.path,
+        "path": request.url.path[:_LONGEST],
         "address": request.client.host if request.client else None,
-        "user_agent": request.headers.get("x-user-agent") or request.headers.get("user-agent"),
+        "user_agent": agent and agent[:_LONGEST],
     }

@@ -69,17 +69,22 @@ def idle(endpoint: Endpoint, user: str, *headers: str) -> socket.socket:
     return connection
 
 
-def idle_websocket(endpoint: Endpoint, user: str) -> socket.socket:
+def idle_websocket(endpoint: Endpoint, user: str, agent: str = "powersync-js/1.20.0 Chrome/130") -> socket.socket:
     """The same over a websocket."""
     connection = socket.create_connection(endpoint.address, timeout=60)
     connection.sendall(UPGRADE)
     _read_until(connection, b"\r\n\r\n")
-    said = {"token": f"Token {make_token(user)}", "user_agent": "powersync-js/1.20.0 powersync-web Chrome/130"}
+    said = {"token": f"Token {make_token(user)}", "user_agent": agent}
     connection.sendall(_message(rsocket.setup(said)))
     content = b"\0\0\0\x10" + rsocket.with_metadata({"path": "/sync/stream"}, _body(user))
     connection.sendall(_message(rsocket.frame(1, rsocket.REQUEST_STREAM, rsocket.METADATA, content)))
     _read_until(connection, b"checkpoint_complete")
     return connection
+
+
+def boastful_websocket(endpoint: Endpoint, user: str) -> socket.socket:
+    """A client that says much of itself."""
+    return idle_websocket(endpoint, user, user * (30_000 // len(user)))
 
 
 def _read_until(connection: socket.socket, mark: bytes) -> None:
@@ -95,7 +100,7 @@ def _message(content: bytes) -> bytes:
     return b"\x82" + length + bytes(4) + content
 
 
-@pytest.mark.parametrize("opened", [idle, idle_websocket])
+@pytest.mark.parametrize("opened", [idle, idle_websocket, boastful_websocket])
 def test_an_idle_stream_takes_little_memory(roomy: Endpoint, opened: Callable[[Endpoint, str], socket.socket]) -> None:
     with ExitStack() as stack:
         stack.enter_context(opened(roomy, "first"))

@@ -33,14 +33,18 @@ class Crowd:
             del self._inside[key]
 
 
-@lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
     """The key under which a host is counted: its IPv4 address, or its IPv6 /64 network, since providers give each
     customer a whole /64."""
+    return _network_of(host[:_LONGEST])
+
+
+@lru_cache(maxsize=4096)
+def _network_of(host: str) -> str:
     address = address_of(host)
     match address:
         case None:
-            return host[:_LONGEST]
+            return host
         case IPv4Address():
             return str(address)
         case IPv6Address():

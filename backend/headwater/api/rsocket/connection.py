@@ -37,7 +37,7 @@ from headwater.api.rsocket.frames import (
 from headwater.api.rsocket.sink import LAST_SECONDS, RSocketSink, message_of
 from headwater.api.streams.codings import IDENTITY
 from headwater.api.streams.encoding import WireForm
-from headwater.api.streams.service import Opening, Streams
+from headwater.api.streams.service import MAX_AGENT, Opening, Streams
 from headwater.errors import HeadwaterError
 from headwater.sync.formats import Bson
 from headwater.sync.request import InvalidRequestError, parse_stream_request, stream_request
@@ -193,7 +193,7 @@ class Connection:
         told_us = _fields(setup.metadata, setup.metadata_type)
         token, agent = told_us.get("token"), told_us.get("user_agent") or self.facts.get("user_agent")
         self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
-        self._user_agent = agent if isinstance(agent, str) else None
+        self._user_agent = agent[:MAX_AGENT] if isinstance(agent, str) else None
         self.streams.admission.check(self._user.user_id)
         self.streams.websockets.enter(self._user.user_id)
         self._admitted = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 
@@ -17,24 +18,29 @@ class LeftOutMemory:
     def __init__(self, most: int = MOST_KEYS) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, tuple[int, frozenset[str]]] = OrderedDict()
+        self._held: OrderedDict[bytes, tuple[int, frozenset[str]]] = OrderedDict()
         self._keys = 0
 
     def of(self, device: str, config_id: int) -> frozenset[str]:
         """The keys that were left out for a device under this sync config; none under another one."""
         with self._lock:
-            held, keys = self._held.get(device, (config_id, frozenset[str]()))
+            held, keys = self._held.get(_name(device), (config_id, frozenset[str]()))
             return keys if held == config_id else frozenset()
 
     def put(self, device: str, config_id: int, keys: frozenset[str]) -> None:
         with self._lock:
-            self._drop(device)
+            self._drop(name := _name(device))
             if keys:
-                self._held[device] = config_id, keys
+                self._held[name] = config_id, keys
                 self._keys += len(keys)
             while self._keys > self._most:
                 self._drop(next(iter(self._held)))
 
-    def _drop(self, device: str) -> None:
-        _, keys = self._held.pop(device, (0, frozenset[str]()))
+    def _drop(self, name: bytes) -> None:
+        _, keys = self._held.pop(name, (0, frozenset[str]()))
         self._keys -= len(keys)
+
+
+def _name(device: str) -> bytes:
+    """A short name for a device: clients choose ids of up to a kilobyte."""
+    return hashlib.blake2b(device.encode(), digest_size=16).digest()

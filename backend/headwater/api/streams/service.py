@@ -111,7 +111,7 @@ class Streams:
             self._left_out,
             opening.form,
         )
-        agent = opening.user_agent and opening.user_agent[:MAX_AGENT]  # by websocket, no header bounds it
+        agent = opening.user_agent and opening.user_agent[:MAX_AGENT]
         caller = Caller(asked.client_id, agent, asked.app_metadata, opening.request)
         return Stream(
             dialogue, opening.form, user, caller, self._threads, self._hub, self._traffic, self._limits.stalled_seconds
