@@ -236,12 +236,14 @@ def forgotten_when_asked_again(reader: StoreReader, pause: float) -> int:
 
 
 def test_write_checkpoints_grow_per_key(reader: StoreReader) -> None:
+    assert reader.newest_write() == 0
     assert reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)}) == {"u/1": 1, "u/2": 1}
     assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(9)}) == {"u/1": 2}
     newest = reader.write_checkpoint("u/1")
     assert newest is not None
     assert (newest.id, newest.lsns) == (2, {SOURCE: 9})
     assert [w.key for w in reader.write_checkpoints(0)] == ["u/2", "u/1"]
+    assert reader.newest_write() == newest.seq
     assert [w.key for w in reader.write_checkpoints(2)] == ["u/1"]
 
 

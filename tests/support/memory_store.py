@@ -220,6 +220,9 @@ class MemoryStore:
         with self._lock:
             return sorted((w for w in self._writes.values() if w.seq > after_seq), key=lambda write: write.seq)
 
+    def newest_write(self) -> int:
+        return self._seq
+
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         with self._lock:
             return self._writes.get(key)

@@ -129,6 +129,9 @@ class DictReader:
         found = [write for write in self._state.writes.values() if write.seq > after_seq]
         return sorted(found, key=lambda write: write.seq)
 
+    def newest_write(self) -> int:
+        return self._state.last_write
+
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return of_client(key, self._state.writes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 
@@ -17,8 +17,9 @@ from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.streams.threads import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
+from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.cache import CachedReader
-from tests.support.fix_api import Endpoint, PlayedHead, make_token, running
+from tests.support.fix_api import RULES, Endpoint, PlayedHead, make_token, running
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
@@ -49,6 +50,33 @@ def test_a_number_stands_for_the_end_of_the_sources_log(endpoint: Endpoint, memo
     write = memory_store.write_checkpoint("u1/a")
     assert write is not None
     assert write.lsns == {"default": 77}
+
+
+class WatchedStore(MemoryStore):
+    """Notes how many write checkpoints were read at once."""
+
+    most_read = 0
+
+    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
+        found = super().write_checkpoints(after_seq)
+        self.most_read = max(self.most_read, len(found))
+        return found
+
+
+def test_a_process_that_starts_does_not_read_all_numbers(
+    start_endpoint: Callable[..., Endpoint],
+) -> None:
+    store = WatchedStore()
+    store.replace_config(RULES)
+    store.put("unrelated", "1")
+    store.commit()
+    store.create_write_checkpoint([f"u{user}/a" for user in range(1000)], {"default": Lsn(1)})
+    endpoint = start_endpoint(store)
+    with endpoint.stream("u1", client_id="a") as stream:
+        assert number(endpoint, "u1", "a") == "2"
+        store.commit()
+        stream.until(lambda client: client.write_checkpoint == 2)
+    assert store.most_read < 10
 
 
 class HeldHead(PlayedHead):

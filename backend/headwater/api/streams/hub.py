@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +93,9 @@ class Hub:
     async def start(self) -> None:
         """Read the store once, and begin to follow it. Raises what the store raises when it can't be listened to."""
         listener = self._reader.listen()
+        # No stream is there yet that could wait for earlier ones. Without an answer, the first look reads all
+        with suppress(HeadwaterError):
+            self._seq = await self._threads.promptly(self._reader.newest_write)
         await self._look_once()
         self._task = asyncio.get_running_loop().create_task(self._follow(listener))
 

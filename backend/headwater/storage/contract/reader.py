@@ -180,6 +180,9 @@ class StoreReader(Protocol):
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         """Write checkpoints created or replaced after `after_seq`, in order of `seq`."""
 
+    def newest_write(self) -> int:
+        """The `seq` of the newest change of any write checkpoint; 0 when there is none. Cheap."""
+
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         """The newest of a client. Of a user who has too many clients, those that wrote longest ago are forgotten: for
         them, this returns one that stands for all of them (see `storage.shared.writes`)."""

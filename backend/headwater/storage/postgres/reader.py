@@ -165,6 +165,9 @@ class PostgresReader:
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         return self._read(lambda db: write_checkpoints.after(db, after_seq))
 
+    def newest_write(self) -> int:
+        return self._read(write_checkpoints.newest)
+
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._read(lambda db: write_checkpoints.get(db, key))
 

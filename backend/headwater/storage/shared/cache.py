@@ -171,6 +171,9 @@ class CachedReader:
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         return self._reader.write_checkpoints(after_seq)
 
+    def newest_write(self) -> int:
+        return self._reader.newest_write()
+
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._reader.write_checkpoint(key)
 

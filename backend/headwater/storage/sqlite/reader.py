@@ -164,6 +164,9 @@ class SqliteReader:
     def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
         return self._write_checkpoints.after(after_seq)
 
+    def newest_write(self) -> int:
+        return self._write_checkpoints.newest()
+
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         return self._write_checkpoints.get(key)
 

@@ -153,6 +153,11 @@ def after(connection: psycopg.Connection, seq: int) -> list[WriteCheckpoint]:
     return [_checkpoint(row) for row in connection.execute(f"{_SELECT} where seq > %s order by seq", [seq])]
 
 
+def newest(connection: psycopg.Connection) -> int:
+    """See `StoreReader.newest_write`."""
+    return as_int(connection.execute("select seq from write_state").fetchall()[0][0])
+
+
 def get(connection: psycopg.Connection, key: str) -> WriteCheckpoint | None:
     """See `StoreReader.write_checkpoint`."""
     return of_client(key, _known(connection, [key]))

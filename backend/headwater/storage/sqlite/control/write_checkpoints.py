@@ -35,9 +35,9 @@ insert or ignore into write_state values (1, 0);
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
-_NEXT = """
-update write_state set seq = max(seq, (select coalesce(max(seq), 0) from write_checkpoints)) + 1 returning seq
-"""
+_NEWEST = "select max(seq, (select coalesce(max(seq), 0) from write_checkpoints)) from write_state"
+
+_NEXT = f"update write_state set seq = ({_NEWEST}) + 1 returning seq"
 
 _UPSERT = """
 insert into write_checkpoints (key, id, lsns, requested_at, seq) values (?, ?, ?, ?, ?)
@@ -141,6 +141,11 @@ class WriteCheckpoints:
         sql = f"{_SELECT} where seq > ? order by seq"
         with self._lock, sqlite_errors(self._path):
             return [_checkpoint(row) for row in self._connection.execute(sql, (seq,))]
+
+    def newest(self) -> int:
+        """See `StoreReader.newest_write`."""
+        with self._lock, sqlite_errors(self._path):
+            return as_int(self._connection.execute(_NEWEST).fetchall()[0][0])
 
     def get(self, key: str) -> WriteCheckpoint | None:
         with self._lock, sqlite_errors(self._path):
