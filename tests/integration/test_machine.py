@@ -24,6 +24,7 @@ from headwater.storage.postgres.connection import postgres_errors
 from headwater.storage.sqlite.bulk.stage import StageFile
 from headwater.storage.sqlite.connection import sqlite_errors
 from tests.support.fix_headwater import HASTY, NOTES, Deploy, wait_until
+from tests.support.local_bulk import patches_tasks
 from tests.support.row_truth import device_rows, truth
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def test_no_transaction_is_left_out_for_what_the_machine_lacks(
     assert deployment.problems() == []
 
 
+@patches_tasks
 @pytest.mark.parametrize("broken", [system(errno.EIO), raising(MemoryError)], ids=["disk", "memory"])
 def test_no_version_fails_for_what_a_task_of_its_job_lacks(
     deploy: Deploy,

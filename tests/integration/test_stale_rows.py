@@ -11,7 +11,7 @@ import headwater.pipeline.compare
 from headwater.replication.tables.changes import verified_key
 from tests.support.changed_source import compared, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
-from tests.support.local_bulk import EVERYTHING_ON_SPARK
+from tests.support.local_bulk import patches_tasks
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -81,7 +81,7 @@ def test_of_a_dropped_column_no_row_keeps_its_value(
     assert deployment.problems() == []
 
 
-@pytest.mark.skipif(EVERYTHING_ON_SPARK, reason="it is patched in this process")
+@patches_tasks
 def test_a_resync_finds_rows_that_only_the_rules_tell_from_what_they_should_be(
     with_stale_rows: Callable[..., Deployment],
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_resync_finds_rows_that_only_the_rules_tell_from_what_they_should_be(
     assert deployment.ask("resync")["differences"] == {}
 
 
-@pytest.mark.skipif(EVERYTHING_ON_SPARK, reason="it is patched in this process")
+@patches_tasks
 @pytest.mark.parametrize("on_postgres", [False, True])
 def test_stores_of_earlier_versions_are_looked_over_once(
     with_stale_rows: Callable[..., Deployment], on_postgres: bool

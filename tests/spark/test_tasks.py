@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -18,7 +19,7 @@ from pyspark.sql import SparkSession, functions
 
 from headwater.bulk.contract import CompareJob, Difference, GivenUpError, SnapshotTable, TableChangedError
 from headwater.decode.catalog import TypeCatalog
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError, Kind, MachineError
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.engine import Task
@@ -133,6 +134,18 @@ def test_other_errors_may_go_better_the_next_time(engine: SparkEngine) -> None:
             run.tasks(both(Fails(error), Answers()))
         assert failure.value.kind is Kind.RETRY
         assert text in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "the machine refuses: Input/output error"),
+        (MemoryError(), "there is not enough memory"),
+    ],
+)
+def test_what_the_machine_of_a_task_lacks_is_told_as_it_is(engine: SparkEngine, error: Exception, text: str) -> None:
+    with pytest.raises(MachineError, match=text), engine.run(None, "test") as run:
+        run.tasks([Fails(error)])
 
 
 def test_what_may_pass_is_tried_again_under_another_name(engine: SparkEngine, tmp_path: Path) -> None:

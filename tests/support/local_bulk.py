@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic
 
+import pytest
+
 from headwater.bulk.contract import CompareJob, GivenUpError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import RowsTask, SourceRows
@@ -26,6 +28,7 @@ from headwater.pipeline.spark.tasks import Done, Failed, explained, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
+patches_tasks: Final = pytest.mark.skipif(EVERYTHING_ON_SPARK, reason="tasks are patched, in this process only")
 
 _attempts = itertools.count()
 
