@@ -1,4 +1,4 @@
-"""In which order tests run, which of them share a process, and where the time of a run went.
+"""In which order tests run, which of them share a process, how long they may take, and where the time of a run went.
 
 Tests on Spark share one process, and so one JVM, which starts while the others run. Tests that wait come early and
 short ones late, so that no process is left alone with long ones in the end. Within that the order is random.
@@ -27,6 +27,8 @@ _ROOMS: Final = (
 )
 _BY_FILE: Final = ("tests/unit/", "tests/e2e/test_demo_app.py", "tests/integration/test_dev_sample.py")
 """Files that go to one process each: many short tests, or such that share something dear."""
+_LONG: Final = 1800
+"""Seconds after which a long test hangs, unless it names a limit: many work for minutes, and more on a busy machine."""
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _tests: Counter[str] = Counter()
@@ -34,9 +36,12 @@ _tests: Counter[str] = Counter()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Once they are shuffled, sort tests by their rooms."""
+    """Once they are shuffled, sort tests by their rooms; and long ones get time."""
     yield
     items.sort(key=_place)
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_LONG))
 
 
 def _place(item: pytest.Item) -> int:
