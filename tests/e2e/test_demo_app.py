@@ -41,10 +41,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture
 def page(browser: Browser, demo: Run) -> Browser:
-    """The demo app with both devices synced for the first time."""
+    """The demo app with both devices synced for the first time, and what they have on the screen."""
     browser.goto(demo.wait_for(ADDRESS))
     for panel in (LEFT, RIGHT):
         wait_synced(browser, panel)
+        browser.wait_for(part(panel, "todo"))
     return browser
 
 

@@ -160,6 +160,19 @@ export class Device {
     return () => stop.abort();
   }
 
+  /** Returns when the server has everything that was written here. */
+  sent(): Promise<void> {
+    const stop = new AbortController();
+    return new Promise<void>((resolve, reject) =>
+      this.db.watchWithCallback(
+        'select id from ps_crud limit 1',
+        [],
+        { onResult: (result) => result.array.length === 0 && resolve(), onError: reject },
+        { tables: ['ps_crud'], signal: stop.signal }
+      )
+    ).finally(() => stop.abort());
+  }
+
   async addList(name: string): Promise<string> {
     const id = crypto.randomUUID();
     await this.db.writeTransaction(async (tx) => {

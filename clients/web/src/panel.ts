@@ -32,7 +32,6 @@ export class Panel {
   private chosen: string | undefined;
   private justAdded: string | undefined;
   private scrolledTo: string | undefined;
-  private onceDrawn: (() => void)[] = [];
 
   private readonly offline: HTMLButtonElement;
   private readonly listRows: Rows<SharedList>;
@@ -152,7 +151,6 @@ export class Panel {
       this.showLists(view.lists);
       this.todos.show(view);
       this.listener.onView(this.side, view);
-      for (const resolve of this.onceDrawn.splice(0)) resolve();
     });
     void this.device.goOnline();
   }
@@ -289,12 +287,6 @@ export class Panel {
     if (!title || this.chosen === undefined) return;
     this.newTodo.value = '';
     await this.device.addTodo(this.chosen, title);
-  }
-
-  /** Returns when the server has everything that was written here. */
-  async sent(): Promise<void> {
-    while (this.view === undefined || this.view.waiting.length > 0)
-      await new Promise<void>((resolve) => this.onceDrawn.push(resolve));
   }
 
   /** The to-dos that are on the screen. */

@@ -37,10 +37,10 @@ export class ConflictPlay {
       await this.tell(`… and changes a title, as ${ada} does.`);
       await right.device.setTitle(todo.id, `${plain} (${late})`);
       await left.device.setTitle(todo.id, `${plain} (${early})`);
-      await left.sent();
+      await left.device.sent();
       await this.tell(`${ben} comes back:`);
       right.setOffline(false);
-      await right.sent();
+      await right.device.sent();
       await this.tell(`see ${ben}'s side.`);
     } finally {
       this.start.disabled = false;
