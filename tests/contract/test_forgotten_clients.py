@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import StoreReader, WriteCheckpoint
-from headwater.storage.shared.writes import CLIENTS_KEPT
+from headwater.storage.postgres.control import write_checkpoints as postgres
+from headwater.storage.shared.writes import CLIENTS_KEPT, MAX_ID
+from headwater.storage.sqlite.control import write_checkpoints as sqlite
 from tests.contract.world import SOURCE, World
+from tests.support.dictionaries import reader as dictionaries
 
 
 def made_up(user: str, count: int, name: str = "made-up") -> list[str]:
@@ -72,6 +77,33 @@ def test_ids_after_a_forgotten_one_are_higher_than_what_stood_for_it(reader: Sto
     assert stored["u/tablet"] > told, "also where the client chose a lower one"
     assert known(reader, "u/tablet").lsns == {SOURCE: Lsn(7)}
     assert reader.request_write_checkpoint({"u/web": 2**60}, {SOURCE: Lsn(7)}) == {"u/web": 2**60}
+
+
+def test_what_stands_for_a_client_that_once_chose_its_id_is_not_below_what_it_waits_for(reader: StoreReader) -> None:
+    reader.request_write_checkpoint({"u/phone": 10_000_000}, {SOURCE: Lsn(5)})
+    waits_for = reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(6)})["u/phone"]
+    reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(7)})
+    assert known(reader, "u/phone").id >= waits_for > 10_000_000
+    assert reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(8)})["u/phone"] > waits_for
+
+
+def test_after_the_highest_of_all_ids_none_follows(reader: StoreReader) -> None:
+    reader.request_write_checkpoint({"u/phone": MAX_ID - 1}, {SOURCE: Lsn(5)})
+    reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(6)})
+    reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(7)})
+    assert reader.create_write_checkpoint(["u/new"], {SOURCE: Lsn(8)}) == {"u/new": MAX_ID}
+    assert reader.create_write_checkpoint(["u/new"], {SOURCE: Lsn(9)}) == {"u/new": MAX_ID}
+
+
+def test_of_very_many_only_some_are_forgotten_at_once(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (postgres, sqlite, dictionaries):
+        monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 2)
+    reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 4), {SOURCE: Lsn(5)})
+    counts = [len(kept(reader, "u"))]
+    for number in range(3):
+        reader.create_write_checkpoint([f"u/later-{number}"], {SOURCE: Lsn(5)})
+        counts.append(len(kept(reader, "u")))
+    assert counts == [CLIENTS_KEPT + 2, CLIENTS_KEPT + 1, CLIENTS_KEPT, CLIENTS_KEPT]
 
 
 def test_nothing_stands_for_a_client_that_chose_its_id(reader: StoreReader) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -37,6 +38,10 @@ streams:
   notes: {auto_subscribe: true, query: "SELECT * FROM notes"}
 """
 BIG = "repeat('toast', 4000)"
+ALL_SENT = (
+    "select r.sent_lsn >= pg_current_wal_lsn() from pg_stat_replication r join pg_stat_activity using (pid)"
+    " where datname = current_database()"
+)
 
 
 def create(source: SourceDb, identity: str = "default") -> None:
@@ -54,20 +59,28 @@ def writers(source_db: SourceDb) -> Iterator[Writers]:
 
 def test_what_several_writers_commit_is_stored_together(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
-    deployment = deploy(CONFIG).start()
-    deployment.stop()
-    source_db.execute("insert into notes values ('a', 'x', 0)")
-    source_db.execute("insert into notes values ('b', 'x', 0)")
     flushes: list[Flushed] = []
-    deployment.figures = Figures(flushes.append)
-    deployment.pace = replace(HASTY, gather=2.0)
+    goes_on = threading.Event()
+
+    def note(flush: Flushed) -> None:
+        flushes.append(flush)
+        goes_on.wait(60)
+
+    deployment = deploy(CONFIG)
+    deployment.figures = Figures(note)
+    deployment.pace = replace(HASTY, gather=3.0)
     deployment.start()
-    wait_until(lambda: bool(flushes), "what was committed meanwhile")
+    for row in "abc":  # the last two are there when the first is stored
+        source_db.execute(f"insert into notes values ('{row}', 'x', 0)")
+        wait_until(lambda: bool(flushes), "the first")
+    wait_until(lambda: source_db.fetch(ALL_SENT) == [(True,)], "the others to be sent")
+    goes_on.set()
+    wait_until(lambda: len(flushes) == 2, "the others")
     for number in range(5):
         source_db.execute(f"insert into notes values ('c{number}', 'x', 0)")
         source_db.execute("select pg_sleep(0.05)")  # a writer's own time, enough for a flush
-    wait_until(lambda: sum(flush.transactions for flush in flushes) >= 7, "the five")
-    assert len(flushes) == 2
+    wait_until(lambda: sum(flush.transactions for flush in flushes) >= 8, "the five")
+    assert [flush.transactions for flush in flushes] == [1, 2, 5]
     assert {f"c{number}" for number in range(5)} <= {row for _, row in deployment.rows("ann")}
 
 

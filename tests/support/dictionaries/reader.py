@@ -30,7 +30,14 @@ from headwater.storage.shared.chunking import ChunkParts
 from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.packing import unpacked
 from headwater.storage.shared.write_key import stand_in_key, user_of
-from headwater.storage.shared.writes import CLIENTS_KEPT, later_positions, next_id, next_stand_in, of_client
+from headwater.storage.shared.writes import (
+    CLIENTS_KEPT,
+    FORGOTTEN_AT_ONCE,
+    later_positions,
+    next_id,
+    next_stand_in,
+    of_client,
+)
 from tests.support.dictionaries.kept import Kept
 from tests.support.dictionaries.state import Bucket, State
 from tests.support.dictionaries.versions import served
@@ -152,7 +159,7 @@ class DictReader:
 def _forget_clients(state: State, user: str, lsns: Mapping[str, Lsn]) -> None:
     clients = [write for write in state.writes.values() if write.key.startswith(f"{user}/")]
     forgotten = []
-    for write in sorted(clients, key=lambda write: -write.seq)[CLIENTS_KEPT:]:
+    for write in sorted(clients, key=lambda write: -write.seq)[CLIENTS_KEPT:][-FORGOTTEN_AT_ONCE:]:
         del state.writes[write.key]
         if state.requested.pop(write.key, None) is None:
             forgotten.append(write)

@@ -56,6 +56,24 @@ def test_others_can_download_meanwhile(slow_store: SlowStore, start_endpoint: Ca
             assert ("todos", "greedy") in each.completed().rows
 
 
+def test_others_can_download_while_nobody_waits_for_what_is_read(
+    slow_store: SlowStore, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    endpoint = start_endpoint(slow_store, max_data_fetch_concurrency=2)
+    for user in ("greedy", "u1"):
+        slow_store.put(endpoint.bucket("mine", user), user)
+    slow_store.commit()
+    slow_store.slow = {endpoint.bucket("mine", "greedy")}
+    try:
+        for _ in range(GREEDY):
+            with endpoint.stream("greedy") as stream:
+                stream.until(lambda client: "checkpoint" in client.kinds())
+            wait_until(lambda: endpoint.open_streams() == 0, "it to be gone")
+        assert ("todos", "u1") in shown(endpoint, "u1").rows
+    finally:
+        slow_store.go.set()
+
+
 def test_changes_reach_others_meanwhile(endpoint: Endpoint, slow_store: SlowStore) -> None:
     slow_store.put(endpoint.bucket("shared", "l1"), "of l1")
     slow_store.commit()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headwater.decode.builtin import Oid
 from headwater.decode.catalog import TypeCatalog
 from headwater.decode.errors import DecodeError
+from headwater.oplog import plain
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, RowChange, Update
 from headwater.oplog.limits import SURELY_AN_OP
 from headwater.oplog.transform import BucketName, DraftOp, TableTransform
@@ -156,9 +157,11 @@ def _histories(draw: st.DrawFn) -> tuple[LiveTable, list[list[RowChange]]]:
 def test_generated_code_writes_what_the_general_way_writes(history: tuple[LiveTable, list[list[RowChange]]]) -> None:
     table, chunks = history
     sides = _Side(table), _Side(_in_general(table))
-    for chunk in chunks:
-        generated, general = [(side.apply(chunk), side.lacking.of(table.id), vars(side.flush)) for side in sides]
-        assert generated == general
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain, "_KNOWN_BUCKETS", 2)  # so that some are forgotten
+        for chunk in chunks:
+            generated, general = [(side.apply(chunk), side.lacking.of(table.id), vars(side.flush)) for side in sides]
+            assert generated == general
 
 
 @pytest.mark.parametrize("query", _PLAIN)

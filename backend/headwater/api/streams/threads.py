@@ -147,14 +147,18 @@ class StoreThreads:
         return await asyncio.get_running_loop().run_in_executor(self._prompt, run)
 
     async def reading(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
-        """Run a job of a download, over a reading of its own. One thread is left to others than this user."""
+        """Run a job of a download, over a reading of its own. One thread is left to others than this user, whose jobs
+        count until no thread works on them, also if nobody waits for them."""
 
         def job() -> Result:
             with open_reading(self._reader) as reading:
                 return run(reading)
 
-        async with self._shares.setdefault(user_id, asyncio.Semaphore(self._share)):
-            return await self.alone(job)
+        share, loop = self._shares.setdefault(user_id, asyncio.Semaphore(self._share)), asyncio.get_running_loop()
+        await share.acquire()
+        running = self._bulk.submit(job)
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(share.release))
+        return await asyncio.wrap_future(running)
 
     async def resolving(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
         """Run a job that resolves the request of a stream, over one reading together with others of that kind. Requests

@@ -18,6 +18,9 @@ from headwater.storage.shared.write_key import stand_in_key, user_of
 CLIENTS_KEPT = 1000
 """The most clients of a user whose write checkpoints are kept."""
 
+FORGOTTEN_AT_ONCE = 10_000
+"""The most that are forgotten when a client comes: a store of an earlier version may have kept any number."""
+
 MAX_ID = 2**63 - 1
 
 
@@ -37,7 +40,9 @@ def next_id(own: WriteCheckpoint | None, stand_in: WriteCheckpoint | None, chose
         return chosen
     if chosen is not None and own is not None:
         return None
-    return last + 1 if last < MAX_ID else None
+    if last < MAX_ID:
+        return last + 1
+    return None if own else last
 
 
 def later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
@@ -49,8 +54,9 @@ def later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> 
 def next_stand_in(
     user: str, before: WriteCheckpoint | None, forgotten: Iterable[WriteCheckpoint], lsns: Mapping[str, Lsn], seq: int
 ) -> WriteCheckpoint:
-    """The stand-in of a user whose clients are `forgotten`. Its id is its `seq`: each id that the store gave out
-    took a `seq`, so none of them is higher."""
+    """The stand-in of a user whose clients are `forgotten`. Its id is its `seq`, which is higher than every id that the
+    store counted up to by itself; a client's first choice may have been higher."""
+    number = seq
     for each in filter(None, (before, *forgotten)):
-        lsns = later_positions(each, lsns)
-    return WriteCheckpoint(stand_in_key(user), seq, lsns, seq)
+        lsns, number = later_positions(each, lsns), max(number, each.id)
+    return WriteCheckpoint(stand_in_key(user), number, lsns, seq)

@@ -130,10 +130,20 @@ def _move_away(path: Path) -> str:
 def sorting(connection: apsw.Connection) -> Iterator[None]:
     """Meanwhile, indexes of large tables are created with little memory, on two cores. Not within a transaction."""
     connection.execute(_SORTING).fetchall()
+    use_own_disk(connection)
     try:
         yield
     finally:
         connection.execute(_LIVE).fetchall()
+
+
+def use_own_disk(connection: apsw.Connection) -> None:
+    """Have SQLite put its temporary files, which it deletes as it opens them, beside this store: a disk for such files
+    may be small, or there is none to write to. This holds for all connections of the process."""
+    folder = str(Path(connection.filename).resolve().parent)
+    if connection.execute("pragma temp_store_directory").fetchall() != [(folder,)]:
+        quoted = folder.replace("'", "''")
+        connection.execute(f"pragma temp_store_directory = '{quoted}'")
 
 
 @contextmanager

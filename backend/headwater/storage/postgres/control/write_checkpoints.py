@@ -13,7 +13,14 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.values import as_int
 from headwater.storage.shared.write_key import stand_in_key, user_of
-from headwater.storage.shared.writes import CLIENTS_KEPT, later_positions, next_id, next_stand_in, of_client
+from headwater.storage.shared.writes import (
+    CLIENTS_KEPT,
+    FORGOTTEN_AT_ONCE,
+    later_positions,
+    next_id,
+    next_stand_in,
+    of_client,
+)
 
 _SELECT = "select key, id, lsns, seq from write_checkpoints"
 
@@ -47,8 +54,12 @@ with users as materialized (
     select name, seq from unnest(%s::text[]) users (name), lateral (
         select w.seq from write_checkpoints w where {_CLIENTS_OF} order by w.seq desc limit 1 offset %s
     ) newest
+), surplus as materialized (
+    select digest from users, lateral (
+        select w.digest from write_checkpoints w where {_CLIENTS_OF} and w.seq <= users.seq order by w.seq limit %s
+    ) oldest
 )
-delete from write_checkpoints w using users where {_CLIENTS_OF} and w.seq <= users.seq
+delete from write_checkpoints w using surplus where w.digest = surplus.digest
 returning w.requested_at is null, w.key, w.id, w.lsns, w.seq
 """
 
@@ -121,7 +132,7 @@ def _forget_clients(connection: psycopg.Connection, users: Collection[str], lsns
     if not users:
         return
     forgotten: dict[str, list[WriteCheckpoint]] = {}
-    for was_given, *row in connection.execute(_FORGET_CLIENTS, [list(users), CLIENTS_KEPT]):
+    for was_given, *row in connection.execute(_FORGET_CLIENTS, [list(users), CLIENTS_KEPT, FORGOTTEN_AT_ONCE]):
         if was_given:  # a client that chose its id asks again by itself
             forgotten.setdefault(user_of(str(row[0])), []).append(_checkpoint(row))
     if forgotten:

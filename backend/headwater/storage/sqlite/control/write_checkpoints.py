@@ -14,7 +14,14 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import WriteCheckpoint
 from headwater.storage.shared.values import as_int
 from headwater.storage.shared.write_key import stand_in_key, user_of
-from headwater.storage.shared.writes import CLIENTS_KEPT, later_positions, next_id, next_stand_in, of_client
+from headwater.storage.shared.writes import (
+    CLIENTS_KEPT,
+    FORGOTTEN_AT_ONCE,
+    later_positions,
+    next_id,
+    next_stand_in,
+    of_client,
+)
 from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
 
 _SCHEMA = """
@@ -47,8 +54,10 @@ on conflict (key) do update set
 
 # The keys of a user's clients begin with `user/`, and "0" follows "/"
 _FORGET = """
+with clients as (select key, seq from write_checkpoints where key > ?1 || '/' and key < ?1 || '0')
 delete from write_checkpoints where key in (
-    select key from write_checkpoints where key > ? || '/' and key < ? || '0' order by seq desc limit -1 offset ?
+    select key from clients where seq <= (select seq from clients order by seq desc limit 1 offset ?2)
+    order by seq limit ?3
 ) returning requested_at is null, key, id, lsns, seq
 """
 
@@ -111,7 +120,7 @@ class WriteCheckpoints:
 
     def _forget(self, user: str, lsns: Mapping[str, Lsn]) -> None:
         """Forget the clients of a user that are too many."""
-        rows = self._connection.execute(_FORGET, (user, user, CLIENTS_KEPT)).fetchall()
+        rows = self._connection.execute(_FORGET, (user, CLIENTS_KEPT, FORGOTTEN_AT_ONCE)).fetchall()
         forgotten = [_checkpoint(row[1:]) for row in rows if row[0]]  # a client that chose its id asks again by itself
         if forgotten:
             stand_in = stand_in_key(user)

@@ -23,7 +23,7 @@ from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.control.erasures import ERASURES
 from headwater.storage.shared.packing import unpacked
 from headwater.storage.shared.values import as_int
-from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
+from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors, use_own_disk
 from headwater.storage.sqlite.control import lease as leases
 
 _PATIENCE = 60.0  # seconds to wait for readers to release the write-ahead log
@@ -135,8 +135,8 @@ class SqliteForget:
             path = Path(db.filename)
             with sqlite_errors(path):
                 say(f"rewriting {path.name}: no process can write to it until that is done")
-                # SQLite makes a temporary copy, which must be on the store's own disk and is deleted at once
-                db.execute(f"pragma temp_store = file; pragma temp_store_directory = '{_quoted(self._directory)}'")
+                db.execute("pragma temp_store = file")
+                use_own_disk(db)  # for a temporary copy
                 db.execute("vacuum").fetchall()
                 self._empty_log(db, path)
                 free = as_int(db.execute("pragma freelist_count").fetchall()[0][0])
@@ -201,7 +201,3 @@ def _search(file: Path, directory: Path, hints: Sequence[str]) -> SearchedFile:
         return SearchedFile(name, 0, False)  # a reader's file, removed by now
     except OSError as error:
         raise StoreError(f"a file of the store can't be read: {error.strerror}", str(file)) from error
-
-
-def _quoted(path: Path) -> str:
-    return str(path.resolve()).replace("'", "''")
