@@ -121,6 +121,34 @@ def test_a_file_that_no_row_names_any_more_goes_when_there_are_too_many(
     wait_until(lambda: states(queue) == {"2.jpg": State.SYNCED}, "the kept file is named again")
 
 
+def test_a_file_that_is_deleted_while_the_rows_are_looked_at_stays_deleted(
+    database: Database,
+    storage: PlayedStorage,
+    started: Callable[..., AttachmentQueue],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = started()
+    saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
+    wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
+    looking, deleted, looked = threading.Event(), threading.Event(), threading.Event()
+    take = AttachmentQueue._take
+
+    def slowly(self: AttachmentQueue, *arguments: object) -> None:
+        looking.set()
+        deleted.wait(60)
+        take(self, *arguments)
+        looked.set()
+
+    monkeypatch.setattr(AttachmentQueue, "_take", slowly)
+    database["users"].insert({"id": "2"})
+    assert looking.wait(60)
+    queue.delete(saved.id, then=lambda _: database["users"].update("1", {"photo_id": None}))
+    wait_until(lambda: not queue.all(), "the deletion")
+    deleted.set()
+    assert looked.wait(60)
+    assert queue.all() == []
+
+
 def test_a_deleted_file_goes_everywhere(
     database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
 ) -> None:

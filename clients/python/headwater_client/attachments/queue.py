@@ -165,14 +165,16 @@ class AttachmentQueue:
         """Take up each change of what the rows name."""
         watch = self._database.watching(self._named)
         while not self._ended():
-            rows = watch.next(_LOOK)
-            if rows is not None:
-                self._take({row["id"]: Named(**row) for row in rows if row["id"] is not None})
+            if watch.next(_LOOK) is not None:
+                self._take()
                 self._wake.set()
         self._wake.set()  # the other thread is to end, too
 
-    def _take(self, named: dict[str, Named]) -> None:
+    def _take(self) -> None:
         with self._database.atomic():
+            # Read here: what was read before may name files that were deleted since
+            rows = self._database.query(self._named)
+            named = {row["id"]: Named(**row) for row in rows if row["id"] is not None}
             known = {each.id: each for each in self.all()}
             for each in named.values():
                 self._take_named(each, known.get(each.id))
