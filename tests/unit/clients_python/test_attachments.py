@@ -10,6 +10,7 @@ import pytest
 
 from headwater_client import ATTACHMENTS, Attachment, AttachmentQueue, Database
 from headwater_client.attachments.table import State
+from headwater_client.database.watch import Watch
 from tests.support.fix_headwater import wait_until
 
 SCHEMA = {"users": {"photo_id": "text"}, "attachments": ATTACHMENTS}
@@ -121,6 +122,25 @@ def test_a_file_that_no_row_names_any_more_goes_when_there_are_too_many(
     wait_until(lambda: states(queue) == {"2.jpg": State.SYNCED}, "the kept file is named again")
 
 
+class Looks:
+    """Holds the queue up between the news of a change and its look at the rows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.ended, self._go_on = threading.Event(), threading.Event(), threading.Event()
+        take = AttachmentQueue._take
+
+        def held(queue: AttachmentQueue, watch: Watch) -> None:
+            self.begun.set()
+            self._go_on.wait(60)
+            take(queue, watch)
+            self.ended.set()
+
+        monkeypatch.setattr(AttachmentQueue, "_take", held)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
 def test_a_file_that_is_deleted_while_the_rows_are_looked_at_stays_deleted(
     database: Database,
     storage: PlayedStorage,
@@ -130,23 +150,33 @@ def test_a_file_that_is_deleted_while_the_rows_are_looked_at_stays_deleted(
     queue = started()
     saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
     wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
-    looking, deleted, looked = threading.Event(), threading.Event(), threading.Event()
-    take = AttachmentQueue._take
-
-    def slowly(self: AttachmentQueue, *arguments: object) -> None:
-        looking.set()
-        deleted.wait(60)
-        take(self, *arguments)
-        looked.set()
-
-    monkeypatch.setattr(AttachmentQueue, "_take", slowly)
-    database["users"].insert({"id": "2"})
-    assert looking.wait(60)
+    queue.stop()
+    looks = Looks(monkeypatch)
+    queue.start()
+    assert looks.begun.wait(60)
     queue.delete(saved.id, then=lambda _: database["users"].update("1", {"photo_id": None}))
     wait_until(lambda: not queue.all(), "the deletion")
-    deleted.set()
-    assert looked.wait(60)
+    looks.go_on()
+    assert looks.ended.wait(60)
     assert queue.all() == []
+
+
+def test_a_file_is_kept_that_loses_its_name_and_has_it_again_while_the_rows_are_looked_at(
+    database: Database,
+    storage: PlayedStorage,
+    started: Callable[..., AttachmentQueue],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage.files["1.jpg"] = b"a photo"
+    looks = Looks(monkeypatch)
+    database["users"].insert({"id": "1", "photo_id": "1"})
+    queue = started()
+    assert looks.begun.wait(60)
+    database["users"].update("1", {"photo_id": None})
+    looks.go_on()
+    assert looks.ended.wait(60)
+    database["users"].update("1", {"photo_id": "1"})
+    wait_until(lambda: states(queue) == {"1.jpg": State.SYNCED}, "the file")
 
 
 def test_a_deleted_file_goes_everywhere(

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from headwater_client.attachments.folder import Folder
 from headwater_client.attachments.table import Attachment, State
 from headwater_client.database.database import Database
+from headwater_client.database.watch import Watch
 from headwater_client.sync.backoff import Backoff
 
 _log = logging.getLogger("headwater_client")
@@ -166,15 +167,14 @@ class AttachmentQueue:
         watch = self._database.watching(self._named)
         while not self._ended():
             if watch.next(_LOOK) is not None:
-                self._take()
+                self._take(watch)
                 self._wake.set()
         self._wake.set()  # the other thread is to end, too
 
-    def _take(self) -> None:
+    def _take(self, watch: Watch) -> None:
         with self._database.atomic():
             # Read here: what was read before may name files that were deleted since
-            rows = self._database.query(self._named)
-            named = {row["id"]: Named(**row) for row in rows if row["id"] is not None}
+            named = {row["id"]: Named(**row) for row in watch.now() if row["id"] is not None}
             known = {each.id: each for each in self.all()}
             for each in named.values():
                 self._take_named(each, known.get(each.id))

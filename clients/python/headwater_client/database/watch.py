@@ -68,6 +68,11 @@ class Watch:
                 return None
             raise
 
+    def now(self) -> list[Row]:
+        """The result as it is, which `next` then takes for the last: read in a transaction, it is what that saw."""
+        self._last = rows(self._connect(), self._sql, self._args)
+        return self._last
+
     def _look(self, count: int) -> list[Row] | None:
         connection = self._connect()
         (version,) = connection.execute("PRAGMA data_version").fetchone()
