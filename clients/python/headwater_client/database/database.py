@@ -32,6 +32,7 @@ from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.engine import Engine
 from headwater_client.sync.options import ConnectOptions
 from headwater_client.sync.status import StatusBoard, SyncStatus
+from headwater_client.timeouts import within
 from headwater_client.version import VERSION
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ class Database(sqlite_utils.Database):
         stop = self._board.listen(lambda _: loop.call_soon_threadsafe(changed.set))
         try:
             with self._committed.waking(loop, changed):  # also when it is closed
-                await asyncio.wait_for(self._until(condition, changed), timeout)
+                await within(timeout, self._until(condition, changed))
         except asyncio.TimeoutError:
             raise self._not_within(timeout) from None
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import time
 import weakref
@@ -11,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final
 
 from headwater_client.storage.connection import Committed
+from headwater_client.timeouts import happens
 
 Row = dict[str, Any]
 
@@ -50,8 +50,7 @@ class Watch:
                 found = await asyncio.to_thread(self.next, 0.0)
                 if found is not None:
                     yield found
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(changed.wait(), _POLL)
+                await happens(changed, _POLL)
 
     def next(self, timeout: float) -> list[Row] | None:
         """Wait for a commit, at most `timeout` seconds; the result, if it differs from the last."""

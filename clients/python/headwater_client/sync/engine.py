@@ -20,6 +20,7 @@ from headwater_client.sync.download import Download, Event
 from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
 from headwater_client.sync.upload import Upload
+from headwater_client.timeouts import happens
 from headwater_client.transport.http import Http
 from headwater_client.transport.websocket import Websocket
 
@@ -121,7 +122,7 @@ class Engine:
         while not self._stopping.is_set():
             await self._sync(self._stopping)
             if not self._stopping.is_set():
-                await _happens(self._stopping, backoff.next())
+                await happens(self._stopping, backoff.next())
         # What hangs in the loop's threads, as the look-up of a name may, ends alone: asyncio waits for these only
         self._loop.set_default_executor(ThreadPoolExecutor())
 
@@ -155,7 +156,7 @@ class Engine:
                 )
                 self._board.update(connecting=False, download_error=SyncedElsewhere(text))
             waited = True
-            await _happens(stopping, _TURN_SECONDS)
+            await happens(stopping, _TURN_SECONDS)
         if waited:
             self._board.update(connecting=True, download_error=None)
 
@@ -201,12 +202,4 @@ class Engine:
     async def _pause(self, seconds: float) -> None:
         assert self._hurry is not None
         self._hurry.clear()
-        await _happens(self._hurry, seconds)
-
-
-async def _happens(event: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most so long."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except asyncio.TimeoutError:
-        pass
+        await happens(self._hurry, seconds)

@@ -14,6 +14,7 @@ from headwater_client.storage.store import Store
 from headwater_client.sync.backoff import Backoff
 from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
 from headwater_client.sync.status import StatusBoard
+from headwater_client.timeouts import happens
 from headwater_client.transport.endpoint import Credentials
 from headwater_client.transport.http import Http
 
@@ -76,10 +77,7 @@ class Upload:
     async def _wait(self, seconds: float) -> None:
         """Wait so long, or until there is reason to hurry."""
         self._hurried.clear()
-        try:
-            await asyncio.wait_for(self._hurried.wait(), seconds)
-        except asyncio.TimeoutError:
-            pass
+        await happens(self._hurried, seconds)
 
     async def _drain(self) -> bool:
         """Upload all that waits; whether there was anything to do."""

@@ -16,6 +16,7 @@ import httpx
 from headwater_client.errors import ProtocolError, Unreachable
 from headwater_client.protocol.framing import accepted, framing_of
 from headwater_client.protocol.session import op_number
+from headwater_client.timeouts import within
 from headwater_client.transport.endpoint import (
     CONNECT_SECONDS,
     STREAM,
@@ -109,7 +110,7 @@ async def _text(response: httpx.Response) -> str:
                 break
         return held[:_LONGEST_ANSWER]
 
-    return str(await asyncio.wait_for(read(), CONNECT_SECONDS), "utf-8", "replace")
+    return str(await within(CONNECT_SECONDS, read()), "utf-8", "replace")
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headwater_client.errors import MissingExtra, ProtocolError, Refused, TokenRefused, Unreachable
 from headwater_client.protocol import rsocket
 from headwater_client.protocol.framing import LONGEST, BsonDocuments
+from headwater_client.timeouts import within
 from headwater_client.transport.endpoint import (
     CONNECT_SECONDS,
     STREAM,
@@ -56,7 +57,7 @@ class Websocket(Http):
                     rsocket.setup(authorization(credentials), self._user_agent, KEEPALIVE_SECONDS),
                     rsocket.request(STREAM, body),
                 )
-                await asyncio.wait_for(opening, CONNECT_SECONDS)
+                await within(CONNECT_SECONDS, opening)
                 yield Stream(_pieces(socket, url), BsonDocuments())
         except websockets.InvalidStatus as error:
             answer = error.response
@@ -81,7 +82,7 @@ class Websocket(Http):
         finally:
             try:
                 # Its own time to close begins once all is sent, which a server that reads nothing does not let happen
-                await asyncio.wait_for(socket.close(), 2 * _CLOSE_SECONDS)
+                await within(2 * _CLOSE_SECONDS, socket.close())
             except asyncio.TimeoutError:
                 socket.transport.abort()
 
@@ -119,7 +120,7 @@ async def _messages(socket: Any, url: str) -> AsyncIterator[bytes | str]:
         left = due - time.monotonic()
         if left > 0:
             try:
-                yield await asyncio.wait_for(socket.recv(), left)
+                yield await within(left, socket.recv())
                 unanswered = 0
                 continue
             except asyncio.TimeoutError:
@@ -136,7 +137,7 @@ async def _send(socket: ClientConnection, frame: bytes) -> None:
     import websockets
 
     with suppress(websockets.ConnectionClosed):
-        await asyncio.wait_for(socket.send(frame), CONNECT_SECONDS)
+        await within(CONNECT_SECONDS, socket.send(frame))
 
 
 def _failure(text: str) -> Refused:
