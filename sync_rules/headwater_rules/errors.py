@@ -119,7 +119,8 @@ def place_in(document: str, start: int, end: int) -> Place:
     line_start = starts[line - 1]
     line_end = document.find("\n", start)
     source_line = document[line_start : len(document) if line_end < 0 else line_end].rstrip("\r")
-    return Place(start, end, line, start - line_start + 1, document[start:end], source_line)
+    column = min(start - line_start, len(source_line)) + 1  # what is behind a \r is at the end of its line
+    return Place(start, end, line, column, document[start:end], source_line)
 
 
 @lru_cache(maxsize=4)

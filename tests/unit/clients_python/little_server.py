@@ -26,6 +26,7 @@ class LittleServer:
         self.streams += 1
         handler.send_response(200)
         handler.send_header("content-type", "application/x-ndjson")
+        handler.send_header("connection", "close")
         handler.end_headers()
         handler.wfile.write(b"".join(json.dumps(line).encode() + b"\n" for line in self.lines))
         with suppress(OSError):  # the device has left
@@ -36,6 +37,7 @@ class LittleServer:
         text = json.dumps({"data": body}).encode()
         handler.send_response(200)
         handler.send_header("content-length", str(len(text)))
+        handler.send_header("connection", "close")
         handler.end_headers()
         handler.wfile.write(text)
 

@@ -47,6 +47,11 @@ def query(sql: str) -> str:
     return f"config: {{edition: 3}}\nstreams:\n  s:\n    auto_subscribe: true\n    query: |\n      {sql}\n"
 
 
+@pytest.mark.parametrize("end", ["", "\r", "\r\n", "\r\r", "\n\r"])
+def test_an_error_at_the_end_of_the_text_is_within_its_line(end: str) -> None:
+    assert refusals(f"config:\n  - 'x{end}")
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_broken_config_is_refused_where_it_is_broken(path: Path) -> None:
     text = path.read_text()
