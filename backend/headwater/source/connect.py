@@ -155,6 +155,19 @@ def plan_once(conn: psycopg.Connection) -> None:
     conn.prepare_threshold = 0
 
 
+def connect_to_watch(settings: SourceSettings, *, application_name: str) -> psycopg.Connection:
+    """A connection that asks the same again and again, and gives up rather than wait for a lock. Raises what `connect`
+    raises, and psycopg's errors."""
+    conn = connect(settings, application_name=application_name)
+    try:
+        conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
+        plan_once(conn)
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
 _TRUSTED_SECONDS = 5.0  # a connection that was unused for longer is tested first
 
 

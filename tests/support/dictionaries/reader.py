@@ -33,8 +33,7 @@ from headwater.storage.shared.write_key import stand_in_key, user_of
 from headwater.storage.shared.writes import (
     CLIENTS_KEPT,
     FORGOTTEN_AT_ONCE,
-    later_positions,
-    next_id,
+    following,
     next_stand_in,
     of_client,
 )
@@ -111,14 +110,12 @@ class DictReader:
     def _number(self, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         with self._kept.changing() as state:
             for key, chosen in wanted.items():
-                before = state.writes.get(key)
-                number = next_id(before, of_client(key, state.writes), chosen)
-                if number is not None:
-                    state.last_write += 1
-                    state.writes[key] = WriteCheckpoint(key, number, later_positions(before, lsns), state.last_write)
+                write = following(key, state.writes, chosen, lsns, lambda: state.last_write + 1)
+                if write is not None:
+                    state.writes[key], state.last_write = write, write.seq
                 if chosen is None:
                     state.requested.pop(key, None)
-                elif number is not None or key in state.requested:
+                elif write is not None or key in state.requested:
                     state.requested[key] = time.time()
             ids = {key: state.writes[key].id for key in wanted}
             for user in set(map(user_of, wanted)):

@@ -21,7 +21,7 @@ from headwater.replication.health.figures import Totals
 from headwater.replication.health.model import Compared, Health, State, Trouble, health_key, to_json
 from headwater.replication.own_slot import slot_of
 from headwater.replication.versions import tables_named
-from headwater.source.connect import SourceSettings, connect, plan_once
+from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.head import ping_statement
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SourceHealth, look
@@ -172,9 +172,7 @@ class Watch:
 
     def _look(self, slot: str, tables: set[int], patterns: tuple[TablePattern, ...], *, beat: bool) -> None:
         if self._conn is None:
-            self._conn = connect(self._source, application_name="headwater watch")
-            self._conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
-            plan_once(self._conn)
+            self._conn = connect_to_watch(self._source, application_name="headwater watch")
         found = look(self._conn, self._source, slot, tables, patterns)
         self._log_findings(found.findings)
         lag = self._lag.seconds(found, time.monotonic())

@@ -23,7 +23,7 @@ from headwater.source.catalog.published import (
     published_tables,
     unsent_key_error,
 )
-from headwater.source.connect import SourceSettings, connect, plan_once
+from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
@@ -153,7 +153,7 @@ class SchemaWatch:
                 break
             try:
                 with machine_errors():
-                    conn = conn or self._connect_impatiently()
+                    conn = conn or connect_to_watch(self._source, application_name="headwater schema")
                     self._look(conn)
                 logged = False
             except (psycopg.Error, HeadwaterError) as error:  # such as a lock on the catalog; logged once
@@ -176,13 +176,6 @@ class SchemaWatch:
             self._found = _Found(expected, error=error)
             return
         self._found = _Found(expected, tuple(tables))
-
-    def _connect_impatiently(self) -> psycopg.Connection:
-        """A connection with short timeouts: it gives up rather than wait for a lock."""
-        conn = connect(self._source, application_name="headwater schema")
-        conn.execute("set lock_timeout = '2s'; set statement_timeout = '10s'")
-        plan_once(conn)
-        return conn
 
     def close(self) -> None:
         self._closing.set()

@@ -8,7 +8,7 @@ again, and its next id is higher than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from headwater.oplog.lsn import Lsn
@@ -31,7 +31,21 @@ def of_client(key: str, known: Mapping[str, WriteCheckpoint]) -> WriteCheckpoint
     return known.get(key) or (stand_in and replace(stand_in, key=key))
 
 
-def next_id(own: WriteCheckpoint | None, stand_in: WriteCheckpoint | None, chosen: int | None) -> int | None:
+def following(
+    key: str,
+    known: Mapping[str, WriteCheckpoint],
+    chosen: int | None,
+    lsns: Mapping[str, Lsn],
+    next_seq: Callable[[], int],
+) -> WriteCheckpoint | None:
+    """The write checkpoint that replaces a key's last one, with the id that the client chose, or None for the next one.
+    `known` has what is stored for the key and for the forgotten clients of its user. None if the key's own stays."""
+    own = known.get(key)
+    write_id = _next_id(own, of_client(key, known), chosen)
+    return None if write_id is None else WriteCheckpoint(key, write_id, _later_positions(own, lsns), next_seq())
+
+
+def _next_id(own: WriteCheckpoint | None, stand_in: WriteCheckpoint | None, chosen: int | None) -> int | None:
     """The id that replaces the last one: `chosen` if that is higher, or one above the last if the client chose none.
     None if the key's own last one stays."""
     before = own or stand_in
@@ -45,7 +59,7 @@ def next_id(own: WriteCheckpoint | None, stand_in: WriteCheckpoint | None, chose
     return None if own else last
 
 
-def later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
+def _later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
     """The positions of the next write checkpoint. Of two processes, the later writer may have asked the source earlier,
     and a position never goes back."""
     return {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}
@@ -58,5 +72,5 @@ def next_stand_in(
     store counted up to by itself; a client's first choice may have been higher."""
     number = seq
     for each in filter(None, (before, *forgotten)):
-        lsns, number = later_positions(each, lsns), max(number, each.id)
+        lsns, number = _later_positions(each, lsns), max(number, each.id)
     return WriteCheckpoint(stand_in_key(user), number, lsns, seq)

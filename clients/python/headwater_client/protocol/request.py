@@ -57,12 +57,16 @@ class SyncRequest:
                 ],
             },
         }
-        return json_text(request).encode()
+        return _dumped(request).encode()
 
 
 def json_text(value: object) -> str:
     """As compact JSON with sorted keys, which can be sent. Raises ValueError, TypeError or RecursionError for what JSON
     or UTF-8 has no form for."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = _dumped(value)
     text.encode()
     return text
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
 
 import orjson
 import psycopg
@@ -16,8 +17,7 @@ from headwater.storage.shared.write_key import stand_in_key, user_of
 from headwater.storage.shared.writes import (
     CLIENTS_KEPT,
     FORGOTTEN_AT_ONCE,
-    later_positions,
-    next_id,
+    following,
     next_stand_in,
     of_client,
 )
@@ -96,21 +96,17 @@ def _put(
     if not wanted:
         return {}
     with connection.transaction():
-        last = connection.execute("select seq from write_state for update").fetchall()[0][0]
+        seqs = count(connection.execute("select seq + 1 from write_state for update").fetchall()[0][0])
         known = _known(connection, wanted)
-        ids = {key: next_id(known.get(key), of_client(key, known), chosen) for key, chosen in wanted.items()}
-        moved = [
-            WriteCheckpoint(key, write_id, later_positions(known.get(key), lsns), seq)
-            for seq, (key, write_id) in enumerate(((key, n) for key, n in ids.items() if n is not None), last + 1)
-        ]
-        if len(moved) < len(ids):
-            same = [key for key, write_id in ids.items() if write_id is None]
+        written = {key: following(key, known, chosen, lsns, lambda: next(seqs)) for key, chosen in wanted.items()}
+        moved = [write for write in written.values() if write is not None]
+        if same := [key for key, write in written.items() if write is None]:
             connection.execute(_REQUESTED_AGAIN, [list(map(key_digest, same)), [wanted[key] for key in same]])
         if moved:
             _store(connection, moved, chosen=any(number is not None for number in wanted.values()))
             _forget_clients(connection, {user_of(key) for key in wanted if key not in known}, lsns)
             connection.execute("select pg_notify(%s, '')", [channel])
-    return {key: known[key].id if write_id is None else write_id for key, write_id in ids.items()}
+    return {key: (write or known[key]).id for key, write in written.items()}
 
 
 def _known(connection: psycopg.Connection, keys: Iterable[str]) -> dict[str, WriteCheckpoint]:

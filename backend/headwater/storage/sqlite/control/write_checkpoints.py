@@ -17,8 +17,7 @@ from headwater.storage.shared.write_key import stand_in_key, user_of
 from headwater.storage.shared.writes import (
     CLIENTS_KEPT,
     FORGOTTEN_AT_ONCE,
-    later_positions,
-    next_id,
+    following,
     next_stand_in,
     of_client,
 )
@@ -97,16 +96,15 @@ class WriteCheckpoints:
     def _put(self, key: str, chosen: int | None, lsns: Mapping[str, Lsn], new: set[str]) -> int:
         """Returns the id stored afterwards. Adds the user of a new client to `new`."""
         known = self._known(key)
-        own = known.get(key)
-        write_id = next_id(own, of_client(key, known), chosen)
+        write = following(key, known, chosen, lsns, self._next)
         now = None if chosen is None else time.time()
-        if write_id is None:
+        if write is None:
             self._connection.execute(_REQUESTED_AGAIN, (now, key, chosen))
-            return own.id if own else 0
-        if own is None:
+            return known[key].id
+        if key not in known:
             new.add(user_of(key))
-        self._store(WriteCheckpoint(key, write_id, later_positions(own, lsns), self._next()), now)
-        return write_id
+        self._store(write, now)
+        return write.id
 
     def _known(self, key: str) -> dict[str, WriteCheckpoint]:
         """What is stored under this key, and for the forgotten clients of its user."""
