@@ -19,6 +19,7 @@ from headwater.oplog.change import UNCHANGED, Cells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
+from headwater.replication.jobs.copies import Copies
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.lacking import completed
 from headwater.replication.stream.touches import TableTouches
@@ -65,6 +66,7 @@ def wanted_states(
     table: LiveTable,
     touches: TableTouches,
     differences: Sequence[Difference],
+    copies: Copies,
     *,
     reevaluate: bool = False,
 ) -> Wanted:
@@ -74,7 +76,7 @@ def wanted_states(
         return Wanted({})  # no row of the snapshot is left
     if table.identity.kind is IdentityKind.KEY:
         return _keyed(stream, table, touches, differences, reevaluate=reevaluate)
-    return Wanted(_counted(stream, table, touches, differences))
+    return Wanted(_counted(table, touches, differences, copies))
 
 
 def _keyed(
@@ -127,12 +129,9 @@ def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]
     )
 
 
-def _counted(
-    stream: StreamAccess, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]
-) -> States:
+def _counted(table: LiveTable, touches: TableTouches, differences: Sequence[Difference], stored: Copies) -> States:
     width = len(table.relation.columns)
-    lines = {difference.key: difference.line for difference in differences}
-    present = stream.copies(table, lines)
+    present = stored.of(table, touches, differences)
     states: States = {}
     for _, content, line, copies in differences:
         wanted = max(0, copies + touches.delta[content])

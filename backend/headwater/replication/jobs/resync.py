@@ -34,6 +34,7 @@ from headwater.bulk.contract import (
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext
+from headwater.replication.jobs.copies import Copies
 from headwater.replication.jobs.job import Ending, Job
 from headwater.replication.jobs.merge import Portion, describe, wanted_states
 from headwater.replication.own_slot import slot_of
@@ -98,6 +99,7 @@ class Resync(Job):
         self._batches: queue.Queue[Sequence[Difference]] = queue.Queue(maxsize=2)
         self._batch: list[Difference] = []
         self._portion = Portion()
+        self._copies = Copies(context.stream)
         self._merged = 0
         self._reported = defaultdict[int, set[str]](set)  # by table id, keys of differences; see `_to_merge`
         self._keeper: SnapshotKeeper | None = None
@@ -288,6 +290,7 @@ class Resync(Job):
     def _merge(self) -> None:
         count = self._portion.of(self._batch, self._context.source.piece_bytes)
         some, self._batch = self._batch[:count], self._batch[count:]
+        self._copies.expect(self._batch)
         started = time.perf_counter()
         self._merge_some(some)
         self._portion.took(count, time.perf_counter() - started)
@@ -304,7 +307,7 @@ class Resync(Job):
             touches = self._log.of(oid)
             differences = self._to_merge(table_id, some)
             states, waiting = wanted_states(
-                self._context.stream, table, touches, differences, reevaluate=self._order.verify
+                self._context.stream, table, touches, differences, self._copies, reevaluate=self._order.verify
             )
             found = describe(self._context.stream, table, states)
             name = f"{table.relation.schema}.{table.relation.name}"
