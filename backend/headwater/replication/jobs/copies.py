@@ -46,7 +46,8 @@ class Copies:
     def _look(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> None:
         all_of_it = chain(differences, islice(self._later, _AHEAD))
         lines = {each.key: each.line for each in all_of_it if each.table == table.id}
-        self._found = {
+        others = {place: found for place, found in self._found.items() if place[0] != table.id}
+        self._found = others | {
             (table.id, content): (touches.delta[content], row_ids)
             for content, row_ids in self._stream.copies(table, lines).items()
         }
