@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,29 @@ def test_asking_again_with_the_answer_configured_gives_the_same_answer(monkeypat
     first = java_home()
     monkeypatch.setenv("JAVA_HOME", str(first))
     assert java_home() == first
+
+
+def test_the_wrapper_goes_elsewhere_when_the_cache_directory_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", "java.base@17.0.9")))
+    home = java_home()
+    assert home.parent == tmp_path / f"headwater-{os.geteuid()}"
+    assert home.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_another_users_directory_is_not_trusted_with_the_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", "java.base@17.0.9")))
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    home = java_home()
+    assert home.parent.parent == tmp_path
+    assert not home.is_relative_to(tmp_path / "cache")
 
 
 def test_no_java_at_all_is_one_error_that_names_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from headwater.embedded import node
 from headwater.embedded.node import NoNode, find_node
 
 
@@ -25,18 +27,19 @@ def _machine_has(monkeypatch: pytest.MonkeyPatch, programs: dict[str, str]) -> N
 
 
 def test_the_machines_node_is_taken_when_it_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node, npm = _fake_program(tmp_path / "node", "v25.1.0"), _fake_program(tmp_path / "npm", "11.0.0")
-    _machine_has(monkeypatch, {"node": node, "npm": npm})
-    assert find_node().node == Path(node)
+    program, npm = _fake_program(tmp_path / "node", "v25.1.0"), _fake_program(tmp_path / "npm", "11.0.0")
+    _machine_has(monkeypatch, {"node": program, "npm": npm})
+    assert find_node().node == Path(program)
     assert find_node().npm == (npm,)
 
 
 def test_an_old_node_gives_way_to_that_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _machine_has(monkeypatch, {"node": _fake_program(tmp_path / "node", "v20.20.2"), "npm": "/nowhere/npm"})
-    node = find_node()
-    assert subprocess.run([node.node, "--version"], capture_output=True, text=True, check=True).stdout.startswith("v24")
+    found = find_node()
+    command = [str(found.node), "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("v24")
     done = subprocess.run(
-        [*node.npm, "--version"], env=node.environment(os.environ), capture_output=True, text=True, check=True
+        [*found.npm, "--version"], env=found.environment(os.environ), capture_output=True, text=True, check=True
     )
     assert int(done.stdout.split(".")[0]) >= 11
 
@@ -52,3 +55,31 @@ def test_no_node_at_all_names_what_to_install(tmp_path: Path, monkeypatch: pytes
 def test_the_module_runs_node_from_the_command_line() -> None:
     command = [sys.executable, "-m", "headwater.embedded.node", "node", "-p", "6 * 7"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+
+
+def test_the_module_runs_npm_with_its_node_first_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, list[str], str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda file, words, env: ran.append((file, words, env["PATH"])))
+    found = node.find_node()
+    main: Callable[[list[str]], None] = node._main
+    with pytest.raises(SystemExit, match="usage: "):
+        main(["yarn"])
+    main(["npm", "ci"])
+    ((file, words, path),) = ran
+    assert [file, *words[1:]] == [*found.npm[:1], *found.npm[1:], "ci"]
+    assert path.startswith(str(found.node.parent))
+
+
+def test_the_module_says_in_one_line_that_there_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine_has(monkeypatch, {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(SystemExit, match="there is no Node"):
+        node._main(["node"])
+
+
+def test_a_node_that_does_not_run_or_says_nonsense_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in (str(tmp_path / "gone"), _fake_program(tmp_path / "node", "hello")):
+        _machine_has(monkeypatch, {"node": program, "npm": program})
+        assert find_node().node != Path(program)

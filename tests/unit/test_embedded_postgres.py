@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from headwater.embedded.postgres import (
     StopMode,
     find_binaries,
 )
-from headwater.embedded.process import account_to_run_as, reachable_copy
+from headwater.embedded.process import NoUnprivilegedUser, account_to_run_as, reachable_copy
 
 FAST = {"fsync": "off"}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")
@@ -209,3 +210,86 @@ def test_a_version_that_is_not_there_is_named_beside_those_that_are(monkeypatch:
 def test_no_postgres_at_all_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     with _no_postgres_but(monkeypatch), pytest.raises(NoPostgres, match="install postgresql, or in a clone"):
         find_binaries()
+
+
+def _programs(directory: Path, version: str) -> PostgresBinaries:
+    """Programs that answer with this version, or fail."""
+    directory.mkdir(parents=True)
+    for name in ("postgres", "initdb"):
+        program = directory / name
+        program.write_text(f"#!/bin/sh\n{version}\n")
+        program.chmod(0o755)
+    return PostgresBinaries(directory, 17)
+
+
+def test_programs_that_are_no_postgres_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = _programs(tmp_path / "good", "echo 'postgres (PostgreSQL) 17.2'")
+    places = [tmp_path / "nowhere", _programs(tmp_path / "other", "echo 17").bin_dir]
+    places += [_programs(tmp_path / "broken", "exit 1").bin_dir, good.bin_dir]
+    with _no_postgres_but(monkeypatch):
+        monkeypatch.setattr(module, "_installed", lambda: iter(places))
+        assert find_binaries() == good
+        monkeypatch.setenv("PATH", str(good.bin_dir))
+        monkeypatch.setattr(module, "_installed", lambda: iter(()))
+        with pytest.raises(NoPostgres, match="there is no Postgres 14 or newer here"):
+            find_binaries()
+    monkeypatch.setattr(module, "_SYSTEM_PLACES", [(str(tmp_path), "*/")])
+    assert find_binaries(17) == good
+
+
+def test_a_directory_that_cannot_be_made_into_a_database_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.txt").write_text("mine")
+    with pytest.raises(PostgresFailed, match="initdb ended with code 1") as failure:
+        EmbeddedPostgres(tmp_path / "data", settings=FAST).start()
+    assert "exists but is not empty" in str(failure.value)
+    assert (tmp_path / "data" / "notes.txt").read_text() == "mine"
+
+
+def test_a_server_that_never_answers_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "PG_VERSION").write_text("17\n")
+    tmp_path.chmod(0o755)
+    server = EmbeddedPostgres(tmp_path / "data", _programs(tmp_path / "bin", "exec sleep 600"), FAST)
+    with pytest.raises(PostgresFailed, match="did not answer within 0 s"):
+        server.start()
+    assert server.pid is None
+
+
+def test_a_server_that_does_not_react_is_killed_when_it_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.1)
+    server = EmbeddedPostgres(tmp_path / "data", settings=FAST)
+    server.start()
+    assert server.pid is not None
+    postmaster = psutil.Process(server.pid)
+    postmaster.suspend()
+    server.stop()
+    assert not postmaster.is_running()
+    server.stop()
+    server.kill()
+    assert server.pid is None
+
+
+def test_starting_a_server_that_runs_does_nothing(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
+        before = server.pid
+        server.start()
+        assert server.pid == before
+
+
+@as_root
+def test_root_without_another_user_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    with pytest.raises(NoUnprivilegedUser, match="or add the user nobody"):
+        EmbeddedPostgres(tmp_path / "data", settings=FAST).start()
+
+
+def test_an_ordinary_user_runs_it_as_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert account_to_run_as() is None

@@ -198,3 +198,15 @@ def test_data_that_may_be_too_large_is_measured_in_the_general_way() -> None:
         side.apply([Update(relation, None, False, ("1", UNCHANGED, "c", None))])
     assert vars(sides[0].flush) == vars(sides[1].flush)
     assert len(sides[0].flush.ops) == 2
+
+
+def test_buckets_are_named_right_however_many_and_long_their_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_KNOWN_BUCKETS", 2)
+    relation = _relation(_TEXT, (_TEXT, _TEXT, _TEXT))
+    table = _table([_PLAIN[1]], relation)
+    sides = _Side(table), _Side(_in_general(table))
+    owners = ["a", "b", "c", "long" * 200, "a", "long" * 200, "d", "b"]
+    for side in sides:
+        side.apply([Insert(relation, (str(number), owner, None, None)) for number, owner in enumerate(owners)])
+    assert vars(sides[0].flush) == vars(sides[1].flush)
+    assert len({name.name for _, name in sides[0].flush.ops}) == 5
