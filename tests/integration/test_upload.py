@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from headwater.source.upload import apply
 from headwater.source.upload.settings import TableRule
 from tests.support.fix_api import Endpoint
+from tests.support.fix_headwater import wait_until
 from tests.support.fix_logs import line_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import ALL, NOTES, RULE, Uploads, delete, patch, put
@@ -123,6 +125,37 @@ def test_what_is_remembered_is_pruned_and_nothing_older_is_applied_twice(
     assert device.answers(sent[200])[0]["outcome"] == "already_applied"
     device.applied(put("notes", "257", owner="ann", title="x"))
     assert [row[0] for row in uploads.rows(ALL)] == ["257"]
+
+
+def test_devices_that_send_nothing_any_more_are_forgotten_but_for_their_last_op(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "FORGET_AT_ONCE", 2)
+    source_db.execute(NOTES)
+    before = uploads_of({"notes": RULE})
+    silent, waiting, here = [before.device() for _ in range(5)], before.device(), before.device()
+    sent = [(device, device.transaction(put("notes", "1", owner="ann", title="x"))) for device in (*silent, here)]
+    for device, transaction in sent:
+        device.answers(transaction)
+    waiting.applied(put("notes", "1", owner="ann", title="x"))
+    waiting.parked(put("notes", "2", owner="ann", title=""))
+    longest_ago = "seen_at = now() - interval '181 days'"
+    source_db.execute(f"update headwater_upload.clients set {longest_ago} where client_id <> '{here.client_id}'")
+    source_db.execute("delete from notes")
+    again = uploads_of({"notes": RULE})
+    here.uploads = again
+    here.applied(put("notes", "3", owner="ann", title="x"))
+    remembered = """
+        select c.client_id, count(*) from headwater_upload.taken join headwater_upload.clients c using (client)
+        group by 1 order by 2 desc, 1"""
+    kept = [(here.client_id, 2), (waiting.client_id, 1)]
+    wait_until(lambda: again.rows(remembered) == kept, "all but the letter of devices that are silent to be forgotten")
+    for device, transaction in sent[:-1]:
+        device.uploads = again
+        assert device.answers(transaction)[0]["error"]["code"] == "HW_6116", "it may have been applied"
+        device.applied(patch("notes", "3", title="new"))
+    assert here.answers(sent[-1][1])[0]["outcome"] == "already_applied"
+    assert again.rows(ALL) == [("3", "ann", "new", None)]
 
 
 def test_another_key_and_several_key_columns(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:

@@ -17,13 +17,18 @@ from headwater.source.upload.settings import TableRule
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_api import AUDIENCE, SECRET
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_upload import NOTES, Uploads, delete, patch, put
+from tests.support.fix_upload import NOTES, RULE, Uploads, delete, patch, put
 
 Command = Callable[..., Outcome]
 
 
 @pytest.fixture
 def upload(uploads: Uploads, tmp_path: Path) -> Command:
+    """See `commands_for`."""
+    return commands_for(uploads, tmp_path)
+
+
+def commands_for(uploads: Uploads, tmp_path: Path) -> Command:
     """`upload("list")` runs `headwater upload list` for the same source."""
     login = uploads.settings.login
     connection = {
@@ -97,6 +102,24 @@ def test_a_retry_does_only_what_was_not_applied_with_another_transaction(uploads
     uploads.db.execute("alter table notes drop constraint notes_title_check")
     assert upload("upload", "retry", "--all").code == 0
     assert uploads.rows("select id, title from notes order by id") == [("1", "by somebody else"), ("2", "")]
+
+
+def test_what_a_letter_may_ask_for_is_remembered_until_it_is_retried(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], tmp_path: Path
+) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, window=100)
+    device = uploads.device()
+    whole = device.transaction(put("notes", "1", owner="ann", title="a"), put("notes", "2", owner="ann", title=""))
+    device.answers({"crud": whole["crud"][:1]})
+    assert device.answers(whole)[0]["outcome"] == "parked"
+    device.applied(*(patch("notes", "1", title=f"t{n}") for n in range(250)))
+    source_db.execute("update headwater_upload.taken set taken_at = now() - interval '8 days'")
+    for number in range(5):
+        device.applied(patch("notes", "1", title=f"by somebody {number}"))
+    source_db.execute("alter table notes drop constraint notes_title_check")
+    assert commands_for(uploads, tmp_path)("upload", "retry", "--all").code == 0
+    assert uploads.rows("select id, title from notes order by id") == [("1", "by somebody 4"), ("2", "")]
 
 
 def test_what_a_retry_applied_is_not_applied_with_the_next_letter(uploads: Uploads, upload: Command) -> None:

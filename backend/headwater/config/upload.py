@@ -39,6 +39,7 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
         max_parked_per_user=section.integer("max_parked_per_user", defaults.max_parked_per_user, 1, _LIMIT),
         max_body_bytes=section.integer("max_body_mb", defaults.max_body_bytes >> 20, 1, 1024) << 20,
         keep_days=section.integer("keep_days", defaults.keep_days, 1, 3650),
+        forget_days=section.integer("forget_days", defaults.forget_days, 1, 3650),
     )
     section.refuse_unknown()
     return settings

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
+from headwater.errors import HeadwaterError
 from headwater.failpoints import passing
 from headwater.source.upload import ledger
 from headwater.source.upload.connections import Connections, become, begin
@@ -27,10 +30,17 @@ ATTEMPTS = 4
 SECONDS = 60.0
 """Time limit of one attempt, including the wait for a connection and for locks."""
 
+FORGET_AT_ONCE = 100
+"""How many devices that send nothing any more are forgotten in one transaction."""
+
+_FORGET_EVERY_SECONDS = 3600.0
+
 _LOST_A_RACE = ("40001", "40P01")
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "XX001", "XX002")
 """SQLSTATEs of temporary failures that are not the upload's fault: connections, races, resources, operators, disks,
 locks, standbys."""
+
+_log = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
 
@@ -59,8 +69,13 @@ class Uploads:
     def __init__(self, settings: UploadSettings) -> None:
         self._settings = settings
         self._connections = Connections(settings)
+        self._forgetting: asyncio.Task[None] | None = None
+        self._forget_at = 0.0
 
     async def close(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            await asyncio.wait([self._forgetting])
         await self._connections.close()
 
     async def take(self, device: Device, transaction: ClientTransaction) -> Outcome:
@@ -70,6 +85,7 @@ class Uploads:
         UnsafeRole, TableNotReady or SourceRefused when an operator has to fix something first. Then nothing was
         written.
         """
+        self._forget_now_and_then()
         try:
             return await self.tried(lambda conn: self._apply(conn, device, transaction))
         except Refused as refusal:
@@ -124,6 +140,23 @@ class Uploads:
             passing("upload.before_park_commit")
         passing("upload.after_park_commit")
         return letter
+
+    def _forget_now_and_then(self) -> None:
+        if time.monotonic() >= self._forget_at and (self._forgetting is None or self._forgetting.done()):
+            self._forget_at = time.monotonic() + _FORGET_EVERY_SECONDS
+            self._forgetting = asyncio.create_task(self._forget())
+
+    async def _forget(self) -> None:
+        async def some(conn: psycopg.AsyncConnection) -> int:
+            async with conn.transaction():
+                await begin(conn, self._settings)
+                return await ledger.forget_silent(conn, self._settings, FORGET_AT_ONCE)
+
+        try:
+            while await self.tried(some) == FORGET_AT_ONCE:
+                pass
+        except HeadwaterError as error:
+            _log.warning("what is remembered of silent devices could not be deleted, which is tried again: %s", error)
 
 
 _SEND_AGAIN = "send it again"

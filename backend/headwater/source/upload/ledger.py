@@ -36,13 +36,28 @@ with noted as (
 update headwater_upload.clients set highest_op = greatest(highest_op, %(last)s) where client = %(client)s
 """
 
-_PRUNE = """
+# When a letter is retried, its ops that were applied with another transaction are left out
+_NOT_OF_A_LETTER = """
+not exists (select from headwater_upload.dead_letters d where d.client = t.client and d.state = 'parked'
+            and d.first_op <= t.last_op and d.last_op >= t.first_op)
+"""
+
+_PRUNE = f"""
 with gone as (
-  delete from headwater_upload.taken
+  delete from headwater_upload.taken t
   where client = %(client)s and last_op <= %(below)s and taken_at < now() - make_interval(days => %(days)s)
-  returning last_op)
+  and {_NOT_OF_A_LETTER} returning last_op)
 update headwater_upload.clients set pruned_to = (select max(last_op) from gone)
 where client = %(client)s and pruned_to < (select max(last_op) from gone)
+"""
+
+_FORGET = f"""
+with silent as (
+  select client from headwater_upload.clients
+  where seen_at < now() - make_interval(days => %s) and pruned_to < highest_op
+  limit %s for update skip locked),
+gone as (delete from headwater_upload.taken t using silent where t.client = silent.client and {_NOT_OF_A_LETTER})
+update headwater_upload.clients c set pruned_to = highest_op from silent where c.client = silent.client
 """
 
 _PARK = """
@@ -146,6 +161,13 @@ async def note(
         if ops[-1] // PRUNE_EVERY > client.highest_op // PRUNE_EVERY:
             below = ops[-1] - settings.window
             await conn.execute(_PRUNE, {"client": client.number, "below": below, "days": settings.keep_days})
+
+
+async def forget_silent(conn: psycopg.AsyncConnection, settings: UploadSettings, limit: int) -> int:
+    """Delete what is remembered of devices that have sent nothing for `forget_days`, of `limit` devices at most.
+    Returns of how many. Each device's last op id stays, so that nothing of it can be applied twice."""
+    with prepared():
+        return (await conn.execute(_FORGET, [settings.forget_days, limit])).rowcount
 
 
 async def park(

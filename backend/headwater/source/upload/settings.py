@@ -52,7 +52,8 @@ class TableRule:
 class UploadSettings:
     """Settings of uploads. `login` connects and keeps the records; each transaction then switches to `role` to write.
     `tables` has the rules by the client's name of a table. Timeouts are in seconds, limits are per process. At least
-    the last `window` ops of a device, and all of the last `keep_days` days, are remembered."""
+    the last `window` ops of a device, and all of the last `keep_days` days, are remembered, until the device has sent
+    nothing for `forget_days`."""
 
     login: SourceSettings
     role: str
@@ -66,4 +67,5 @@ class UploadSettings:
     max_parked_per_user: int = 1000
     max_body_bytes: int = 8 << 20
     keep_days: int = 7
+    forget_days: int = 180
     window: int = 10_000
