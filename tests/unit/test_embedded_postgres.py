@@ -237,13 +237,33 @@ def test_programs_that_are_no_postgres_are_passed_over(tmp_path: Path, monkeypat
     assert find_binaries(17) == good
 
 
-def test_a_directory_that_cannot_be_made_into_a_database_is_reported(tmp_path: Path) -> None:
+def test_somebodys_files_are_neither_touched_nor_made_a_database(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("mine")
-    with pytest.raises(PostgresFailed, match="initdb ended with code 1") as failure:
-        EmbeddedPostgres(tmp_path / "data", settings=FAST).start()
-    assert "exists but is not empty" in str(failure.value)
+    for place in (tmp_path / "data", tmp_path / "data" / "notes.txt"):
+        with pytest.raises(PostgresFailed, match="what is there is no database"):
+            EmbeddedPostgres(place, settings=FAST).start()
     assert (tmp_path / "data" / "notes.txt").read_text() == "mine"
+    assert {path.stat().st_uid for path in (tmp_path / "data", tmp_path / "data" / "notes.txt")} == {os.geteuid()}
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_what_a_killed_start_left_half_made_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "data.new" / "base").mkdir(parents=True)
+    (tmp_path / "data.new" / "PG_VERSION").write_text("18\n")
+    (tmp_path / "data").mkdir()
+    with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
+        assert _value(server, "select 1") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.log"]
+
+
+def test_a_database_that_cannot_be_made_is_reported_in_the_words_of_initdb(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    binaries = _programs(tmp_path / "bin", "echo 'no locale here' >&2; exit 3")
+    with pytest.raises(PostgresFailed, match="initdb ended with code 3") as failure:
+        EmbeddedPostgres(tmp_path / "data", binaries, FAST).start()
+    assert "no locale here" in str(failure.value)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_server_that_never_answers_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,11 +178,10 @@ class EmbeddedPostgres:
         if self.pid is not None:
             return
         account = account_to_run_as()
-        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if account is not None:
-            account.own(self.data_dir)
         if not (self.data_dir / "PG_VERSION").exists():
             self._init_directory(account)
+        if account is not None:
+            account.own(self.data_dir)
         deadline = time.monotonic() + START_SECONDS
         while not self._try_start(account, deadline):
             # After kill -9, old backends take a moment to end; and another process can take the free port
@@ -222,11 +221,21 @@ class EmbeddedPostgres:
         self._process = self._guard = None
 
     def _init_directory(self, account: Account | None) -> None:
+        """Make the database beside its place, so that nothing half stays there when this process is killed."""
+        if self.data_dir.exists() and (not self.data_dir.is_dir() or any(self.data_dir.iterdir())):
+            raise PostgresFailed("what is there is no database", str(self.data_dir), "name a directory of its own")
+        unfinished = self.data_dir.with_name(f"{self.data_dir.name}.new")
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        unfinished.mkdir(parents=True, mode=0o700)
+        if account is not None:
+            account.own(unfinished)
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
-        with self._command("initdb", account, options) as initdb, self.log_file.open("wb") as log:
+        with self._command("initdb", account, unfinished, options) as initdb, self.log_file.open("wb") as log:
             code = initdb.launch(log.fileno()).wait()
         if code != 0:
             raise self._failure(f"initdb ended with code {code}")
+        unfinished.rename(self.data_dir)
 
     def _try_start(self, account: Account | None, deadline: float) -> bool:
         """Start the server. Returns False when trying again may help."""
@@ -235,7 +244,7 @@ class EmbeddedPostgres:
         options = ["-p", str(self._port)]
         for name, value in settings.items():
             options += ["-c", f"{name}={value}"]
-        with self._command("postgres", account, options) as postgres, self.log_file.open("wb") as log:
+        with self._command("postgres", account, self.data_dir, options) as postgres, self.log_file.open("wb") as log:
             self._process = postgres.launch(log.fileno())
         self._guard = Guard(self._process.pid)
         if self._answers(deadline):
@@ -270,12 +279,12 @@ class EmbeddedPostgres:
             time.sleep(0.02)
         return False
 
-    def _command(self, program: str, account: Account | None, options: list[str]) -> _Command:
+    def _command(self, program: str, account: Account | None, data_dir: Path, options: list[str]) -> _Command:
         bin_dir = self.binaries.bin_dir
         if account is not None:
             tree = bin_dir.parent
             bin_dir = reachable_copy(account, tree.parent, tree) / bin_dir.name
-        return _Command(bin_dir / program, account, self.data_dir, options)
+        return _Command(bin_dir / program, account, data_dir, options)
 
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
