@@ -43,13 +43,14 @@ class Unreachable(ClientError):
 
 
 class Refused(ClientError):
-    """The server answered with an error. It is tried again. `status` is that of HTTP, None over a websocket."""
+    """The server answered with an error. It is tried again, not before `retry_after` seconds if the server named some.
+    `status` is that of HTTP, None over a websocket."""
 
     code = "HWC_REFUSED"
 
-    def __init__(self, path: str, status: int | None, text: str) -> None:
-        super().__init__(path, status, text)
-        self.path, self.status, self.text = path, status, text
+    def __init__(self, path: str, status: int | None, text: str, retry_after: float | None = None) -> None:
+        super().__init__(path, status, text, retry_after)
+        self.path, self.status, self.text, self.retry_after = path, status, text, retry_after
 
     def __str__(self) -> str:
         answered = "ended with an error" if self.status is None else f"answered {self.status}"

@@ -33,6 +33,10 @@ class LittleServer:
             while not self.ended.wait(0.1 if self.again else 60) and self.again:
                 handler.wfile.write(json.dumps(self.again).encode() + b"\n")
 
+    def other(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
+        number = self.numbered(int(str(body["checkpoint_request_id"])))
+        self.answer(handler, {"checkpoint_request_id": str(number)})
+
     def answer(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
         text = json.dumps({"data": body}).encode()
         handler.send_response(200)
@@ -60,8 +64,7 @@ def serving(server: LittleServer) -> Iterator[LittleServer]:
             elif self.path == "/sync/stream":
                 server.line_up(self)
             else:
-                number = server.numbered(int(body["checkpoint_request_id"]))
-                server.answer(self, {"checkpoint_request_id": str(number)})
+                server.other(self, body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
             pass

@@ -19,7 +19,6 @@ from headwater_client.storage.app_tables import replace_schema
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
-from headwater_client.sync.backoff import Backoff
 from headwater_client.sync.status import SyncStatus
 from tests.unit.clients_python.hearing import hear_line
 
@@ -138,11 +137,3 @@ def test_a_row_that_comes_again_is_kept_whatever_went_meanwhile(
     )  # fmt: skip
     assert outcome is Outcome.APPLIED
     assert connection.execute("SELECT id, title FROM todos").fetchall() == [("k", "new")]
-
-
-def test_waits_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
-    backoff = Backoff(1.0, longest=10.0)
-    waits = [backoff.next() for _ in range(6)]
-    assert all(base * 0.9 <= wait <= base * 1.1 for wait, base in zip(waits, [1, 2, 4, 8, 10, 10], strict=True))
-    backoff.succeeded()
-    assert backoff.next() <= 1.1

@@ -20,7 +20,7 @@ import httpx
 from headwater_client.database.crud import CrudTransaction, as_json
 from headwater_client.errors import ConnectError, ProtocolError, Refused, Retired, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
-from headwater_client.transport.endpoint import Credentials
+from headwater_client.transport.endpoint import Credentials, refusal
 from headwater_client.transport.http import trusted
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ class UploadConnector:
                 text = _text(response)
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
-        if response.status_code == 401:
-            self._credentials = None
-            raise TokenRefused("/upload", response.status_code, text)
         if response.status_code != 200:
-            raise Refused("/upload", response.status_code, text)
+            refused = refusal("/upload", response.status_code, text, response.headers)
+            if isinstance(refused, TokenRefused):
+                self._credentials = None
+            raise refused
         return _answers(text, len(body["transactions"]))
 
 

@@ -181,7 +181,7 @@ class Engine:
     async def _keep_connected(self, download: Download) -> None:
         backoff = Backoff(self._options.retry_delay)
         while True:
-            at_once, again = False, False
+            at_once, failure = False, None
             self._board.update(connecting=not self._board.status.connected)
             try:
                 at_once = await download.once()
@@ -190,14 +190,14 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - whatever it was, a device goes on trying, and says so
                 _log.warning("sync failed, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))
                 self._board.update(download_error=error)
-                again = not isinstance(error, _BROKEN_OFF)
-            if download.begun and not again:
+                failure = error
+            if download.begun and (failure is None or isinstance(failure, _BROKEN_OFF)):
                 backoff.succeeded()
             if at_once:
                 await asyncio.sleep(_SOON)
                 continue
             self._board.update(connected=False, connecting=False)
-            await self._pause(backoff.next())
+            await self._pause(backoff.next(failure))
 
     async def _pause(self, seconds: float) -> None:
         assert self._hurry is not None

@@ -27,8 +27,8 @@ T = TypeVar("T")
 class ConnectOptions:
     """`parameters` are for the sync config, `app_metadata` for the server's log; times are in seconds.
 
-    `retry_delay` is the first wait after a failure, which doubles up to a minute. `bson` asks for BSON lines, which a
-    websocket always has.
+    `retry_delay` is the longest first wait after a failure; it doubles up to a minute. `bson` asks for BSON lines,
+    which a websocket always has.
     """
 
     parameters: Mapping[str, object] = field(default_factory=dict)

@@ -68,7 +68,7 @@ class Upload:
                 if isinstance(error, TokenRefused):
                     self._tokens.invalidate(self._used)
                 self._board.update(upload_error=error, uploading=False)
-                await self._wait(backoff.next())
+                await self._wait(backoff.next(error))
                 self._wanted.set()
             finally:
                 self._board.update(uploading=False)

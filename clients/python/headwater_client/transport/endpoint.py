@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,7 +43,9 @@ def authorization(credentials: Credentials) -> str:
     return f"Token {credentials.token}"
 
 
-def refusal(path: str, status: int, text: str) -> Refused:
+def refusal(path: str, status: int, text: str, headers: Mapping[str, str]) -> Refused:
     """The error for an answer other than 200."""
     kind = TokenRefused if status == 401 else Refused
-    return kind(path, status, text)
+    wait = headers.get("retry-after", "").strip()
+    # It may also be a date, which a device could only compare with a clock that may be wrong
+    return kind(path, status, text, float(wait) if wait.isascii() and wait.isdecimal() else None)

@@ -61,7 +61,7 @@ class Http:
         try:
             async with self._http.stream("POST", url, content=body, headers=headers) as response:
                 if response.status_code != 200:
-                    raise refusal(STREAM, response.status_code, await _text(response))
+                    raise refusal(STREAM, response.status_code, await _text(response), response.headers)
                 yield Stream(response.aiter_bytes(), framing_of(response.headers.get("content-type", "")))
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
@@ -95,7 +95,7 @@ class Http:
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
         if response.status_code != 200:
-            raise refusal(path, response.status_code, text)
+            raise refusal(path, response.status_code, text, response.headers)
         return text
 
 

@@ -62,7 +62,7 @@ class Websocket(Http):
         except websockets.InvalidStatus as error:
             answer = error.response
             text = str(answer.body or b"", "utf-8", "replace")
-            raise refusal(STREAM, answer.status_code, f"no websocket; {text}") from error
+            raise refusal(STREAM, answer.status_code, f"no websocket; {text}", answer.headers) from error
         except (websockets.WebSocketException, OSError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
 
