@@ -109,10 +109,12 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
         answers = [
             stack.enter_context(client.stream("POST", "/sync/stream", json={}, headers=headers)) for _ in range(STREAMS)
         ]
-        for answer in answers:
-            assert json.loads(next(answer.iter_lines()))
+        streams = [answer.iter_lines() for answer in answers]  # kept, since who lets go of one closes its stream
+        for stream in streams:
+            assert json.loads(next(stream))
         running.send_signal(signal.SIGTERM)
         _until_it_drains(client)
+        assert running.poll() is None, "streams are open"
         running.send_signal(second)
         status = running.wait(60)  # of the 300 seconds that streams have to end
         assert running.stderr is not None
