@@ -17,6 +17,7 @@ from headwater_client import ConnectOptions, Credentials, Database, RawTable, Sc
 from headwater_client.database import connector as connectors
 from headwater_client.database.crud import CrudBatch
 from headwater_client.errors import ClientError, ConnectError, NotSynced
+from headwater_client.storage import transaction
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
@@ -153,6 +154,28 @@ def test_a_statement_that_does_not_end_is_left(server: LittleServer, database: D
     leave(database)
     assert database.status.download_error is None
     assert database.rows("SELECT * FROM endless") == []
+
+
+def test_sync_that_waits_for_a_write_of_the_app_is_left(
+    server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, begin = threading.Event(), transaction._begin
+
+    def begin_later(connection: sqlite3.Connection, retired: threading.Event) -> None:
+        waits.set()
+        begin(connection, retired)
+
+    server.lines = [{"checkpoint": {"last_op_id": "1", "buckets": [], "streams": []}}]
+    with database.atomic():
+        database["todos"].insert({"id": "1", "title": "x"})
+        monkeypatch.setattr(transaction, "_begin", begin_later)
+        database.connect(App(server.endpoint))
+        assert waits.wait(60)
+        leave(database)
+    assert database.rows("SELECT id, title FROM todos") == [{"id": "1", "title": "x"}]
+    assert database.status.upload_error is None
+    database.connect(App(server.endpoint))
+    database.wait_for_status(lambda status: status.connected, 60)
 
 
 def test_a_program_ends_though_its_upload_hangs(tmp_path: Path) -> None:

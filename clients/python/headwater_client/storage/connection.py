@@ -109,6 +109,7 @@ class _Tracking:
     lock: threading.RLock
     closing = False
     committed: Committed | None = None
+    retired: threading.Event | None = None
     _token = 0
     _changes = 0
 
@@ -260,6 +261,16 @@ def open_connection(
     connection.create_function("headwater_tx", 0, tracked.transaction_token)
     tracked.committed = committed
     return connection
+
+
+def retire_by(connection: sqlite3.Connection, retired: threading.Event) -> None:
+    """From when `retired` is set on, the connection is to begin no transaction."""
+    cast("_Tracking", connection).retired = retired
+
+
+def retired_of(connection: sqlite3.Connection) -> threading.Event | None:
+    """The event of `retire_by`, if it was called."""
+    return cast("_Tracking", connection).retired
 
 
 def close_from_elsewhere(connection: sqlite3.Connection) -> None:

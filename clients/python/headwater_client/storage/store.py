@@ -14,6 +14,7 @@ from headwater_client.protocol.request import Position, StreamRequest
 from headwater_client.protocol.session import Begin, Finish, Outcome, Target
 from headwater_client.schema.tables import RawTable
 from headwater_client.storage import app_tables, apply, buckets, bulk, layout, streams, uploads
+from headwater_client.storage.connection import retire_by
 from headwater_client.storage.transaction import writing
 
 _MICRO = 1_000_000
@@ -56,6 +57,7 @@ class Store:
         connection.execute(f"PRAGMA wal_autocheckpoint = {_JOURNAL_PAGES}").fetchall()
         self.connection = connection
         self.retired = retired or threading.Event()
+        retire_by(connection, self.retired)
         connection.set_progress_handler(self.retired.is_set, _STEPS)
         self._raw = raw
 

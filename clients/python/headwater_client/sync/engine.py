@@ -130,6 +130,8 @@ class Engine:
         """Sync until that is to end, or until it fails, as where the disk is full."""
         try:
             await self._open_and_work(stopping)
+        except Retired:
+            self._ready.set()
         except Exception as error:  # noqa: BLE001 - there may be room later
             self._ready.set()  # before the app hears of it, since who connects holds a lock until then
             _log.warning("sync cannot start, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))

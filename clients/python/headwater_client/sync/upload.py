@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from headwater_client.errors import ProtocolError, TokenRefused, UploadStuck
+from headwater_client.errors import ProtocolError, Retired, TokenRefused, UploadStuck
 from headwater_client.storage import uploads
 from headwater_client.storage.store import Store
 from headwater_client.sync.backoff import Backoff
@@ -63,6 +63,8 @@ class Upload:
                     self._confirmed()
                     self._board.update(upload_error=None)
                 backoff.succeeded()
+            except Retired:
+                return
             except Exception as error:  # noqa: BLE001 - the app's own code may raise anything, and is tried again
                 _log.warning("upload failed, trying again: %s", error)
                 if isinstance(error, TokenRefused):
