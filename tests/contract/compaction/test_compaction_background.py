@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+from headwater.compaction import background, work
 from headwater.compaction.background import Rhythm, Upkeep
-from headwater.compaction.work import Need, UpkeepWork, need
+from headwater.compaction.work import Need, Share, Summary, UpkeepWork, compact_share, need
 from headwater.oplog.op import OpId, bucket_key
+from headwater.storage.address import StoreAddress
+from headwater.storage.backend import Backend
 from headwater.storage.contract.compaction import BucketState, Piece, UpkeepStore
+from headwater.storage.contract.store import StoreBusyError
+from headwater.storage.open import open_backend
 from headwater.storage.shared.compaction import Thrift
 from tests.contract.compaction.world import A, B, World, kinds
+from tests.support.fix_headwater import wait_until
 
 
 def test_in_the_background_what_is_settled_is_compacted_by_itself(world: World) -> None:
@@ -58,8 +66,8 @@ def test_what_is_not_sealed_is_sealed_without_a_look_at_the_rest(world: World) -
     world.hand.write({"5000": (A, "y"), "0": (A, "y")})
     read: list[int] = []
     assert world.upkeep.unsealed_ops(bucket_key(A), world.upkeep.checkpoint(), 5_000) == 1_202
-    with UpkeepWork(_Watched(world.upkeep, read), "here:1", lambda _: False) as work:
-        work.seal(world.state(A), world.upkeep.checkpoint())
+    with UpkeepWork(_Watched(world.upkeep, read), "here:1", lambda _: False) as at_work:
+        at_work.seal(world.state(A), world.upkeep.checkpoint())
     assert world.upkeep.unsealed_ops(bucket_key(A), world.upkeep.checkpoint(), 10) == 0
     assert sealed[0].blob not in read
     assert kinds(world.ops(A)).count("MOVE") == 1, "the row whose other op is in the sealed part has both"
@@ -79,6 +87,72 @@ class _Watched:
     def read(self, bucket: int, piece: Piece) -> bytes:
         self._read.append(piece.blob)
         return self._store.read(bucket, piece)
+
+
+@pytest.mark.usefixtures("form")
+def test_what_is_large_is_compacted_by_others_in_shares(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LARGE_OPS", 100)
+    monkeypatch.setattr(work, "_OPS_A_SHARE", 150)
+    world.hand.publish({f"a{n}": (A, "x") for n in range(200)} | {f"b{n}": (B, "x") for n in range(100)})
+    world.hand.write({f"a{n}": None for n in range(199)} | {f"b{n}": None for n in range(99)})
+    now: list[float] = [0.0]
+    shares: list[Share] = []
+
+    def elsewhere(given: Sequence[Share]) -> list[Summary]:
+        shares.extend(given)
+        return [compact_share(share) for share in given]
+
+    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(settled=60.0), elsewhere=elsewhere, clock=lambda: now[0])
+    upkeep.look(world.upkeep)
+    now[0] += 61.0
+    summary = upkeep.look(world.upkeep)
+    assert [len(share.keys) for share in shares] == [1, 1]
+    assert (summary.buckets, summary.before, summary.live, summary.skipped) == (2, 600, 2, 0)
+    for _ in range(3):
+        now[0] += 61.0
+        upkeep.look(world.upkeep)
+    assert [kinds(world.ops(bucket)) for bucket in (A, B)] == [["CLEAR", "PUT"]] * 2
+    world.assert_whole({})
+
+
+def test_the_thread_goes_on_after_errors_and_a_compaction_by_command(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.compaction.background")
+    world.hand.publish({"lives": (A, "x")})
+    world.hand.write({str(n): (A, "short-lived") for n in range(100)})
+    world.hand.write({str(n): None for n in range(100)})
+    errors: list[Exception] = [StoreBusyError("the store is busy", "there", "it is tried again"), ValueError("odd")]
+
+    def open_with_luck(address: StoreAddress) -> Backend:
+        if errors:
+            raise errors.pop(0)
+        return open_backend(address)
+
+    monkeypatch.setattr(background, "open_backend", open_with_luck)
+    command = world.upkeep.acquire("a command", 600.0)
+    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(interval=0.01, settled=0.0))
+    upkeep.start()
+    try:
+        wait_until(lambda: "compaction failed; it is tried again" in caplog.text, "both errors")
+        assert "histories are not compacted for now: " in caplog.text
+        assert world.state(A).compacted_count == 0
+        world.upkeep.release(command)
+        wait_until(lambda: kinds(world.ops(A)) == ["CLEAR", "PUT"], "the compaction")
+    finally:
+        upkeep.stop()
+    world.assert_whole({})
+
+
+def test_the_thread_stops_between_two_transactions(world: World) -> None:
+    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(interval=0.001, settled=0.0))
+    world.hand.publish({str(n): (A, "x") for n in range(2_000)})
+    world.hand.write({str(n): (A, "y") for n in range(2_000)})
+    upkeep.start()
+    upkeep.stop()
+    upkeep.stop()
+    world.compact()
+    world.assert_whole({})
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
 
+from headwater.compaction.forgetting import Forgetter, look
 from headwater.compaction.work import UpkeepWork
-from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import HistoryChangedError
+from headwater.oplog.op import OpId, bucket_key
+from headwater.storage.contract.compaction import HistoryChangedError, UpkeepStore
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
 from headwater.storage.open import open_backend
 from headwater.storage.shared import compaction, runs
@@ -82,6 +87,85 @@ def test_a_bucket_that_is_cleared_meanwhile_is_left_as_it_is(world: World) -> No
         world.upkeep.replace(lease, bucket, pieces, [], OpId(0))
     with pytest.raises(HistoryChangedError):
         world.upkeep.put_again(lease, bucket, pieces[-1].last, [])
+    world.upkeep.release(lease)
+    world.assert_whole({})
+
+
+class _Meddled:
+    """An upkeep store beside which something happens before each of the next so many calls of a method."""
+
+    def __init__(self, world: World, method: str, meddle: Callable[[], None], times: int) -> None:
+        self._world = world
+        self._method = method
+        self._meddle = meddle
+        self._times = times
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method and self._times > 0:
+            self._times -= 1
+            self._meddle()
+        return getattr(self._world.upkeep, name)
+
+    def as_store(self) -> UpkeepStore:
+        return cast("UpkeepStore", self)
+
+
+def busy(world: World) -> set[int]:
+    """A bucket with ops that later ones overrule; which these are."""
+    world.hand.publish({str(n): (A, "x") for n in range(50)})
+    world.hand.write({str(n): (A, "y") for n in range(50)})
+    return {int(str(op["op_id"])) for op in world.ops(A)}
+
+
+def cleared(world: World) -> None:
+    world.hand.truncate()
+    world.hand.write({str(n): (A, "x") for n in range(50)})
+
+
+def test_a_bucket_that_is_cleared_while_it_is_compacted_is_skipped_and_whole(world: World) -> None:
+    busy(world)
+    bucket, meddled = world.state(A), _Meddled(world, "replace", lambda: cleared(world), 1)
+    with UpkeepWork(meddled.as_store(), "here:1", lambda _: False) as work:
+        assert work.bucket(bucket, world.upkeep.checkpoint(), FREE) is None
+        work.seal(bucket, world.upkeep.checkpoint())  # as it was before
+    world.assert_whole({})
+
+
+@pytest.mark.parametrize("times", [1, 1_000])
+def test_a_bucket_from_which_ops_are_to_go_is_begun_anew_when_it_changes(world: World, times: int) -> None:
+    busy(world)
+    lease = world.upkeep.acquire("here:1", 600.0)
+    store = _Meddled(world, "replace", lambda: cleared(world), times).as_store()
+    with nullcontext() if times == 1 else pytest.raises(HistoryChangedError):
+        Forgetter(store, lease, lambda _: None).rewrite(bucket_key(A), clear=True)
+    world.upkeep.release(lease)
+    world.assert_whole({})
+
+
+@pytest.mark.parametrize("times", [1, 1_000])
+def test_ops_are_looked_at_again_when_their_history_is_compacted(world: World, times: int) -> None:
+    ops = busy(world)
+    world.compact()
+
+    texts = itertools.count()
+
+    def compact() -> None:
+        world.hand.write({str(n): (A, f"z{next(texts)}") for n in range(50)})
+        world.compact()
+
+    store = _Meddled(world, "read", compact, times).as_store()
+    with nullcontext() if times == 1 else pytest.raises(HistoryChangedError):
+        found = look(store, bucket_key(A), ops)
+        assert found is not None
+        assert (found.standing, found.rows) == (0, 50)
+    world.assert_whole({})
+
+
+def test_of_a_bucket_that_is_gone_nothing_is_left_to_forget(world: World) -> None:
+    world.hand.publish({"1": (A, "x")})
+    lease = world.upkeep.acquire("here:1", 600.0)
+    assert look(world.upkeep, bucket_key("gone[]"), {1}) is None
+    Forgetter(world.upkeep, lease, lambda _: None).rewrite(bucket_key("gone[]"), clear=True)
     world.upkeep.release(lease)
     world.assert_whole({})
 
