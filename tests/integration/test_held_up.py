@@ -18,7 +18,7 @@ from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
-from tests.support.store_file import store_file
+from tests.support.store_file import store_file, store_tables
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
@@ -78,9 +78,7 @@ def lock_of(deployment: Deployment) -> Iterator[None]:
             yield
             db.execute("rollback")
         return
-    with psycopg.connect(
-        deployment.storage.conninfo, options=f"-c search_path={deployment.storage.schema} -c lock_timeout=10s"
-    ) as conn:
+    with store_tables(deployment.storage) as conn:
         conn.execute("lock table ops in exclusive mode")
         yield
 

@@ -32,13 +32,17 @@ from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch, Running, wait_gone
 from tests.support.fix_service import config_of, free_port
-from tests.support.store_file import store_file
+from tests.support.store_file import store_file, store_tables
 
 
 @pytest.fixture
-def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
-    """A store that has read an empty table, with nobody at work on it."""
-    return snapshot_of_empty_table(deploy(NOTES))
+def deployment(request: pytest.FixtureRequest, deploy: Deploy, source_db: SourceDb) -> Deployment:
+    """A store that has read an empty table, with nobody at work on it. Embedded, if the test does not say more."""
+    where = {} if getattr(request, "param", None) is None else {"on_postgres": request.param == "postgres"}
+    return snapshot_of_empty_table(deploy(NOTES, **where))
+
+
+EACH_STORE = pytest.mark.parametrize("deployment", ["embedded", "postgres"], indirect=True)
 
 
 def replicator(launch: Launch, deployment: Deployment) -> Running:
@@ -69,23 +73,43 @@ def two_replicators(launch: Launch, deployment: Deployment) -> tuple[Running, Ru
     return first, second
 
 
+def nobody_writes(deployment: Deployment) -> bool:
+    """Whether the store's write lock is free at this moment."""
+    if deployment.storage is not None:
+        with store_tables(deployment.storage) as conn, contextlib.suppress(psycopg.errors.LockNotAvailable):
+            conn.execute("select from state, leases for update nowait")
+            return True
+        return False
+    with store_file(deployment.directory, wait_ms=0) as db, contextlib.suppress(apsw.BusyError):
+        db.execute("begin immediate; rollback")
+        return True
+    return False
+
+
 def pause_outside_a_transaction(deployment: Deployment, running: Running) -> None:
     """Pause it where it does not hold the store's write lock, which nobody could take from it."""
 
     def unlocked() -> bool:
         running.pause()
-        try:
-            db.execute("begin immediate")
-            db.execute("rollback")
-        except apsw.BusyError:
-            running.resume()
-            return False
-        return True
+        if nobody_writes(deployment):
+            return True
+        running.resume()
+        return False
 
-    with store_file(deployment.directory, wait_ms=0) as db:
-        wait_until(unlocked, "a pause between two transactions")
+    wait_until(unlocked, "a pause between two transactions")
 
 
+def lengthen_leases(deployment: Deployment, seconds: int) -> None:
+    """By so much, or so that they are over, if it is negative."""
+    if deployment.storage is not None:
+        with store_tables(deployment.storage) as conn:
+            conn.execute("update leases set expires_at = expires_at + make_interval(secs => %s)", [seconds])
+        return
+    with store_file(deployment.directory) as db:
+        db.execute("update leases set expires_at = expires_at + ?", (seconds,))
+
+
+@EACH_STORE
 def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more(
     deployment: Deployment, launch: Launch
 ) -> None:
@@ -126,13 +150,13 @@ def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more
 
 def stolen(deployment: Deployment, store: Store) -> Lease:
     """The lease in the hands of somebody else, whoever held it."""
-    with store_file(deployment.directory) as db:
-        while True:
-            db.execute("update leases set expires_at = 0")
-            with contextlib.suppress(LeaseHeldError):
-                return store.acquire("default", "thief", 600.0)
+    while True:
+        lengthen_leases(deployment, -3600)
+        with contextlib.suppress(LeaseHeldError):
+            return store.acquire("default", "thief", 600.0)
 
 
+@EACH_STORE
 def test_a_lost_lease_is_waited_for_again(deployment: Deployment, source_db: SourceDb) -> None:
     deployment.start()
     write(source_db, range(3))
@@ -198,13 +222,13 @@ def test_who_lost_the_lease_while_the_store_was_away_does_not_deploy_then(
     wait_until(lambda: bool(deployed), "its own turn")
 
 
+@EACH_STORE
 def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(
     deployment: Deployment, launch: Launch
 ) -> None:
     first, second = two_replicators(launch, deployment)
     pause_outside_a_transaction(deployment, first)
-    with store_file(deployment.directory) as db:
-        db.execute("update leases set expires_at = expires_at + 3600")
+    lengthen_leases(deployment, 3600)
     first.kill()
     second.wait_for("following the stream")
     write(deployment.source, range(20, 40))
@@ -227,6 +251,7 @@ def test_a_long_transaction_does_not_cost_the_lease(tmp_path: Path, monkeypatch:
     second.close()
 
 
+@EACH_STORE
 def test_the_next_replicator_goes_on_when_the_first_ends_in_order(deployment: Deployment, launch: Launch) -> None:
     first, second = two_replicators(launch, deployment)
     first.ask_to_end()
@@ -239,6 +264,7 @@ def test_the_next_replicator_goes_on_when_the_first_ends_in_order(deployment: De
 # the source goes away
 
 
+@EACH_STORE
 def test_a_killed_walsender_is_replaced(deployment: Deployment, launch: Launch) -> None:
     running = replicator(launch, deployment)
     rows = 0
@@ -304,6 +330,7 @@ def slot_is_free(source: SourceDb) -> bool:
     return source.fetch("select active from pg_replication_slots where database = current_database()") == [(False,)]
 
 
+@EACH_STORE
 def test_the_service_starts_a_killed_replicator_again_and_ends_in_order(deployment: Deployment, launch: Launch) -> None:
     metrics = free_port()
     running = service(launch, deployment, telemetry={"prometheus_port": metrics})

@@ -40,12 +40,12 @@ def assert_each_once(deployment: Deployment, rows: int, removed: int = 0) -> Non
     for owner in OWNERS:
         truth = deployment.source.fetch("select id, owner, n from notes where owner = %s", owner)
         assert deployment.rows(owner) == {("notes", r[0]): {"id": r[0], "owner": r[1], "n": r[2]} for r in truth}
-    ops = histories(deployment.directory)
+    ops = histories(deployment.address)
     assert [bucket_ops[0]["op"] for bucket_ops in ops.values()] == ["CLEAR"] * len(ops)
     puts = Counter(op["object_id"] for bucket_ops in ops.values() for op in bucket_ops[1:] if op["op"] == "PUT")
     assert puts == {f"n{n}": 1 for n in range(rows)}
     assert sum(map(len, ops.values())) == rows + removed + len(ops)
-    assert problems(deployment.directory) == []
+    assert problems(deployment.address) == []
 
 
 class Writer(threading.Thread):

@@ -47,7 +47,7 @@ from headwater_rules.results import SyncRequest
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 from tests.support.model_device import ModelBucket, contents, parse_ops
 from tests.support.store_checker import problems
-from tests.support.store_file import store_file
+from tests.support.store_file import store_file, store_tables
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_postgres import SourceDb
@@ -307,7 +307,7 @@ class Deployment:
     def op_count_now(self) -> int:
         """The same, without waiting for the replicator."""
         if self.storage is not None:
-            with psycopg.connect(self.storage.conninfo, options=f"-c search_path={self.storage.schema}") as conn:
+            with store_tables(self.storage) as conn:
                 row = conn.execute(
                     "select (select count(*) from ops)"
                     " + (select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob)"

@@ -24,6 +24,7 @@ import jwt
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_headwater import Deployment
@@ -112,11 +113,27 @@ def config_of(deployment: Deployment, port: int) -> dict[str, object]:
     }
     return {
         "replication": {"connections": [connection]},
-        "storage": {"type": "sqlite", "path": str(deployment.directory)},
+        "storage": _storage_of(deployment),
         "sync_config": {"content": deployment.yaml},
         "port": port,
         "api": {"workers": 1},
         "client_auth": client_auth(),
+    }
+
+
+def _storage_of(deployment: Deployment) -> dict[str, object]:
+    if deployment.storage is None:
+        return {"type": "sqlite", "path": str(deployment.directory)}
+    store = conninfo_to_dict(deployment.storage.conninfo)
+    return {
+        "type": "postgresql",
+        "hostname": store["host"],
+        "port": int(store["port"] or 0),
+        "database": store["dbname"],
+        "username": store["user"],
+        "password": "unused",
+        "sslmode": "disable",
+        "schema": deployment.storage.schema,
     }
 
 

@@ -151,10 +151,9 @@ def leftovers(directory: Path) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if count}
 
 
-def histories(directory: Path) -> dict[str, list[Op]]:
+def histories(store: Path | StoreAddress) -> dict[str, list[Op]]:
     """All ops that the store has kept of each bucket, in order, whether or not a device would still be sent them."""
-    with store_file(directory) as db:
-        db.execute("begin")
+    with _seen(store) as db:
         names = dict(_rows(db, "select id, name from buckets"))
         return {names[bucket]: ops for bucket, ops in _history(db).items()}
 

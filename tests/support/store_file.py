@@ -1,4 +1,4 @@
-"""Opens the file of an embedded store past everything that is ours, while a service may have it open."""
+"""Opens the file or the tables of a store past everything that is ours, while a service may have them open."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
+import psycopg
+
+from headwater.storage.address import PostgresAddress
 
 WAIT_MS = 30_000
 """For whoever writes meanwhile. SQLite's own default is to fail at once."""
@@ -21,3 +24,11 @@ def store_file(directory: Path | str, wait_ms: int = WAIT_MS) -> Iterator[apsw.C
         yield db
     finally:
         db.close()
+
+
+@contextmanager
+def store_tables(storage: PostgresAddress) -> Iterator[psycopg.Connection]:
+    """A transaction on a store in Postgres, committed at the end."""
+    options = f"-c search_path={storage.schema} -c lock_timeout={WAIT_MS}ms"
+    with psycopg.connect(storage.conninfo, options=options) as conn:
+        yield conn
