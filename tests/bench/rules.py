@@ -14,7 +14,8 @@ import sqlglot
 from headwater.bulk.bound_table import bind
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
-from headwater.oplog.transform import BucketName, DraftOp, TableTransform
+from headwater.oplog.keys import StoreKeys
+from headwater.oplog.transform import Buckets, DraftOp, TableTransform
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import Value
@@ -80,7 +81,7 @@ def _make_ops(rows: int) -> None:
     types = {"id": 2950, "owner": 25, "title": 25, "done": 16, "n": 23, "created_at": 1184}
     columns = tuple(Column(name, oid, -1, name == "id") for name, oid in types.items())
     relation = Relation(1, "public", "items", ReplicaIdentity.DEFAULT, columns)
-    bound = bind([compile_config(data.STREAMS).plan], "default", relation, TypeCatalog(), 1, b"salt")
+    bound = bind([compile_config(data.STREAMS).plan], "default", relation, TypeCatalog(), 1, StoreKeys(b"secret"))
     assert bound is not None
     assert bound.transform.plain is not None
     generated, general = bound.transform, replace(bound.transform, plain=None)
@@ -95,7 +96,7 @@ def _make_ops(rows: int) -> None:
 def _ops_made(transform: TableTransform, version: int, previous: Sequence[str]) -> list[str]:
     """Make ops of rows with `previous` memberships. Returns the memberships after it."""
     ops: list[DraftOp] = []
-    buckets: dict[int, BucketName] = {}
+    buckets: Buckets = {}
     members: list[str] = []
     for number, before in enumerate(previous):
         row_id = f"3c4f2b1a-0000-4000-8000-{number:012d}"

@@ -13,8 +13,8 @@ import psycopg
 from headwater.compaction import UpkeepWork
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, bucket_key
-from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
+from headwater.oplog.op import OpId
+from headwater.oplog.transform import Bucket, RowKeys, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
@@ -76,19 +76,19 @@ def _line(number: int, version: int) -> str:
 
 
 def _write(store: Store, lease: Lease, table: int, rows: int, version: int) -> None:
-    names = {bucket_key(BUCKET): BucketName(BUCKET, "items.1")}
-    salt = store.subkey_salt()
+    keys = store.keys()
+    buckets = {BUCKET: Bucket(keys.bucket(BUCKET), BUCKET, "items.1")}
     for numbers in _batches(rows):
         flush = store.begin(lease)
         put, drafts = [], []
         for number in numbers:
             row_id, line = f"row-{number:012d}", _line(number, version)
             data = orjson.dumps({"id": row_id, "title": line, "version": version}).decode()
-            ops, members = row_ops((), [Put(0, BUCKET, "items", row_id, data)], RowKeys(table, row_id, salt))
+            ops, members = row_ops((), [Put(0, BUCKET, "items", row_id, data)], RowKeys(table, row_id, keys))
             put.append(CurrentRow(row_id, 0, line, encode_members(members, row_id), None))
             drafts += ops
         flush.put_rows(table, put)
-        flush.append(drafts, names)
+        flush.append(drafts, buckets)
         flush.commit("default", Progress(Lsn(2 + version * rows + numbers[-1])))
 
 
@@ -120,8 +120,7 @@ def _compact(address: StoreAddress, ops: int) -> None:
     upkeep = open_backend(address).open_compaction()
     try:
         with Meter(os.getpid()).measure() as usage, UpkeepWork(upkeep, "bench:1", lambda _: False) as work:
-            state = upkeep.bucket(bucket_key(BUCKET))
-            assert state is not None
+            (state,) = [each for each in upkeep.buckets(OpId(0)) if each.name == BUCKET]
             done = work.bucket(state, upkeep.checkpoint(), Thrift(), finish=True)
             assert done is not None
         report.line("compaction", ops / usage.seconds, "ops/s")

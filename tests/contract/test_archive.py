@@ -84,7 +84,7 @@ def test_a_store_that_moved_is_the_same_and_goes_on(
     address = new_address()
     take_in(address, state, parts)
     again, there = taken_out(address, tmp_path / "second")
-    assert (again.salt, again.checkpoint, again.config) == (state.salt, state.checkpoint, state.config)
+    assert (again.secret, again.checkpoint, again.config) == (state.secret, state.checkpoint, state.config)
     assert by_dataset(there) == by_dataset(parts)
     assert problems(address) == []
     with closing(WrittenStore(address)) as moved:

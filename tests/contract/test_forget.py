@@ -13,7 +13,7 @@ import pytest
 from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
 from headwater.insight import forget as store_forget
 from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.forget import RowTarget, Searched, TextTarget
 from headwater.storage.contract.reader import Checkpoint
@@ -140,12 +140,12 @@ def test_a_row_is_found_by_its_id_and_those_of_others_are_not(written: WrittenSt
     devices.sync(written.publish({"1": (A, "one"), "11": (A, "eleven")}))
     devices.sync(written.write({"1": (A, "uno"), "11": (A, "undici")}))
     devices.sync(written.write({"1": None}))
-    salt = written.store.subkey_salt()
-    row = RowTarget("1", salt, frozenset())
+    keys = written.keys
+    row = RowTarget("1", keys, frozenset())
     seen = looked(written.address, row)[A]
     assert (seen.overruled, seen.removes, seen.standing) == (2, 0, 0)
-    assert looked(written.address, RowTarget("1", salt, frozenset(), id_too=True))[A].removes == 1
-    assert looked(written.address, RowTarget("1", salt, frozenset({str(written.table)}))) == {}, "of another table"
+    assert looked(written.address, RowTarget("1", keys, frozenset(), id_too=True))[A].removes == 1
+    assert looked(written.address, RowTarget("1", keys, frozenset({str(written.table)}))) == {}, "of another table"
     forget(written, row)
     assert looked(written.address, row) == {}
     devices.check()
@@ -167,7 +167,7 @@ def test_what_stands_is_not_forgotten(written: WrittenStore, monkeypatch: pytest
     monkeypatch.setattr(store_forget, "STREAM_PATIENCE", 0.0)
     written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
     written.write({"r2": (A, "other")})
-    for target in (TextTarget(SECRET), RowTarget("r1", written.store.subkey_salt(), frozenset())):
+    for target in (TextTarget(SECRET), RowTarget("r1", written.keys, frozenset())):
         with pytest.raises(StillHeldError) as refused:
             forget(written, target)
         assert "secret" not in str(refused.value)
@@ -195,10 +195,10 @@ def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: W
         closing(open_backend(written.address).open_forget()) as finder,
         closing(open_backend(written.address).open_compaction()) as upkeep,
     ):
-        assert finder.named_buckets(['["a"]']) == [bucket_key(A)]
+        assert finder.named_buckets(['["a"]']) == [written.key(A)]
         lease = upkeep.acquire("test", 60.0)
-        Forgetter(upkeep, lease, lambda _: None).rewrite(bucket_key(A), clear=True)
-        finder.drop_bucket(lease, bucket_key(A))
+        Forgetter(upkeep, lease, lambda _: None).rewrite(written.key(A), clear=True)
+        finder.drop_bucket(lease, written.key(A))
         assert finder.named_buckets(['["a"]']) == []
         upkeep.release(lease)
     assert problems(written.address) == []

@@ -10,7 +10,6 @@ from headwater.storage.postgres.control import write_checkpoints as postgres
 from headwater.storage.shared.writes import CLIENTS_KEPT, MAX_ID
 from headwater.storage.sqlite.control import write_checkpoints as sqlite
 from tests.contract.world import SOURCE, World
-from tests.support.dictionaries import reader as dictionaries
 
 
 def made_up(user: str, count: int, name: str = "made-up") -> list[str]:
@@ -96,7 +95,7 @@ def test_after_the_highest_of_all_ids_none_follows(reader: StoreReader) -> None:
 
 
 def test_of_very_many_only_some_are_forgotten_at_once(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (postgres, sqlite, dictionaries):
+    for module in (postgres, sqlite):
         monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 2)
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 4), {SOURCE: Lsn(5)})
     counts = [len(kept(reader, "u"))]

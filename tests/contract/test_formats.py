@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import pytest
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.backend import Backend
-from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
-from tests.contract.world import SOURCE, A, World
+from headwater.storage.shared.formats import OLDEST
+from tests.contract.world import A, World
 from tests.support.fix_stores import LASTING
 from tests.support.store_file import store_file
 
@@ -90,53 +88,12 @@ def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World)
         open_backend(world.address).open_store()
 
 
-BEFORE = {"sqlite": "2", "postgres": "1"}
-"""The formats in which the reason of a comparison was a sentence."""
-
-
-@pytest.mark.parametrize(
-    ("sentence", "cause", "detail"),
-    [
-        ("", None, ""),
-        ("new in version 12", Cause.NEW_IN_VERSION, "12"),
-        ("a transaction was left out: 0/16B3748", Cause.LEFT_OUT, "0/16B3748"),
-        ("partitions were attached: public.p (12), public.q (13)", Cause.ATTACHED, "public.p (12), public.q (13)"),
-        ("its rows can't be told apart by its new replica identity", Cause.IDS_LOST, ""),
-        ("its replica identity changed", Cause.REKEYED, ""),
-        ("what an older version said", Cause.REPLACED, ""),
-    ],
-)
-def test_why_tables_are_compared_outlives_the_move_to_a_code(
-    world: World, sentence: str, cause: Cause | None, detail: str
-) -> None:
+@pytest.mark.parametrize("opener", OPENERS)
+def test_a_store_from_before_the_first_release_is_refused(world: World, opener: str) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.release(world.lease)
     world.store.close()
-    quoted = sentence.replace("'", "''")
-    write(
-        world.address,
-        "alter table tables drop column resync_detail",
-        f"update tables set resync = '{quoted}'",
-        "drop table revocations",
-    )
-    note(world.address, "format", BEFORE["sqlite" if isinstance(world.address, SqliteAddress) else "postgres"])
-    store = open_backend(world.address).open_store()
-    (table,) = store.tables(SOURCE)
-    store.close()
-    found = table.resync
-    if cause is None:
-        assert found is None
-        return
-    assert found == ResyncReason(cause, detail)
-    assert cause is Cause.REPLACED or str(found) == sentence
-
-
-def test_a_store_without_revocations_is_brought_up_to_date(world: World) -> None:
-    world.store.release(world.lease)
-    world.store.close()
-    write(world.address, "drop table revocations")
-    note(world.address, "format", "3")
-    with closing(open_backend(world.address).open_store()) as store:
-        made = store.revoke(RevokedKind.USER, "u1", 600.0)
-    with closing(open_backend(world.address).open_reader()) as reader:
-        assert reader.revocations(0) == [made]
+    note(world.address, "format", str(OLDEST - 1))
+    expected = "from before the first release; nothing reads it any more.*a new store is built from the source"
+    with pytest.raises(StoreError, match=expected):
+        OPENERS[opener](open_backend(world.address))

@@ -121,11 +121,11 @@ def test_a_task_leaves_nothing_without_its_end_and_one_attempt_counts(world: Wor
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     with open_backend(world.address).open_part(staged.id, 0, "1") as part:
-        write_batch(part, staged.id, [("2", (A, "lost"))], world.salt)
+        write_batch(part, staged.id, [("2", (A, "lost"))], world.keys)
     parts = []
     for attempt in ("2", "3"):  # both end well, as with speculative execution; the job names one of them
         with open_backend(world.address).open_part(staged.id, 0, attempt) as part:
-            write_batch(part, staged.id, [("3", (A, f"attempt {attempt}"))], world.salt)
+            write_batch(part, staged.id, [("3", (A, f"attempt {attempt}"))], world.keys)
             parts.append(part.finish())
     world.store.stage(world.lease, parts[1:])
     publish(world, staged)
@@ -138,7 +138,7 @@ def test_nothing_staged_is_seen_before_it_is_published(world: World, reader: Sto
     before = totals(reader, A)
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     with open_backend(world.address).open_part(staged.id, 0, "1") as part:
-        write_batch(part, staged.id, [("2", (B, "new"))], world.salt, lookups=True)
+        write_batch(part, staged.id, [("2", (B, "new"))], world.keys, lookups=True)
         finished = part.finish()
     world.store.stage(world.lease, [finished])
     assert (totals(reader, A), totals(reader, B)[1:]) == (before, (0, 0))

@@ -134,7 +134,7 @@ def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -
     for thread in threads:
         thread.join()
     assert len(stores) == 6
-    assert len({store.subkey_salt() for store in stores}) == 1
+    assert len({store.keys().secret for store in stores}) == 1
     for store in stores:
         store.close()
 
@@ -369,9 +369,9 @@ def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: World, admi
 def test_nothing_of_bulk_work_is_left_behind(world: World, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
     with open_backend(world.address).open_part(world.table, 0, "a") as part:
-        write_batch(part, world.table, [("1", (B, "left"))], world.salt, added=True)
+        write_batch(part, world.table, [("1", (B, "left"))], world.keys, added=True)
     killed = open_backend(world.address).open_part(world.table, 1, "b")
-    write_batch(killed, world.table, [("1", (B, "left"))], world.salt, added=True)
+    write_batch(killed, world.table, [("1", (B, "left"))], world.keys, added=True)
     world.additions({"1": (B, "never taken")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     world.store.stage(world.lease, [world.part(staged.id, {"2": (B, "lost")}, 0, 1)])

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress
@@ -64,7 +64,9 @@ def test_a_rolled_back_flush_leaves_nothing(world: World, reader: StoreReader) -
     world.bootstrap({"1": (A, "x")})
     before = totals(reader, A)
     flush = world.store.begin(world.lease)
-    flush.append(row_ops((), [put(A, "9", "lost")], RowKeys(world.table, "9", b""))[0], {bucket_key(A): named(A)})
+    flush.append(
+        row_ops((), [put(A, "9", "lost")], RowKeys(world.table, "9", world.keys))[0], {A: named(world.keys, A)}
+    )
     flush.rollback()
     assert totals(reader, A) == before
     world.write({"2": (A, "y")})
@@ -74,7 +76,9 @@ def test_a_rolled_back_flush_leaves_nothing(world: World, reader: StoreReader) -
 def test_a_rolled_back_flush_forgets_the_buckets_it_made(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     flush = world.store.begin(world.lease)
-    flush.append(row_ops((), [put(B, "9", "lost")], RowKeys(world.table, "9", b""))[0], {bucket_key(B): named(B)})
+    flush.append(
+        row_ops((), [put(B, "9", "lost")], RowKeys(world.table, "9", world.keys))[0], {B: named(world.keys, B)}
+    )
     flush.rollback()
     world.write({"9": (B, "kept")})
     assert contents([assert_in_step(reader, B)]) == {("todos", "9"): {"text": "kept"}}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import bucket_key
-from headwater.oplog.transform import BucketName, DraftOp, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import Bucket, Buckets, DraftOp, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
@@ -62,43 +62,48 @@ class World:
         mine = {row_id: rows[row_id] for n, row_id in enumerate(rows) if n % parts == number}
         with open_backend(self.address).open_part(table, number, str(next_number(self.numbers))) as part:
             for batch in batches(list(mine.items()), 700):
-                write_batch(part, table, batch, self.salt)
+                write_batch(part, table, batch, self.keys)
             return part.finish()
 
     def additions(self, rows: Rows, *, rows_a_page: int = 2, lookups: bool = False) -> StagedPart:
         """What a task leaves that found what rows which are there give for buckets that were not complete."""
         with open_backend(self.address).open_part(self.table, 0, str(next_number(self.numbers))) as part:
             for batch in batches(list(rows.items()), rows_a_page):
-                write_batch(part, self.table, batch, self.salt, added=True, lookups=lookups)
+                write_batch(part, self.table, batch, self.keys, added=True, lookups=lookups)
                 part.end_page()
             return part.finish()
 
     @property
-    def salt(self) -> bytes:
-        return self.store.subkey_salt()
+    def keys(self) -> StoreKeys:
+        return self.store.keys()
+
+    def key(self, bucket: str) -> int:
+        """The key under which the store keeps a bucket."""
+        return self.keys.bucket(bucket)
 
     def write(self, changes: dict[str, tuple[str, str] | None], *, lsn: int | None = None) -> Checkpoint:
         """One flush: rows put into a bucket with a text, or deleted."""
         flush = self.store.begin(self.lease)
         current = flush.current(self.table, list(changes))
         gathered: list[DraftOp] = []
-        names: dict[int, BucketName] = {}
+        buckets: Buckets = {}
+        keys = self.keys
         for number, (row_id, target) in enumerate(changes.items()):
             before = current.get(row_id)
             previous = decode_members(before.members, row_id) if before is not None else []
             puts = [] if target is None else [put(*target[:1], row_id, target[1])]
-            ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, self.salt))
+            ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, keys))
             gathered += ops
-            names |= {bucket_key(p.bucket): named(p.bucket) for p in puts}
+            buckets |= {p.bucket: named(keys, p.bucket) for p in puts}
             if number % 3 == 0:  # so that a flush has appends of one row and of several
-                flush.append(gathered, names)
+                flush.append(gathered, buckets)
                 gathered = []
             if target is None:
                 flush.delete_rows(self.table, [row_id])
             else:
                 line = f"{row_id}\t{target[1]}"
                 flush.put_rows(self.table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), None)])
-        flush.append(gathered, names)
+        flush.append(gathered, buckets)
         self.lsn = lsn or self.lsn + 10
         return flush.commit(self.source, Progress(Lsn(self.lsn), 5))
 
@@ -126,7 +131,7 @@ def write_batch(
     part: PartWriter,
     table: int,
     rows: list[tuple[str, tuple[str, str]]],
-    salt: bytes,
+    keys: StoreKeys,
     *,
     added: bool = False,
     lookups: bool = False,
@@ -135,12 +140,12 @@ def write_batch(
     current: list[CurrentRow] = []
     ops: list[DraftOp] = []
     for row_id, (bucket, text) in rows:
-        drafts, members = row_ops((), [put(bucket, row_id, text)], RowKeys(table, row_id, salt))
+        drafts, members = row_ops((), [put(bucket, row_id, text)], RowKeys(table, row_id, keys))
         ops += drafts
         line = "" if added else f"{row_id}\t{text}"
         current.append(CurrentRow(row_id, 0, line, encode_members(members, row_id), None))
     entries = [(row_id, LookupEntry(f'owners["{text}"]', "[1]")) for row_id, (_, text) in rows if lookups]
-    part.write(current, entries, ops, {bucket_key(bucket): named(bucket) for _, (bucket, _) in rows})
+    part.write(current, entries, ops, {bucket: named(keys, bucket) for _, (bucket, _) in rows})
 
 
 def noise(size: int) -> str:
@@ -158,8 +163,8 @@ def put(bucket: str, row_id: str, text: str) -> Put:
     return Put(0, bucket, "todos", row_id, f'{{"text":"{text}"}}')
 
 
-def named(bucket: str) -> BucketName:
-    return BucketName(bucket, bucket.partition("[")[0])
+def named(keys: StoreKeys, bucket: str) -> Bucket:
+    return Bucket(keys.bucket(bucket), bucket, bucket.partition("[")[0])
 
 
 def totals(reader: StoreReader, bucket: str) -> tuple[int, int, int]:

@@ -177,8 +177,8 @@ class Place:
         leaf = Leaf(1, "public", "notes", 1, 2, len(rows))
         table = SnapshotTable(staged.id, PublishedTable(self.relation, (leaf,), None, "shape", "print"))
         settings_of_nobody = SourceSettings("nowhere", "nothing", "nobody")
-        directory, salt = self.store.staging_directory(), self.store.subkey_salt()
-        job = SnapshotJob(settings_of_nobody, "", (table,), plan, TypeCatalog(), salt, self.store.address, directory)
+        directory, keys = self.store.staging_directory(), self.store.keys()
+        job = SnapshotJob(settings_of_nobody, "", (table,), plan, TypeCatalog(), keys, self.store.address, directory)
         half = len(rows) // 2
         chunks = [[join_cells(row) for row in some] for some in (rows[:half], rows[half:])]
         before = Counter(content_id(line) for line in chunks[0])
@@ -207,9 +207,7 @@ class Place:
 
     def _live_table(self, plans: Sequence[SyncPlan]) -> LiveTable:
         (stored,) = self.store.tables(TAG)
-        live = LiveContext(TAG, tuple(plans), TypeCatalog(), self.store.subkey_salt(), _PIECE).table(
-            stored.id, stored.layouts
-        )
+        live = LiveContext(TAG, tuple(plans), TypeCatalog(), self.store.keys(), _PIECE).table(stored.id, stored.layouts)
         assert live is not None
         return live
 
@@ -227,7 +225,7 @@ class Place:
             tables=(ReprocessTable(stored, tuple(ranges), 3),),
             plan=without(plan, sides(plan).keys() & complete.keys()),
             types=TypeCatalog(),
-            salt=self.store.subkey_salt(),
+            keys=self.store.keys(),
             store=self.store.address,
             directory=self.store.staging_directory(),
             piece=_PIECE,

@@ -7,15 +7,13 @@ import random
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from headwater.storage.address import SqliteAddress, StoreAddress
+from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_backend
-from headwater.storage.sqlite.format import FORMAT
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_processes import Launch, Running
 from tests.support.fix_stores import LASTING, NewAddress
@@ -27,9 +25,7 @@ from tests.support.little_source import (
     sides_of,
 )
 from tests.support.model_device import ModelBucket
-from tests.support.old_store import FOLLOWED_TO, make_old_store
 from tests.support.store_checker import problems
-from tests.support.store_file import store_file
 from tests.support.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
 
 
@@ -125,25 +121,6 @@ def test_a_new_store_dies_before_it_is_made(new_address: NewAddress, launch_modu
         witness.dies(point, "flush", 1)
     witness.dies("publish.after_commit", "flush", 1)
     witness.check()
-
-
-def test_an_old_store_dies_while_it_is_brought_up_to_date(launch_module: Launch, tmp_path: Path) -> None:
-    make_old_store(tmp_path / "store")
-    witness = Witness(SqliteAddress(str(tmp_path / "store")), launch_module, reached=FOLLOWED_TO)
-    for point in MIGRATION_POINTS:
-        witness.dies(point, "flush", 1)
-        assert format_of(tmp_path / "store") == 1
-    witness.check()
-    assert format_of(tmp_path / "store") == FORMAT
-    assert any(bucket.rows for bucket in witness.device.values())
-    for seed, point in enumerate(("page.before_commit", "activate.after_commit", "compact.after_commit")):
-        witness.dies(point, FAVOURITES[point], seed)
-        witness.check()
-
-
-def format_of(directory: Path) -> int:
-    with store_file(directory) as db:
-        return int(str(db.execute("select value from meta where key = 'format'").fetchall()[0][0]))
 
 
 @LASTING

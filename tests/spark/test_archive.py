@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.pipeline import archive, archive_files
+from headwater.pipeline import archive
 from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import ArchiveFile, Manifest
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.archive import ArchiveError, StoreNotEmptyError
-from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.seal import SealedStoreError
 from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.open import open_backend
@@ -114,31 +108,6 @@ def test_a_store_that_moved_is_the_same_to_the_byte_and_goes_on(
     moved.close()
     with closing(open_backend(address).open_reader()) as reader:
         assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(999)}) == {"u/1": 3}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])
-def test_an_archive_of_format_1_says_in_words_why_tables_are_compared(
-    engine: SparkEngine,
-    written: WrittenStore,
-    place: Callable[[str, str], StoreAddress],
-    tmp_path: Path,
-    back_end: str,
-) -> None:
-    manifest = export(engine, written.address, tmp_path / "archive")
-    (file,) = (file for file in manifest.files if file.dataset == "tables")
-    path = tmp_path / "archive" / file.path
-    rows = pq.read_table(path).drop_columns(["resync", "resync_detail"])
-    sentences = pa.array(["a transaction was left out: 0/16B3748"] * rows.num_rows, pa.string())
-    pq.write_table(rows.append_column("resync", sentences), path)
-    renewed = replace(file, bytes=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    files = tuple(renewed if each == file else each for each in manifest.files)
-    with mock.patch.object(archive_files, "FORMAT", 1):
-        archive_files.write_manifest(tmp_path / "archive", replace(manifest, files=files))
-    address = place(back_end, "new")
-    take_in(engine, tmp_path / "archive", address)
-    with closing(open_backend(address).open_store()) as store:
-        assert {table.resync for table in store.tables(SOURCE)} == {ResyncReason(Cause.LEFT_OUT, "0/16B3748")}
 
 
 @pytest.mark.parametrize("back_end", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"])

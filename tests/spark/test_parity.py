@@ -34,7 +34,7 @@ from headwater.bulk.contract import (
 from headwater.bulk.work import BulkWork, Report, Stop
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation, ReplicaIdentity
-from headwater.oplog.op import bucket_key
+from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import Partition
@@ -222,7 +222,7 @@ def test_every_kind_of_job_comes_to_the_same(
     audited = deployment.ask("audit")
     assert audited["state"] == "done"
     (job,) = both.verified[-1:]
-    keys = [bucket_key(name) for name in deployment.buckets("u1")]
+    keys = [job.keys.bucket(name) for name in deployment.buckets("u1")]
     found = both.rows_in_buckets(job, keys[:1], lambda _: None)
     assert 0 < sum(map(len, found.values())) < 3000
 
@@ -283,7 +283,7 @@ def test_where_rows_meet_nothing_hides_what_differs(spark: Spark) -> None:
         tasks.append(RowsTask(Source(table, partition, tuple(source)), 1, frozenset({0})))
         tasks += [RowsTask(Store(table, 0, 1, tuple(stored[half::2])), 1, frozenset({0})) for half in (0, 1)]
     settings = SourceSettings(host="", database="", user="")
-    job = CompareJob(settings, "", (), (), TypeCatalog(), SqliteAddress(""), "")
+    job = CompareJob(settings, "", (), (), TypeCatalog(), StoreKeys(b""), SqliteAddress(""), "")
     found: list[list[Difference]] = []
     for engine in (SparkEngine(spark), SparkEngine(spark), LocalEngine()):
         if len(found) == 1:

@@ -13,6 +13,7 @@ import pytest
 
 from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
 from headwater.errors import Kind
+from headwater.oplog.keys import StoreKeys
 from headwater.pipeline import jobs
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.partition import CountedCopies, SnapshotTask
@@ -118,7 +119,7 @@ def job(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> Iterator[Snapsho
             tables=tuple(SnapshotTable(number, table) for number, table in enumerate(tables, 1)),
             plan=plan,
             types=types,
-            salt=b"salt",
+            keys=StoreKeys(b"secret"),
             store=SqliteAddress(str(tmp_path)),
             directory=str(tmp_path / "stage"),
         )

@@ -21,6 +21,7 @@ from headwater.bulk.contract import CompareJob, Difference, GivenUpError, Snapsh
 from headwater.decode.catalog import TypeCatalog
 from headwater.errors import HeadwaterError, Kind, MachineError
 from headwater.oplog.change import Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.engine import Task
 from headwater.pipeline.partition import Partition
@@ -221,7 +222,7 @@ class Endless(StoreRows):
         Hangs(self.directory).run(None, 0, "")
 
 
-JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), SqliteAddress(""), "")
+JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), StoreKeys(b""), SqliteAddress(""), "")
 IN_PIECES = replace(JOB, source=SourceSettings("", "", "", batch_bytes=4_000))
 TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
 

@@ -60,7 +60,7 @@ def everything(address: StoreAddress) -> dict[str, object]:
             "chunks": chunks,
             "tables": tables,
             "rows": rows,
-            "salt": store.subkey_salt(),
+            "secret": store.keys().secret,
             "source": store.source_state(SOURCE),
             "versions": store.versions(),
             "sides": store.complete_sides(),

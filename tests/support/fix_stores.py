@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.backend import Backend
-from headwater.storage.open import open_backend
-from tests.support.dictionaries.backend import DictBackend
-from tests.support.dictionaries.kept import STORES, DictAddress
 
 NewAddress = Callable[[], StoreAddress]
 
@@ -26,7 +21,7 @@ LASTING = pytest.mark.parametrize("new_address", ["sqlite", "postgres"], indirec
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(params=["sqlite", "postgres", "dictionaries"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def new_address(request: pytest.FixtureRequest) -> NewAddress:
     """Gives out addresses where no store is yet, of one back end."""
     make: NewAddress = request.getfixturevalue(f"new_{request.param}_address")
@@ -60,21 +55,3 @@ def new_postgres_address(stores_dsn: str) -> Iterator[Callable[[], PostgresAddre
     with psycopg.connect(stores_dsn, autocommit=True) as admin:
         for schema in made:
             admin.execute(sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(schema)))
-
-
-@pytest.fixture
-def new_dictionaries_address(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewAddress]:
-    """Gives out addresses where no store is yet, and has everybody who opens stores know what they mean."""
-    for module in list(sys.modules.values()):
-        if vars(module).get("open_backend") is _open_product:
-            monkeypatch.setattr(module, "open_backend", _open_any)
-    yield lambda: DictAddress(f"store {next(_numbers)}").known
-    STORES.clear()
-
-
-_open_product = open_backend
-
-
-def _open_any(address: StoreAddress | DictAddress) -> Backend:
-    """What `open_backend` would be with one more line."""
-    return DictBackend(address) if isinstance(address, DictAddress) else _open_product(address)

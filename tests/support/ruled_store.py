@@ -13,7 +13,7 @@ from headwater.decode.copytext import join_cells
 from headwater.decode.values import row_converter
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import BucketName, DraftOp, TableTransform, decode_members, encode_members
+from headwater.oplog.transform import Buckets, DraftOp, TableTransform, decode_members, encode_members
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush, Progress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
@@ -101,10 +101,10 @@ class RuledStore:
             return
         convert = row_converter(relation.columns, TypeCatalog(), plan.options)
         names = [bucket.name for bucket in plan.buckets]
-        transform = TableTransform(table.id, self.store.subkey_salt(), convert, program, names)
+        transform = TableTransform(table.id, self.store.keys(), convert, program, names)
         current = flush.current(table.id, [str(row[0]) for row in rows])
         ops: list[DraftOp] = []
-        buckets: dict[int, BucketName] = {}
+        buckets: Buckets = {}
         changed: list[CurrentRow] = []
         for row in rows:
             row_id = str(row[0])

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import bucket_key
-from headwater.oplog.transform import BucketName, RowKeys, encode_members, row_ops
+from headwater.oplog.transform import Bucket, RowKeys, encode_members, row_ops
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
 from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.versions import Origin
@@ -40,7 +40,8 @@ def run(directory: Path, text: str) -> None:
     relations = [Relation(n, "public", kind, ReplicaIdentity.DEFAULT, columns) for n, kind in enumerate(KINDS, 1)]
     tables = store.stage_tables(lease, SOURCE, [(relation, "print") for relation in relations])
     folder = Path(store.staging_directory())
-    parts = [_part(folder, table, part, text) for table in tables for part in range(PARTS)]
+    keys = store.keys()
+    parts = [_part(keys, folder, table, part, text) for table in tables for part in range(PARTS)]
     store.stage(lease, parts)
     known = store.source_state(SOURCE)
     state = SourceState(SOURCE, Lsn(100 if known is None else known.lsn + 100), "slot", "1", 1)
@@ -51,16 +52,16 @@ def run(directory: Path, text: str) -> None:
     store.close()
 
 
-def _part(folder: Path, table: StagedTable, part: int, text: str) -> StagedPart:
+def _part(keys: StoreKeys, folder: Path, table: StagedTable, part: int, text: str) -> StagedPart:
     path = folder / f"part-{table.id}-{part}.db"
     with StageFile(path) as file:
         for row_id in map(str, range(part, ROWS, PARTS)):
             bucket = BUCKETS[int(row_id) % 3 == 0]
             puts = [Put(0, bucket, table.relation.name, row_id, f'{{"text":"{text}"}}')]
-            ops, members = row_ops((), puts, RowKeys(table.id, row_id, b"salt"))
+            ops, members = row_ops((), puts, RowKeys(table.id, row_id, keys))
             row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
             lookups = [(row_id, LookupEntry(f'l["{table.relation.name}"]', f'["{text} {row_id}"]'))]
-            file.write([row], lookups, ops, {bucket_key(bucket): BucketName(bucket, "all.1")})
+            file.write([row], lookups, ops, {bucket: Bucket(keys.bucket(bucket), bucket, "all.1")})
         file.finish()
         return StagedPart(str(path), table.id, ROWS // PARTS, file.ops, "0")
 

@@ -17,9 +17,6 @@ import zstandard
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress, StoreAddress
-from headwater.storage.contract.archive import DATASETS
-from tests.support.dictionaries.backend import DictBackend
-from tests.support.dictionaries.kept import DictAddress
 from tests.support.store_file import store_file
 
 Op = dict[str, Any]
@@ -52,14 +49,11 @@ def problems(store: Path | StoreAddress) -> list[str]:
 
 
 @contextmanager
-def _seen(store: Path | StoreAddress | DictAddress) -> Iterator[apsw.Connection]:
+def _seen(store: Path | StoreAddress) -> Iterator[apsw.Connection]:
     """The store's tables as they are at one moment; those of a store that is no file as a copy."""
     if isinstance(store, PostgresAddress):
         db = apsw.Connection(":memory:")
         _copy_tables(store, db)
-    elif isinstance(store, DictAddress):
-        db = apsw.Connection(":memory:")
-        _copy_datasets(store, db)
     else:
         directory = store if isinstance(store, Path) else Path(store.directory)
         db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -114,22 +108,6 @@ alter table segments add column blob;
 update segments set blob = rowid;
 alter table tables add column state default 'active';
 """
-
-
-def _copy_datasets(address: DictAddress, db: apsw.Connection) -> None:
-    """What a store without tables gives when it is taken out, as tables."""
-    backend = DictBackend(address)
-    with backend.dump(Path()) as dump:
-        for name, columns in DATASETS.items():
-            db.execute(f"create table {name} ({', '.join(columns)})")
-        for part in dump.parts:
-            marks = ", ".join("?" * len(DATASETS[part.dataset]))
-            for batch in backend.read_part(dump.view.snapshot, part):
-                db.executemany(f"insert into {part.dataset} values ({marks})", batch)
-        db.execute(_AS_TABLES, {"next_op": dump.state.next_op, "checkpoint": dump.state.checkpoint})
-    for (table,) in db.execute("select id from tables").fetchall():
-        db.execute(f"create table rows_{table:d} as select * from rows where table_id = {table:d}")
-    db.execute("drop table rows")
 
 
 def leftovers(directory: Path) -> dict[str, int]:

@@ -15,9 +15,9 @@ from contextlib import closing
 
 from headwater.compaction import UpkeepWork
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.oplog.row_id import subkey_origin
-from headwater.oplog.transform import BucketName, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import Bucket, Buckets, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
 from headwater.storage.contract.store import Flush, Progress, SourceState
@@ -129,7 +129,7 @@ class Life:
             line = f"{row_id}\t{text}"
             flush.put_rows(self._table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), subkey)])
             flush.replace_lookups(self._table, row_id, entries(followed, row_id, text))
-        flush.append(ops, _names(given))
+        flush.append(ops, self._names(given))
         self._written.add(row_id)
 
     def _followed(self) -> list[str]:
@@ -138,7 +138,7 @@ class Life:
         return sorted({*self._store.complete_sides(), *deploying, *sides_of(self._active())})
 
     def _keys(self, row_id: str, subkey: str | None = None) -> RowKeys:
-        return RowKeys(self._table, row_id, self._store.subkey_salt(), subkey)
+        return RowKeys(self._table, row_id, self._store.keys(), subkey)
 
     def _reached(self, number: int) -> None:
         self._number = number
@@ -172,7 +172,7 @@ class Life:
                 given = puts(named, row_id, text)
                 ops, members = row_ops((), given, self._keys(row_id))
                 row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
-                part.write([row], [(row_id, entry) for entry in entries(named, row_id, text)], ops, _names(given))
+                part.write([row], [(row_id, entry) for entry in entries(named, row_id, text)], ops, self._names(given))
             return part.finish()
 
     # another generation of the table
@@ -251,12 +251,14 @@ class Life:
     def _add(self, part: PartWriter, missing: list[str], row: CurrentRow) -> None:
         row_id, text = row.line.split("\t")
         there = {(member.bucket, member.table, member.id) for member in decode_members(row.members, row_id)}
-        given = [p for p in puts(missing, row_id, text) if (bucket_key(p.bucket), p.table, p.id) not in there]
+        given = [
+            p for p in puts(missing, row_id, text) if (self._store.keys().bucket(p.bucket), p.table, p.id) not in there
+        ]
         found = [(row_id, entry) for entry in entries(missing, row_id, text)]
         if given or found:
             ops, members = row_ops((), given, self._keys(row_id, row.subkey))
             added = CurrentRow(row_id, 0, "", encode_members(members, row_id), row.subkey)
-            part.write([added], found, ops, _names(given))
+            part.write([added], found, ops, self._names(given))
 
     def _take_page(self, pages: Iterator[tuple[StagedPart, int]]) -> None:
         part, page = next(pages, (None, 0))
@@ -309,9 +311,9 @@ class Life:
                 thrift = Thrift(budget=self._chance.choice([0, 1 << 20]), least=1)
                 work.bucket(state, store.checkpoint(), thrift, finish=self._chance.random() < 0.5)
 
-
-def _names(given: Iterable[Put]) -> dict[int, BucketName]:
-    return {bucket_key(put.bucket): BucketName(put.bucket, DEFINITIONS[put.definition]) for put in given}
+    def _names(self, given: Iterable[Put]) -> Buckets:
+        keys = self._store.keys()
+        return {put.bucket: Bucket(keys.bucket(put.bucket), put.bucket, DEFINITIONS[put.definition]) for put in given}
 
 
 def write_address(address: StoreAddress) -> str:

@@ -10,9 +10,10 @@ from contextlib import closing
 
 from headwater.compaction import UpkeepWork
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, bucket_key
-from headwater.oplog.transform import BucketName, DraftOp, Member, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.op import OpId
+from headwater.oplog.transform import Bucket, Buckets, DraftOp, Member, RowKeys, decode_members, encode_members, row_ops
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import Checkpoint, StoreReader
@@ -44,6 +45,7 @@ class WrittenStore:
         except BaseException:
             self.store.close()
             raise
+        self.keys = self.store.keys()
         self.rows: dict[str, tuple[str, str]] = {}
         self.lsn = 100
         found = self.store.tables(SOURCE)
@@ -60,18 +62,18 @@ class WrittenStore:
         lookups: list[tuple[str, LookupEntry]] = []
         ops: list[DraftOp] = []
         for row_id, (bucket, text) in rows.items():
-            added, members = row_ops((), [_put(bucket, row_id, text)], RowKeys(staged.id, row_id, b""))
+            added, members = row_ops((), [_put(bucket, row_id, text)], RowKeys(staged.id, row_id, self.keys))
             standing.append(_current(row_id, text, members))
             lookups.append((row_id, _lookup(bucket, row_id)))
             ops += added
-        names = {bucket_key(bucket): _named(bucket) for bucket, _ in rows.values()}
+        buckets = {bucket: _named(self.keys, bucket) for bucket, _ in rows.values()}
         with open_backend(self.address).open_part(staged.id, 1, "0") as part:
-            part.write(standing, lookups, ops, names)
+            part.write(standing, lookups, ops, buckets)
             parts = [part.finish()]
         self.store.stage(self.lease, parts)
         state = SourceState(SOURCE, Lsn(self.lsn), "slot", "1", 1)
         record = BulkRecord("snapshot", SOURCE, "app", 1, len(rows), len(rows), 1.0, 2.0)
-        sides = {_named(bucket).definition: "digest" for bucket, _ in rows.values()}
+        sides = {bucket.definition: "digest" for bucket in buckets.values()}
         self.table, self.rows = staged.id, dict(rows)
         return self.store.publish(self.lease, state, [staged], version.id, sides, record)
 
@@ -80,15 +82,15 @@ class WrittenStore:
         flush = self.store.begin(self.lease)
         before = flush.current(self.table, list(changes))
         ops: list[DraftOp] = []
-        names: dict[int, BucketName] = {}
+        buckets: Buckets = {}
         standing: list[CurrentRow] = []
         gone: list[str] = []
         for row_id, target in changes.items():
             previous = decode_members(before[row_id].members, row_id) if row_id in before else []
             puts = [] if target is None else [_put(*target[:1], row_id, target[1])]
-            added, members = row_ops(previous, puts, RowKeys(self.table, row_id, b""))
+            added, members = row_ops(previous, puts, RowKeys(self.table, row_id, self.keys))
             ops += added
-            names.update({bucket_key(put.bucket): _named(put.bucket) for put in puts})
+            buckets.update({put.bucket: _named(self.keys, put.bucket) for put in puts})
             if target is None:
                 self.rows.pop(row_id, None)
                 gone.append(row_id)
@@ -97,7 +99,7 @@ class WrittenStore:
                 self.rows[row_id] = target
                 standing.append(_current(row_id, target[1], members))
                 flush.replace_lookups(self.table, row_id, [_lookup(target[0], row_id)])
-        flush.append(ops, names)
+        flush.append(ops, buckets)
         flush.delete_rows(self.table, gone)
         flush.put_rows(self.table, standing)
         self.lsn += 10
@@ -105,7 +107,9 @@ class WrittenStore:
 
     def truncate(self) -> Checkpoint:
         flush = self.store.begin(self.lease)
-        self.table = flush.truncate(self.table, {_named(bucket).definition for bucket, _ in self.rows.values()})
+        self.table = flush.truncate(
+            self.table, {_named(self.keys, bucket).definition for bucket, _ in self.rows.values()}
+        )
         self.rows.clear()
         self.lsn += 10
         return flush.commit(SOURCE, Progress(Lsn(self.lsn), 6_000_000))
@@ -115,6 +119,10 @@ class WrittenStore:
         if self._reader is None:
             self._reader = open_backend(self.address).open_reader()
         return _catch_up(self._reader, device)
+
+    def key(self, bucket: str) -> int:
+        """The key under which the store keeps a bucket."""
+        return self.keys.bucket(bucket)
 
     def standing(self) -> Counter[tuple[str, str, str]]:
         """Bucket, id and text of every row there should be."""
@@ -134,8 +142,8 @@ def _put(bucket: str, row_id: str, text: str) -> Put:
     return Put(0, bucket, "todos", row_id, json.dumps({"text": text}))
 
 
-def _named(bucket: str) -> BucketName:
-    return BucketName(bucket, bucket.partition("[")[0])
+def _named(keys: StoreKeys, bucket: str) -> Bucket:
+    return Bucket(keys.bucket(bucket), bucket, bucket.partition("[")[0])
 
 
 def _current(row_id: str, text: str, members: Sequence[Member]) -> CurrentRow:
@@ -149,9 +157,9 @@ def _lookup(bucket: str, row_id: str) -> LookupEntry:
 def compact(address: StoreAddress, *buckets: str) -> None:
     """Shorten the history of buckets, as far as that costs devices nothing."""
     with closing(open_backend(address).open_compaction()) as store, UpkeepWork(store, "test", lambda _: False) as work:
+        states = {state.name: state for state in store.buckets(OpId(0))}
         for name in buckets:
-            state = store.bucket(bucket_key(name))
-            assert state is not None
+            state = states[name]
             assert work.bucket(state, store.checkpoint(), Thrift(budget=0)) is not None
 
 

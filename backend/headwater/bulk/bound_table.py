@@ -14,6 +14,7 @@ from headwater.decode.copytext import split_line
 from headwater.decode.kinds import values_of
 from headwater.decode.values import converters, row_converter
 from headwater.oplog.change import Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.plain import plain_write
 from headwater.oplog.transform import (
     Member,
@@ -78,7 +79,7 @@ def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
 
 
 def bind(
-    plans: Sequence[SyncPlan], tag: str, relation: Relation, types: TypeCatalog, table_id: int, salt: bytes
+    plans: Sequence[SyncPlan], tag: str, relation: Relation, types: TypeCatalog, table_id: int, keys: StoreKeys
 ) -> BoundTable | None:
     """Bind plans that are `distinct`. None when none of them uses the table."""
     names = [column.name for column in relation.columns]
@@ -97,9 +98,9 @@ def bind(
     several = bool(others or first.offset)
     convert: Callable[[Cells], list[Value]] = list if several else first.convert
     program: RowProgram = _Union(parts) if several else first.program
-    plain = None if several else _plain_write(first, relation, types, table_id)
+    plain = None if several else _plain_write(first, relation, types, table_id, keys)
     return BoundTable(
-        transform=TableTransform(table_id, salt, convert, program, [bucket.name for bucket in buckets], plain),
+        transform=TableTransform(table_id, keys, convert, program, [bucket.name for bucket in buckets], plain),
         program=program,
         has_lookups=any(part.program.has_lookups for part in parts),
         definitions=tuple(definition.name for definition in fed),
@@ -108,10 +109,10 @@ def bind(
 
 
 def bind_layouts(
-    plans: Sequence[SyncPlan], tag: str, layouts: Sequence[Relation], types: TypeCatalog, table_id: int, salt: bytes
+    plans: Sequence[SyncPlan], tag: str, layouts: Sequence[Relation], types: TypeCatalog, table_id: int, keys: StoreKeys
 ) -> list[BoundTable | None]:
     """`bind` for each layout of a table."""
-    return [bind(plans, tag, layout, types, table_id, salt) for layout in layouts]
+    return [bind(plans, tag, layout, types, table_id, keys) for layout in layouts]
 
 
 def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:
@@ -147,7 +148,10 @@ def _lookups(bound: BoundTable | None, cells: Cells, row_id: str) -> set[LookupE
 
 
 def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[Member]:
-    return set() if bound is None else expected_members(bound.transform.evaluate(cells, row_id).puts)
+    if bound is None:
+        return set()
+    transform = bound.transform
+    return expected_members(transform.evaluate(cells, row_id).puts, transform.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,9 @@ class _Part:
     plan: SyncPlan
 
 
-def _plain_write(part: _Part, relation: Relation, types: TypeCatalog, table_id: int) -> PlainWrite | None:
+def _plain_write(
+    part: _Part, relation: Relation, types: TypeCatalog, table_id: int, keys: StoreKeys
+) -> PlainWrite | None:
     """Code for the rows of a table whose only entry consists of columns, none of them a blob: those are left out of
     the data. None where `id` is another column than the one that identifies rows, so that no row would be left."""
     entry, plan = part.program.plain, part.plan
@@ -170,7 +176,7 @@ def _plain_write(part: _Part, relation: Relation, types: TypeCatalog, table_id: 
     if any(values_of(oid, types).kind is ValueKind.BLOB for oid in selected):
         return None
     functions = converters(relation.columns, types, plan.options)
-    return plain_write(entry, functions, table_id, plan.buckets[entry.definition].name)
+    return plain_write(entry, functions, table_id, keys, plan.buckets[entry.definition].name)
 
 
 def _by_row_id(entry: PlainEntry, relation: Relation) -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from headwater.decode.catalog import TypeCatalog
 from headwater.errors import HeadwaterError, Kind
+from headwater.oplog.keys import StoreKeys
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
@@ -81,15 +82,15 @@ class SnapshotTable:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotJob:
-    """Read whole tables into a store that has no rows of them. `snapshot` is the exported snapshot's name; `salt` is
-    the store's, for subkeys; `directory` is for progress files, on this machine."""
+    """Read whole tables into a store that has no rows of them. `snapshot` is the exported snapshot's name;
+    `directory` is for progress files, on this machine."""
 
     source: SourceSettings
     snapshot: str
     tables: tuple[SnapshotTable, ...]
     plan: SyncPlan
     types: TypeCatalog
-    salt: bytes
+    keys: StoreKeys
     store: StoreAddress
     directory: str
 
@@ -112,7 +113,7 @@ class ReprocessJob:
     tables: tuple[ReprocessTable, ...]
     plan: SyncPlan
     types: TypeCatalog
-    salt: bytes
+    keys: StoreKeys
     store: StoreAddress
     directory: str
     piece: int
@@ -131,7 +132,7 @@ class RekeyJob:
     rows: int
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
-    salt: bytes
+    keys: StoreKeys
     store: StoreAddress
     directory: str
     piece: int
@@ -157,6 +158,7 @@ class CompareJob:
     tables: tuple[CompareTable, ...]
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
+    keys: StoreKeys
     store: StoreAddress
     directory: str
 
@@ -215,7 +217,7 @@ class VerifyJob:
     tables: tuple[VerifyTable, ...]
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
-    salt: bytes
+    keys: StoreKeys
     store: StoreAddress
     directory: str
     buckets: bool = True

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.insight.rows import CurrentRows, Pages, op_size
-from headwater.oplog.op import bucket_key
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import only
 
@@ -32,29 +31,28 @@ class Estimate:
 
 class Tally:
     """Sums up one definition. Counts rows and bytes of each bucket in bounded memory: with many buckets, it tracks a
-    half, a quarter, … of them, chosen by key."""
+    half, a quarter, … of them, chosen by the hash of their name."""
 
     def __init__(self, followed: int = FOLLOWED_BUCKETS) -> None:
         self.rows = 0.0
         self.size = 0.0
         self._most = followed
         self._mask = 0
-        self._buckets: dict[int, tuple[int, float, float]] = {}
+        self._buckets: dict[str, tuple[int, float, float]] = {}
         self._largest = (0.0, 0.0)
 
     def add(self, bucket: str, size: int, factor: float) -> None:
         """Add a row of `size` bytes in a bucket, which represents `factor` rows."""
         self.rows += factor
         self.size += factor * size
-        key = bucket_key(bucket)
-        if key & self._mask:
+        if hash(bucket) & self._mask:
             return
-        seen, rows, total = self._buckets.get(key, (0, 0.0, 0.0))
-        self._buckets[key] = entry = (seen + 1, rows + factor, total + factor * size)
+        seen, rows, total = self._buckets.get(bucket, (0, 0.0, 0.0))
+        self._buckets[bucket] = entry = (seen + 1, rows + factor, total + factor * size)
         self._largest = max(self._largest[0], entry[1]), max(self._largest[1], entry[2])
         if len(self._buckets) > self._most:
             self._mask = self._mask * 2 + 1
-            self._buckets = {key: entry for key, entry in self._buckets.items() if not key & self._mask}
+            self._buckets = {name: entry for name, entry in self._buckets.items() if not hash(name) & self._mask}
 
     @property
     def followed(self) -> int:

@@ -124,7 +124,7 @@ def search_target(
         return TextTarget(text)
     assert row_id is not None
     others = {str(each.id) for each in store.tables(tables[0].source)} - {str(tables[0].id)}
-    return RowTarget(row_id, store.subkey_salt(), frozenset(others), id_too)
+    return RowTarget(row_id, store.keys(), frozenset(others), id_too)
 
 
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:

@@ -16,6 +16,7 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
 from headwater.decode.values import RowConverter, row_converter
 from headwater.errors import HeadwaterError
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub
 from headwater.oplog.op import put_body
 from headwater.oplog.row_id import row_subkey
@@ -29,6 +30,7 @@ from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.results import Put, RowResult, SourceRow
 
+_ANY_KEYS = StoreKeys(b"")  # for the length of what they make
 _FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
 _ID_BYTES = len('{"op_id":"1234567890123456",') + 1  # and the comma between two ops
 _CONNECT_SECONDS = 5
@@ -180,6 +182,6 @@ class _Layouts:
 
 def op_size(put: Put, table: StoredTable, row_id: str) -> int:
     """Bytes that a device downloads for a row, uncompressed."""
-    subkey = row_subkey(None, table.id, row_id, put.id, b"")
+    subkey = row_subkey(None, table.id, row_id, put.id, _ANY_KEYS)
     body = put_body(put.table, put.id, subkey, put.data, _FULL_DIGEST)
     return _ID_BYTES + (len(body) if body.isascii() else len(body.encode()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from headwater.oplog.op import bucket_key
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import content_id
 from headwater_rules.results import Put
 
@@ -104,10 +104,10 @@ def fitting(puts: Sequence[Put]) -> tuple[Sequence[Put], Sequence[tuple[Put, int
     )
 
 
-def with_left_out(members: str, left_out: Sequence[tuple[Put, int]]) -> str:
+def with_left_out(members: str, left_out: Sequence[tuple[Put, int]], keys: StoreKeys) -> str:
     """Stored memberships with entries for the ops that are left out."""
     entries = orjson.loads(members) if members else []
-    entries += [[bucket_key(put.bucket), 0, put.table, _LEFT_OUT, size] for put, size in left_out]
+    entries += [[keys.bucket(put.bucket), 0, put.table, _LEFT_OUT, size] for put, size in left_out]
     return orjson.dumps(entries).decode()
 
 

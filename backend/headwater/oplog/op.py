@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import NewType
 
 import orjson
-import xxhash
 
 OpId = NewType("OpId", int)
 
@@ -19,19 +18,12 @@ CLEAR_BODY = '"op":"CLEAR","checksum":0}'
 
 _UINT32 = 0xFFFFFFFF
 _dumps = orjson.dumps
-_hash = xxhash.xxh3_64_intdigest
 
 
 @lru_cache(maxsize=4096)
 def type_json(table: str) -> str:
     """An output table's name as JSON text."""
     return orjson.dumps(table).decode()
-
-
-def content_digest(table: str, object_id: str, data: str) -> int:
-    """A hash of 63 bits over everything that a device gets of a row. Equal digests mean equal rows; the low 32 bits are
-    the checksum of the PUT."""
-    return _hash(f"{table}\0{object_id}\0{data}".encode()) & 0x7FFFFFFFFFFFFFFF
 
 
 def put_checksum(digest: int) -> int:
@@ -55,25 +47,14 @@ def put_pieces(table: str, subkey: str) -> tuple[str, str]:
     return f'"op":"PUT","object_type":{type_json(table)},"object_id":', f',"subkey":"{subkey}","data":'
 
 
-def remove_checksum(table: str, object_id: str, subkey: str) -> int:
-    """The checksum of a REMOVE, unsigned 32 bit."""
-    return xxhash.xxh3_64_intdigest(f"{table}\0{object_id}\0{subkey}\0remove".encode()) & _UINT32
-
-
-def remove_body(table: str, object_id: str, subkey: str) -> str:
+def remove_body(table: str, object_id: str, subkey: str, checksum: int) -> str:
     """The body of a REMOVE."""
     return (
         f'"op":"REMOVE","object_type":{type_json(table)},"object_id":{_dumps(object_id).decode()},'
-        f'"checksum":{remove_checksum(table, object_id, subkey)},"subkey":"{subkey}","data":null}}'
+        f'"checksum":{checksum},"subkey":"{subkey}","data":null}}'
     )
 
 
 def finished_op(op_id: int, body: str) -> str:
     """The JSON object of an op in a `data` line of the protocol."""
     return f'{{"op_id":"{op_id}",{body}'
-
-
-@lru_cache(maxsize=1 << 16)
-def bucket_key(name: str) -> int:
-    """The number under which stores keep a bucket: a hash of its name, 63 bits, which any process can compute."""
-    return xxhash.xxh3_64_intdigest(name.encode()) & 0x7FFFFFFFFFFFFFFF

@@ -12,9 +12,10 @@ from typing import cast
 
 import orjson
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import SURELY_AN_OP
-from headwater.oplog.op import bucket_key, content_digest, put_checksum, put_pieces
-from headwater.oplog.transform import BucketName, DraftOp, PlainWrite, draft_op, members_pieces, only_member
+from headwater.oplog.op import put_checksum, put_pieces
+from headwater.oplog.transform import Bucket, DraftOp, PlainWrite, draft_op, members_pieces, only_member
 from headwater_rules.evaluate.naming import key_text
 from headwater_rules.evaluate.rows import PlainEntry
 from headwater_rules.evaluate.valuetext import as_text
@@ -23,16 +24,17 @@ from headwater_rules.plan import Value
 _KNOWN_BUCKETS = 1 << 11
 _LONGEST_KNOWN = 500
 
-_Place = tuple[int, str, str, BucketName]
-"""A bucket's key, what memberships in it begin and end with, and its name."""
+_Place = tuple[int, str, str, str, Bucket]
+"""A bucket's key, its name, what memberships in it begin and end with, and the bucket."""
 
 
 class _Places(dict[tuple[Value, ...], _Place]):
     """The bucket by the values of its parameters, of which equal ones name the same. Remembers some, since there is one
     of these for each table. `places[params]` is None, and nothing is remembered, where there is no bucket."""
 
-    def __init__(self, entry: PlainEntry, definition: str) -> None:
+    def __init__(self, entry: PlainEntry, keys: StoreKeys, definition: str) -> None:
         super().__init__()
+        self._keys = keys
         self._entry = entry
         self._definition = definition
 
@@ -40,8 +42,8 @@ class _Places(dict[tuple[Value, ...], _Place]):
         name = key_text(self._entry.name, params)
         if name is None:
             return None
-        bucket = bucket_key(name)
-        place = (bucket, *members_pieces(bucket, self._entry.table), BucketName(name, self._definition))
+        bucket = Bucket(self._keys.bucket(name), name, self._definition)
+        place = (bucket.key, name, *members_pieces(bucket.key, self._entry.table), bucket)
         if len(name) <= _LONGEST_KNOWN:
             if len(self) >= _KNOWN_BUCKETS:
                 self.clear()
@@ -50,7 +52,11 @@ class _Places(dict[tuple[Value, ...], _Place]):
 
 
 def plain_write(
-    entry: PlainEntry, converters: Sequence[Callable[[str], Value] | None], table_id: int, definition: str
+    entry: PlainEntry,
+    converters: Sequence[Callable[[str], Value] | None],
+    table_id: int,
+    keys: StoreKeys,
+    definition: str,
 ) -> PlainWrite:
     """The code for the rows of a table: `converters` are those of its columns, `definition` is the name of the bucket
     definition that the entry belongs to."""
@@ -60,13 +66,13 @@ def plain_write(
     scope |= {
         "as_text": as_text,
         "checksum_of": put_checksum,
-        "digest_of": content_digest,
+        "digest_of": keys.content,
         "draft": draft_op,
         "dumps": orjson.dumps,
         "middle": middle,
         "most": SURELY_AN_OP,
         "only_member": only_member,
-        "places": _Places(entry, definition),
+        "places": _Places(entry, keys, definition),
         "start": start,
         "table": entry.table,
         "DraftOp": DraftOp,
@@ -93,15 +99,15 @@ def _code(entry: PlainEntry, values: Sequence[str]) -> list[str]:
         " except (ValueError, KeyError, TypeError):",
         "  return None",
         " if len(data) > most: return None",
-        " bucket, head, tail, name = place",
+        " key, name, head, tail, bucket = place",
         " digest = digest_of(table, row_id, data)",
         " members = f'{head}{digest}{tail}'",
         " if previous == members: return members",
         " if previous and not only_member(previous, head, tail): return None",
-        " buckets[bucket] = name",
+        " buckets[name] = bucket",
         " checksum = checksum_of(digest)",
         """ body = f'{start}{dumps(row_id).decode()},"checksum":{checksum}{middle}{dumps(data).decode()}}}'""",
-        " ops.append(draft(DraftOp, (bucket, checksum, body)))",
+        " ops.append(draft(DraftOp, (key, checksum, body)))",
         " return members",
     ]
 

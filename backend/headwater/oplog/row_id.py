@@ -5,7 +5,6 @@ https://www.postgresql.org/docs/current/sql-altertable.html#SQL-ALTERTABLE-REPLI
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import uuid
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from enum import Enum
 import orjson
 
 from headwater.oplog.change import Cell, Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 
 
 class IdentityKind(Enum):
@@ -78,14 +78,13 @@ def subkey_origin(table_id: int, row_id: str) -> str:
     return f"{table_id}/{row_id}"
 
 
-def row_subkey(origin: str | None, table_id: int, row_id: str, object_id: str, salt: bytes) -> str:
+def row_subkey(origin: str | None, table_id: int, row_id: str, object_id: str, keys: StoreKeys) -> str:
     """Distinguishes source rows with the same object id on a device: by the `subkey_origin` of the row if it has one,
-    else by its table and id. It does not reveal a key that the rules did not select: the row id is hashed with the
-    salt, or left out where it is the object id."""
+    else by its table and id. It does not reveal a key that the rules did not select: the row id is hashed, or
+    left out where it is the object id."""
     if origin is not None:
         table, _, row_id = origin.partition("/")
         table_id = int(table)
     if row_id == object_id:
         return str(table_id)
-    digest = hashlib.blake2b(row_id.encode(), digest_size=12, key=salt).digest()
-    return f"{table_id}.{base64.urlsafe_b64encode(digest).decode()}"
+    return f"{table_id}.{keys.subkey(row_id)}"

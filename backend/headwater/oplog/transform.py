@@ -8,16 +8,9 @@ from typing import NamedTuple, Protocol
 
 import orjson
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import LEFT_OUT, SURELY_AN_OP, fitting, with_left_out, without_left_out
-from headwater.oplog.op import (
-    bucket_key,
-    content_digest,
-    put_body,
-    put_checksum,
-    remove_body,
-    remove_checksum,
-    type_json,
-)
+from headwater.oplog.op import put_body, put_checksum, remove_body, type_json
 from headwater.oplog.row_id import row_subkey
 from headwater_rules.plan import Value
 from headwater_rules.results import LookupEntry, Put, RowResult
@@ -32,11 +25,16 @@ class Member(NamedTuple):
     id: str
 
 
-class BucketName(NamedTuple):
-    """A bucket's name and its definition."""
+class Bucket(NamedTuple):
+    """A bucket: the key under which the store keeps it, its name, which is its identity, and its definition."""
 
+    key: int
     name: str
     definition: str
+
+
+Buckets = dict[str, Bucket]
+"""By name: two buckets may have the same key until the store has moved one of them."""
 
 
 class DraftOp(NamedTuple):
@@ -118,10 +116,10 @@ def _under(entry: list[object], before: str, after: str) -> list[object]:
     return entry[:3] if object_id == after else [*entry[:3], object_id]
 
 
-def expected_members(puts: Sequence[Put]) -> set[Member]:
+def expected_members(puts: Sequence[Put], keys: StoreKeys) -> set[Member]:
     """The memberships of a row with these `puts`."""
-    last = {(bucket_key(p.bucket), p.table, p.id): p.data for p in fitting(puts)[0]}
-    return {Member(bucket, content_digest(table, oid, data), table, oid) for (bucket, table, oid), data in last.items()}
+    last = {(keys.bucket(p.bucket), p.table, p.id): p.data for p in fitting(puts)[0]}
+    return {Member(bucket, keys.content(table, oid, data), table, oid) for (bucket, table, oid), data in last.items()}
 
 
 class RowKeys(NamedTuple):
@@ -129,11 +127,11 @@ class RowKeys(NamedTuple):
 
     table_id: int
     row_id: str
-    salt: bytes
+    store: StoreKeys
     origin: str | None = None
 
     def subkey(self, object_id: str) -> str:
-        return row_subkey(self.origin, self.table_id, self.row_id, object_id, self.salt)
+        return row_subkey(self.origin, self.table_id, self.row_id, object_id, self.store)
 
 
 def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> tuple[list[DraftOp], list[Member]]:
@@ -151,8 +149,8 @@ def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> t
     for put in puts:
         # A row may be large and in many buckets: its body is rendered once for all of them
         if made is None or put.data is not made.data or put[2:4] != made[2:4]:
-            made, digest, body = put, content_digest(put.table, put.id, put.data), ""
-        place = (bucket_key(put.bucket), put.table, put.id)
+            made, digest, body = put, keys.store.content(put.table, put.id, put.data), ""
+        place = (keys.store.bucket(put.bucket), put.table, put.id)
         after[place] = digest
         if before.get(place) != digest:
             body = body or put_body(put.table, put.id, keys.subkey(put.id), put.data, digest)
@@ -167,7 +165,8 @@ def row_ops(previous: Sequence[Member], puts: Sequence[Put], keys: RowKeys) -> t
 
 def _remove(bucket: int, table: str, object_id: str, keys: RowKeys) -> DraftOp:
     subkey = keys.subkey(object_id)
-    return DraftOp(bucket, remove_checksum(table, object_id, subkey), remove_body(table, object_id, subkey))
+    checksum = keys.store.removal(table, object_id, subkey)
+    return DraftOp(bucket, checksum, remove_body(table, object_id, subkey, checksum))
 
 
 class RowProgram(Protocol):
@@ -176,7 +175,7 @@ class RowProgram(Protocol):
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult: ...
 
 
-PlainWrite = Callable[[Sequence[str | None], str, str, list[DraftOp], dict[int, BucketName]], str | None]
+PlainWrite = Callable[[Sequence[str | None], str, str, list[DraftOp], Buckets], str | None]
 """Does for usual rows what `TableTransform.write` does: (cells, row id, stored memberships, ops, buckets) ->
 memberships to store, or None for a row that it leaves alone."""
 
@@ -187,7 +186,7 @@ class TableTransform:
     plan's bucket definitions, by position. `plain` is there if it can write rows of the table."""
 
     table_id: int
-    salt: bytes
+    keys: StoreKeys
     convert: Callable[[Sequence[str | None]], list[Value]]
     program: RowProgram
     definitions: Sequence[str]
@@ -203,9 +202,9 @@ class TableTransform:
         row_id: str,
         cells: Sequence[str | None],
         ops: list[DraftOp],
-        buckets: dict[int, BucketName],
+        buckets: Buckets,
     ) -> Written:
-        """Evaluate a row, and add the ops that change its entries from stored memberships, and the buckets' names."""
+        """Evaluate a row, and add the ops that change its entries from stored memberships, and the buckets."""
         if self.plain is not None and origin is None:
             members = self.plain(cells, row_id, previous, ops, buckets)
             if members is not None:
@@ -220,9 +219,9 @@ class TableTransform:
         row_id: str,
         puts: Sequence[Put],
         ops: list[DraftOp],
-        buckets: dict[int, BucketName],
+        buckets: Buckets,
     ) -> str:
-        """Add the ops that change a row's entries from stored memberships to `puts`, and the buckets' names. Returns
+        """Add the ops that change a row's entries from stored memberships to `puts`, and the buckets. Returns
         the memberships to store."""
         if len(puts) == 1 and origin is None:
             stored = self._move_in_place(previous, row_id, puts[0], ops, buckets)
@@ -230,28 +229,26 @@ class TableTransform:
                 return stored
         puts, left_out = fitting(puts)
         for put in puts:
-            buckets[bucket_key(put.bucket)] = BucketName(put.bucket, self.definitions[put.definition])
-        keys = RowKeys(self.table_id, row_id, self.salt, origin)
+            buckets[put.bucket] = Bucket(self.keys.bucket(put.bucket), put.bucket, self.definitions[put.definition])
+        keys = RowKeys(self.table_id, row_id, self.keys, origin)
         drafts, members = row_ops(decode_members(previous, row_id), puts, keys)
         ops += drafts
         stored = encode_members(members, row_id)
-        return with_left_out(stored, left_out) if left_out else stored
+        return with_left_out(stored, left_out, self.keys) if left_out else stored
 
-    def _move_in_place(
-        self, previous: str, row_id: str, put: Put, ops: list[DraftOp], buckets: dict[int, BucketName]
-    ) -> str | None:
+    def _move_in_place(self, previous: str, row_id: str, put: Put, ops: list[DraftOp], buckets: Buckets) -> str | None:
         """`move` without decoding memberships, for a row that was in no bucket, or only as the same object in the
         bucket of `put`. None for all others."""
         position, name, table, object_id, data = put
-        bucket = bucket_key(name)
+        bucket = self.keys.bucket(name)
         head, tail = members_pieces(bucket, table, None if object_id == row_id else object_id)
         if len(data) > SURELY_AN_OP or (previous and not only_member(previous, head, tail)):
             return None
-        digest = content_digest(table, object_id, data)
+        digest = self.keys.content(table, object_id, data)
         members = f"{head}{digest}{tail}"
         if members != previous:
-            buckets[bucket] = BucketName(name, self.definitions[position])
-            subkey = row_subkey(None, self.table_id, row_id, object_id, self.salt)
+            buckets[name] = Bucket(bucket, name, self.definitions[position])
+            subkey = row_subkey(None, self.table_id, row_id, object_id, self.keys)
             ops.append(
                 draft_op(DraftOp, (bucket, put_checksum(digest), put_body(table, object_id, subkey, data, digest)))
             )

@@ -17,13 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headwater.storage.contract.archive import DATASETS, ArchiveError, DumpPart, DumpView, Row, StoreState
-from headwater.storage.contract.reason import reason_columns, reason_of_sentence
 from headwater.storage.open import open_backend
 
 MANIFEST = "manifest.json"
-FORMAT = 3
-_SENTENCES = 1  # the format in which the reason of a comparison was a sentence
-_NOTHING_REVOKED = 2  # the format that had no revocations
+FORMAT = 4
 
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_(), bytes: pa.binary()}
 _BLOCK = 1 << 20
@@ -61,12 +58,6 @@ class Manifest:
 def schema(dataset: str) -> pa.Schema:
     """The columns of a dataset's files."""
     return pa.schema([(name, _ARROW[kind]) for name, kind in DATASETS[dataset].items()])
-
-
-def schemas(dataset: str) -> list[pa.Schema]:
-    """The columns that files of a dataset may have: in the present format, and in format 1."""
-    now = schema(dataset)
-    return [now, now.remove(now.get_field_index("resync_detail"))] if dataset == "tables" else [now]
 
 
 def write_file(directory: Path, view: DumpView, part: DumpPart, number: int, attempt: str) -> Iterator[int]:
@@ -116,8 +107,6 @@ def read_file(directory: Path, file: ArchiveFile) -> Iterator[list[Row]]:
         for group in range(parquet.num_row_groups):
             columns = parquet.read_row_group(group).columns
             rows: list[Row] = list(zip(*(column.to_pylist() for column in columns), strict=True))
-            if file.dataset == "tables" and len(columns) < len(DATASETS[file.dataset]):
-                rows = [(*row, *reason_columns(reason_of_sentence(str(sentence)))) for *row, sentence in rows]
             yield rows
 
 
@@ -132,7 +121,7 @@ def verify_file(directory: Path, file: ArchiveFile) -> str:
     if _sha256(path) != file.sha256:
         return f"{file.path} was changed"
     with pq.ParquetFile(path) as parquet:
-        if parquet.schema_arrow not in schemas(file.dataset) or parquet.metadata.num_rows != file.rows:
+        if parquet.schema_arrow != schema(file.dataset) or parquet.metadata.num_rows != file.rows:
             return f"{file.path} has other contents than the manifest says"
     return ""
 
@@ -148,7 +137,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     text = orjson.dumps({"sha256": hashlib.sha256(content).hexdigest()}) + b"\n" + content
     unfinished = directory / f".{MANIFEST}"
     with unfinished.open("wb") as file:
-        unfinished.chmod(0o600)  # it holds the store's salt
+        unfinished.chmod(0o600)  # it holds the store's secret
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -173,7 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
         whole, found = False, {}
     if not whole:
         raise ArchiveError("the manifest is damaged or was changed", str(path), "copy the archive again")
-    if found["format"] not in {FORMAT, _NOTHING_REVOKED, _SENTENCES}:
+    if found["format"] != FORMAT:
         raise ArchiveError(
             f"the archive has format {found['format']}, this version reads {FORMAT}",
             str(path),

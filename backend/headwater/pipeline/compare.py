@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, has_right_lookups, in_right_buckets
 from headwater.bulk.contract import CompareJob, RecountJob
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub, read_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id
 from headwater.pipeline.partition import Partition, read_lines
@@ -29,8 +29,6 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_backend
 
-_hash = xxhash.xxh3_64_intdigest
-_63_BITS = 0x7FFFFFFFFFFFFFFF
 _SOUND, _FLAWED = "", "\0flawed"
 """The end of the text that is hashed for a row. No text of Postgres has a NUL."""
 
@@ -60,9 +58,9 @@ class SourceRows:
         with source_errors(job.source):
             for lines in read_lines(job.source, job.snapshot, self.partition):
                 if identity.kind is IdentityKind.KEY:
-                    yield [_keyed(identity.key(split_line(line, width)), line, line) for line in lines]
+                    yield [_keyed(job.keys, identity.key(split_line(line, width)), line, line) for line in lines]
                 else:
-                    yield [_content(line) for line in lines]
+                    yield [_content(job.keys, line) for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class StoreRows:
     def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
-        bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, b"")
+        bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, job.keys)
         for batch in open_backend(job.store).read_rows(self.table.id, self.first, self.end, job.source.piece_bytes):
             found: list[ComparedRow] = []
             for _, row in batch:
@@ -85,25 +83,25 @@ class StoreRows:
                     line = _present_line(layouts, row)
                     if bounds[-1] is not None and not _in_right_buckets(bounds, layouts, row):
                         mark = _FLAWED
-                found.append(_keyed(row.row_id, line, "", mark) if keyed else _content(line, mark))
+                found.append(_keyed(job.keys, row.row_id, line, "", mark) if keyed else _content(job.keys, line, mark))
             yield found
 
 
 Rows = SourceRows | StoreRows
 
 
-def _keyed(key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
+def _keyed(keys: StoreKeys, key: str, line: str, kept: str, mark: str = _SOUND) -> ComparedRow:
     # Of a row that is too large, only the key counts: a stub can't be converted to another layout
     shown = "" if is_stub(stored_line(line)) else line
-    return ComparedRow(_hash(key.encode()), key, _hash(f"{key}\0{shown}{mark}".encode()) & _63_BITS, kept)
+    return ComparedRow(keys.compared(key), key, keys.compared(f"{key}\0{shown}{mark}"), kept)
 
 
-def _content(line: str, mark: str = _SOUND) -> ComparedRow:
+def _content(keys: StoreKeys, line: str, mark: str = _SOUND) -> ComparedRow:
     stored = stored_line(line)
     content = read_stub(stored).content if is_stub(stored) else content_id(line)
-    place = _hash((content if is_stub(stored) else line).encode())
-    digest = _hash(f"{place}{mark}".encode()) if mark else place
-    return ComparedRow(place, content, digest & _63_BITS, line)
+    place = keys.compared(content if is_stub(stored) else line)
+    digest = keys.compared(f"{place}{mark}") if mark else place
+    return ComparedRow(place, content, digest, line)
 
 
 def _present_line(layouts: Sequence[Relation], row: CurrentRow) -> str:

@@ -29,7 +29,7 @@ from headwater.oplog.limits import (
     stored_line,
 )
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, random_id
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Buckets, DraftOp
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import fingerprint_of
@@ -203,7 +203,7 @@ class _Worker:
     def __init__(self, job: SnapshotJob, partition: Partition, copies: CountedCopies) -> None:
         table = partition.table
         relation = table.published.relation
-        bound = bind([job.plan], job.source.tag, relation, job.types, table.table_id, job.salt)
+        bound = bind([job.plan], job.source.tag, relation, job.types, table.table_id, job.keys)
         if bound is None:
             raise PartitionError("the rules do not use this table", table.published.qualified_name)
         self._transform = bound.transform
@@ -217,7 +217,7 @@ class _Worker:
         rows: list[CurrentRow] = []
         lookups: list[tuple[str, LookupEntry]] = []
         ops: list[DraftOp] = []
-        buckets: dict[int, BucketName] = {}
+        buckets: Buckets = {}
         write, width, row_id_of = self._transform.write, self._width, self._row_id
         for line in lines:
             cells = split_line(line, width)

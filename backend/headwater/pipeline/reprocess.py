@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from headwater.bulk.bound_table import BoundTable, bind, current_cells
 from headwater.bulk.contract import ReprocessJob
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import REFUSED_NAMED, is_stub, left_out_of, op_refused
-from headwater.oplog.op import bucket_key
-from headwater.oplog.transform import BucketName, DraftOp, decode_members
+from headwater.oplog.transform import Buckets, DraftOp, decode_members
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
 from headwater.storage.contract.store import StoredTable
@@ -31,7 +31,7 @@ class ReprocessTask:
     end: int
 
     def run(self, job: ReprocessJob, number: int, attempt: str) -> StagedPart:
-        bound = bind([job.plan], job.tag, self.stored.relation, job.types, self.stored.id, job.salt)
+        bound = bind([job.plan], job.tag, self.stored.relation, job.types, self.stored.id, job.keys)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
             open_backend(job.store).open_part(self.stored.id, number, attempt) as part,
@@ -62,7 +62,7 @@ def _write_additions(
     rows: list[CurrentRow] = []
     lookups: list[tuple[str, LookupEntry]] = []
     ops: list[DraftOp] = []
-    buckets: dict[int, BucketName] = {}
+    buckets: Buckets = {}
     transform = bound.transform
     for _, row in batch:
         row_id, members, subkey = row.row_id, row.members, row.subkey
@@ -70,7 +70,7 @@ def _write_additions(
             continue
         puts, entries, _ = transform.evaluate(current_cells(stored.layouts, row), row_id)
         if members and puts:
-            puts = _missing(puts, members, row_id)
+            puts = _missing(puts, members, row_id, transform.keys)
         if not puts and not entries:
             continue
         added = transform.move("", subkey, row_id, puts, ops, buckets)
@@ -81,12 +81,12 @@ def _write_additions(
     return refused, sum(len(op.body) for op in ops)
 
 
-def _missing(puts: list[Put], members: str, row_id: str) -> list[Put]:
+def _missing(puts: list[Put], members: str, row_id: str, keys: StoreKeys) -> list[Put]:
     there = {(member.bucket, member.table, member.id) for member in decode_members(members, row_id)}
     kept_out = {(left_out.bucket, left_out.table) for left_out in left_out_of(members)}
     return [
         put
         for put in puts
-        if (bucket_key(put.bucket), put.table, put.id) not in there
-        and (bucket_key(put.bucket), put.table) not in kept_out
+        if (keys.bucket(put.bucket), put.table, put.id) not in there
+        and (keys.bucket(put.bucket), put.table) not in kept_out
     ]

@@ -117,7 +117,7 @@ class _Verification:
                         self._broken[key] = BrokenBucket(key, "", NOT_THERE)
                 elif since is None or head.clear_op > since:
                     suspects.append(key)
-                elif not different <= changed_parts(reader, key, since, parts):
+                elif not different <= changed_parts(reader, key, since, self._job.keys, parts):
                     self._broken[key] = BrokenBucket(key, head.name, NOT_THE_ROWS)
                 else:
                     suspects.append(key)

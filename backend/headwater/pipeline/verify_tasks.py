@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headwater.bulk.bound_table import BoundTable, bind, current_cells
 from headwater.bulk.contract import BrokenBucket, VerifyJob, VerifyTable
 from headwater.decode.errors import DecodeError
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.transform import decode_members
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import PlacedRow
@@ -56,7 +57,7 @@ class HistoryTask:
                 head = reader.head(key)
                 if head is None:
                     continue
-                examined = examine(head, reader, self.parts)
+                examined = examine(head, reader, job.keys, self.parts)
                 found.ops += examined.ops
                 found.newest[key] = head.last_op
                 if examined.problem:
@@ -84,20 +85,20 @@ class MembersTask:
         check = LookupCheck.of(job, self.table.stored) if self.lookups and self.table.stored is not None else None
         with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
-                self._sum_up(batch, job.salt, found)
+                self._sum_up(batch, job.keys, found)
                 if check is not None:
                     found.lookups += [(self.table.id, row_id) for row_id in check.wrong(reader, batch)]
                 found.rows += len(batch)
                 progress.add(len(batch))
         return found
 
-    def _sum_up(self, batch: Sequence[PlacedRow], salt: bytes, found: RowsFound) -> None:
-        keys, parts = self.keys, self.parts
-        if keys is not None and not keys:
+    def _sum_up(self, batch: Sequence[PlacedRow], keys: StoreKeys, found: RowsFound) -> None:
+        wanted, parts = self.keys, self.parts
+        if wanted is not None and not wanted:
             return
         for _, row in batch:
-            for bucket, part, value in row_entries(self.table.id, row, salt, parts):
-                if keys is None or bucket in keys:
+            for bucket, part, value in row_entries(self.table.id, row, keys, parts):
+                if wanted is None or bucket in wanted:
                     found.add(bucket * parts + part, value)
 
 
@@ -112,7 +113,7 @@ class LookupCheck:
     @classmethod
     def of(cls, job: VerifyJob, stored: StoredTable) -> LookupCheck | None:
         """None when the rules have no lookup over the table."""
-        bound = bind(job.plans, job.tag, stored.relation, job.types, stored.id, job.salt)
+        bound = bind(job.plans, job.tag, stored.relation, job.types, stored.id, job.keys)
         if bound is None or not bound.has_lookups:
             return None
         return cls(stored, bound, frozenset(lookup.name for plan in job.plans for lookup in plan.lookups))

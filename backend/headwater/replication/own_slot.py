@@ -87,7 +87,7 @@ class OwnSlot:
         self._lease = lease
         self._conn = conn
         self._take = take
-        self._store_id = hashlib.blake2b(store.subkey_salt(), digest_size=8, person=b"slot").hexdigest()
+        self._store_id = hashlib.blake2b(store.keys().secret, digest_size=8, person=b"slot").hexdigest()
 
     @property
     def name(self) -> str:

@@ -227,7 +227,7 @@ class Replicator:
         self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], connection: SharedConnection
     ) -> LiveContext:
         types = types_of(connection, stored)
-        return LiveContext(self.source.tag, distinct(plans), types, self.store.subkey_salt(), self.source.piece_bytes)
+        return LiveContext(self.source.tag, distinct(plans), types, self.store.keys(), self.source.piece_bytes)
 
     def _follow(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         state = self.store.source_state(self.source.tag)

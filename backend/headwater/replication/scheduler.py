@@ -24,6 +24,7 @@ from headwater.replication.sampling.audit import Sampling, SamplingSettings
 from headwater.replication.versions import in_state
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import (
+    BucketKeyTakenError,
     LeaseLostError,
     PartLostError,
     StoreBusyError,
@@ -199,7 +200,7 @@ class JobScheduler:
         self._not_before = time.monotonic() + pause
 
     def _try_again(self, task: Task, error: HeadwaterError) -> None:
-        if not isinstance(error, _OF_THE_MACHINE):
+        if not isinstance(error, _PASSING):
             self._failures[task.key] = self._failures.get(task.key, 0) + 1
         if self._failures.get(task.key, 0) >= _ATTEMPTS:
             self._give_up(task, str(error))
@@ -234,5 +235,6 @@ _ABOUT_THE_STREAM = (
 )
 """Errors that concern the stream or the store. They end the attempt to follow the source, not only the job."""
 
-_OF_THE_MACHINE = (MachineError, PartLostError)
-"""Errors of this machine and its disk. The job is tried again until they are gone; no version or request fails."""
+_PASSING = (MachineError, PartLostError, BucketKeyTakenError)
+"""Errors of this machine and its disk, and keys that are given out anew. The job is tried again until they are gone; no
+version or request fails."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.compaction.work import UpkeepWork
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.storage.shared.compaction import Thrift
 from tests.contract.compaction.world import LAVISH, A, B, World, kinds
 from tests.support.model_device import ModelBucket
@@ -31,12 +31,12 @@ def test_what_was_compacted_is_in_segments_that_are_chunks(world: World) -> None
     for n in range(3_000, 4_000, 250):
         world.hand.write({str(n + i): (A, "later") for i in range(250)})
     world.compact()
-    pieces = world.upkeep.pieces(bucket_key(A), world.upkeep.checkpoint())
+    pieces = world.upkeep.pieces(world.key(A), world.upkeep.checkpoint())
     assert all(piece.sealed for piece in pieces)
     assert [piece.size for piece in pieces] == [999, 999, 999, 999, 5]
     assert [chunk.size for chunk in world.chunks(A)] == [piece.size for piece in pieces]
     for piece, chunk in zip(pieces, world.chunks(A), strict=True):
-        assert world.upkeep.read(bucket_key(A), piece).replace(b"\n", b",") == chunk.ops
+        assert world.upkeep.read(world.key(A), piece).replace(b"\n", b",") == chunk.ops
     world.assert_whole({})
 
 
@@ -96,9 +96,9 @@ def test_what_a_truncate_left_behind_goes(world: World) -> None:
     world.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
     before = world.reader.newest()
     world.hand.truncate()
-    assert world.upkeep.has_remains(bucket_key(A))
+    assert world.upkeep.has_remains(world.key(A))
     world.compact()
-    assert not world.upkeep.has_remains(bucket_key(A))
+    assert not world.upkeep.has_remains(world.key(A))
     assert before is not None
     assert world.reader.chunk(A, OpId(0), before.checkpoint.op_id).overtaken
     world.hand.write({"1": (A, "again")})

@@ -11,7 +11,7 @@ import pytest
 from headwater.compaction import background, work
 from headwater.compaction.background import Rhythm, Upkeep
 from headwater.compaction.work import Need, Share, Summary, UpkeepWork, compact_share, need
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Backend
 from headwater.storage.contract.compaction import BucketState, Piece, UpkeepStore
@@ -60,15 +60,15 @@ def test_in_the_background_a_row_is_put_again_once_though_the_bucket_stays_busy(
 def test_what_is_not_sealed_is_sealed_without_a_look_at_the_rest(world: World) -> None:
     world.hand.publish({str(n): (A, "x") for n in range(1_500)})
     world.compact()
-    sealed = world.upkeep.pieces(bucket_key(A), world.upkeep.checkpoint())
+    sealed = world.upkeep.pieces(world.key(A), world.upkeep.checkpoint())
     for n in range(5_000, 6_200, 400):
         world.hand.write({str(n + i): (A, "x") for i in range(400)})
     world.hand.write({"5000": (A, "y"), "0": (A, "y")})
     read: list[int] = []
-    assert world.upkeep.unsealed_ops(bucket_key(A), world.upkeep.checkpoint(), 5_000) == 1_202
+    assert world.upkeep.unsealed_ops(world.key(A), world.upkeep.checkpoint(), 5_000) == 1_202
     with UpkeepWork(_Watched(world.upkeep, read), "here:1", lambda _: False) as at_work:
         at_work.seal(world.state(A), world.upkeep.checkpoint())
-    assert world.upkeep.unsealed_ops(bucket_key(A), world.upkeep.checkpoint(), 10) == 0
+    assert world.upkeep.unsealed_ops(world.key(A), world.upkeep.checkpoint(), 10) == 0
     assert sealed[0].blob not in read
     assert kinds(world.ops(A)).count("MOVE") == 1, "the row whose other op is in the sealed part has both"
     world.assert_whole({})

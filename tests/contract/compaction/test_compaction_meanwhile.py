@@ -12,7 +12,7 @@ import pytest
 
 from headwater.compaction.forgetting import Forgetter, look
 from headwater.compaction.work import UpkeepWork
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import HistoryChangedError, UpkeepStore
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
 from headwater.storage.open import open_backend
@@ -137,7 +137,7 @@ def test_a_bucket_from_which_ops_are_to_go_is_begun_anew_when_it_changes(world: 
     lease = world.upkeep.acquire("here:1", 600.0)
     store = _Meddled(world, "replace", lambda: cleared(world), times).as_store()
     with nullcontext() if times == 1 else pytest.raises(HistoryChangedError):
-        Forgetter(store, lease, lambda _: None).rewrite(bucket_key(A), clear=True)
+        Forgetter(store, lease, lambda _: None).rewrite(world.key(A), clear=True)
     world.upkeep.release(lease)
     world.assert_whole({})
 
@@ -155,7 +155,7 @@ def test_ops_are_looked_at_again_when_their_history_is_compacted(world: World, t
 
     store = _Meddled(world, "read", compact, times).as_store()
     with nullcontext() if times == 1 else pytest.raises(HistoryChangedError):
-        found = look(store, bucket_key(A), ops)
+        found = look(store, world.key(A), ops)
         assert found is not None
         assert (found.standing, found.rows) == (0, 50)
     world.assert_whole({})
@@ -164,8 +164,8 @@ def test_ops_are_looked_at_again_when_their_history_is_compacted(world: World, t
 def test_of_a_bucket_that_is_gone_nothing_is_left_to_forget(world: World) -> None:
     world.hand.publish({"1": (A, "x")})
     lease = world.upkeep.acquire("here:1", 600.0)
-    assert look(world.upkeep, bucket_key("gone[]"), {1}) is None
-    Forgetter(world.upkeep, lease, lambda _: None).rewrite(bucket_key("gone[]"), clear=True)
+    assert look(world.upkeep, world.key("gone[]"), {1}) is None
+    Forgetter(world.upkeep, lease, lambda _: None).rewrite(world.key("gone[]"), clear=True)
     world.upkeep.release(lease)
     world.assert_whole({})
 

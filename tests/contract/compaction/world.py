@@ -36,6 +36,10 @@ class World:
             for bucket in self.states():
                 work.bucket(bucket, self.upkeep.checkpoint(), thrift, finish=True)
 
+    def key(self, bucket: str) -> int:
+        """The key under which the store keeps a bucket."""
+        return self.hand.key(bucket)
+
     def states(self) -> list[BucketState]:
         return list(self.upkeep.buckets(OpId(0)))
 

@@ -26,7 +26,7 @@ from headwater.decode.values import row_converter
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.oplog.transform import BucketName, DraftOp, TableTransform
+from headwater.oplog.transform import Buckets, DraftOp, TableTransform
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import CurrentRow
@@ -94,12 +94,12 @@ def change(store: Store, lease: Lease, before: Notes, after: Notes) -> None:
     assert program is not None
     convert = row_converter(columns, TypeCatalog(), plan.options)
     names = [bucket.name for bucket in plan.buckets]
-    transform = TableTransform(table.id, store.subkey_salt(), convert, program, names)
+    transform = TableTransform(table.id, store.keys(), convert, program, names)
     flush = store.begin(lease)
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     stored = flush.current(table.id, changed)
     ops: list[DraftOp] = []
-    buckets: dict[int, BucketName] = {}
+    buckets: Buckets = {}
     for key in changed:
         old = stored.get(key)
         puts = transform.evaluate([key, *after[key]], key).puts if key in after else []

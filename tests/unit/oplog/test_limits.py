@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import (
     OP_LIMIT,
     ROW_LIMIT,
@@ -15,10 +16,11 @@ from headwater.oplog.limits import (
     stored_line,
     with_left_out,
 )
-from headwater.oplog.op import bucket_key
 from headwater.oplog.row_id import content_id
 from headwater.oplog.transform import Member, decode_members, encode_members
 from headwater_rules.results import Put
+
+KEYS = StoreKeys(b"secret")
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "漢"])
@@ -47,8 +49,8 @@ def test_an_op_is_measured_as_it_is_sent(character: str, size: int) -> None:
 
 def test_memberships_name_what_is_left_out_and_do_not_count_it() -> None:
     there = [Member(7, 9, "left out", "1"), Member(8, 9, "t", "left out")]
-    stored = with_left_out(encode_members(there, "1"), [(Put(0, 'b["1"]', "t", "1", ""), 99)])
+    stored = with_left_out(encode_members(there, "1"), [(Put(0, 'b["1"]', "t", "1", ""), 99)], KEYS)
     assert decode_members(stored, "1") == there
-    assert [(each.bucket, each.table, each.size) for each in left_out_of(stored)] == [(bucket_key('b["1"]'), "t", 99)]
+    assert [(each.bucket, each.table, each.size) for each in left_out_of(stored)] == [(KEYS.bucket('b["1"]'), "t", 99)]
     assert left_out_of(encode_members(there, "1")) == []
-    assert decode_members(with_left_out("", [(Put(0, "b", "t", "1", ""), 99)]), "1") == []
+    assert decode_members(with_left_out("", [(Put(0, "b", "t", "1", ""), 99)], KEYS), "1") == []

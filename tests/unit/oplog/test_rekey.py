@@ -6,6 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import row_subkey, subkey_origin
 from headwater.oplog.transform import (
     Member,
@@ -17,6 +18,7 @@ from headwater.oplog.transform import (
 )
 from headwater_rules.results import Put
 
+KEYS = StoreKeys(b"s")
 IDS = st.text(alphabet="ab1/.", min_size=1, max_size=3)
 MEMBERS = st.lists(st.builds(Member, st.integers(1, 9), st.integers(0, 2**32), st.just("todos"), IDS), max_size=3)
 
@@ -38,14 +40,14 @@ def test_what_a_row_is_kept_out_of_and_what_was_damaged_stays() -> None:
 @given(IDS, IDS, IDS)
 def test_subkeys_are_those_of_the_first_id(first: str, second: str, object_id: str) -> None:
     origin = subkey_origin(5, first)
-    assert row_subkey(origin, 9, second, object_id, b"s") == row_subkey(None, 5, first, object_id, b"s")
+    assert row_subkey(origin, 9, second, object_id, KEYS) == row_subkey(None, 5, first, object_id, KEYS)
 
 
 def test_a_row_with_another_id_changes_and_goes_as_it_came() -> None:
-    before = RowKeys(5, "a/b", b"s")
+    before = RowKeys(5, "a/b", KEYS)
     (put,), members = row_ops((), [Put(0, "todos[]", "todos", "1", '{"n":1}')], before)
     text = rekeyed_members(encode_members(members, "a/b"), "a/b", "1")
-    after = RowKeys(9, "1", b"s", subkey_origin(5, "a/b"))
+    after = RowKeys(9, "1", KEYS, subkey_origin(5, "a/b"))
     stood = decode_members(text, "1")
     assert row_ops(stood, [Put(0, "todos[]", "todos", "1", '{"n":1}')], after) == ([], stood)
     (gone,), _ = row_ops(stood, [], after)

@@ -21,11 +21,10 @@ from headwater.pipeline.archive import export_store, import_store
 from headwater.pipeline.archive_files import ArchiveFile, Manifest, read_manifest, write_manifest
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import ArchiveError
-from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.open import open_backend
 from tests.support.archived_store import everything, fill
 from tests.support.local_bulk import LocalEngine
-from tests.support.written_store import SOURCE, WrittenStore
+from tests.support.written_store import WrittenStore
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_a_store_is_the_same_after_a_way_through_files(
 
 
 def test_the_manifest_and_the_files_are_for_their_owner_alone(archive: Path) -> None:
-    assert (archive / "manifest.json").stat().st_mode & 0o077 == 0, "it has the store's salt"
+    assert (archive / "manifest.json").stat().st_mode & 0o077 == 0, "it has the store's secret"
     assert archive.stat().st_mode & 0o077 == 0
     assert not list(archive.rglob(".*")), "nothing unfinished is left"
 
@@ -133,17 +132,6 @@ def test_rows_or_columns_that_the_manifest_does_not_know_are_refused(archive: Pa
         rewrite(copy, "rows", change, archive_files.FORMAT)
         with pytest.raises(ArchiveError, match="has other contents than the manifest says"):
             take_in(copy, new)
-
-
-def test_sentences_of_format_1_become_reasons(archive: Path, new: SqliteAddress) -> None:
-    def in_sentences(table: pa.Table) -> pa.Table:
-        sentences = pa.array(["a transaction was left out: 0/16B3748"] * table.num_rows, pa.string())
-        return table.drop_columns(["resync", "resync_detail"]).append_column("resync", sentences)
-
-    rewrite(archive, "tables", in_sentences, 1)
-    take_in(archive, new)
-    with closing(open_backend(new).open_store()) as store:
-        assert {table.resync for table in store.tables(SOURCE)} == {ResyncReason(Cause.LEFT_OUT, "0/16B3748")}
 
 
 def test_an_archive_of_a_later_format_names_the_version_that_reads_it(archive: Path, new: SqliteAddress) -> None:

@@ -20,6 +20,7 @@ import headwater.pipeline.small_table
 from headwater.bulk.contract import CompareJob, CompareTable, Difference, SnapshotTable
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import content_id
 from headwater.pipeline.digests import find_differences
 from headwater.pipeline.partition import BATCH_ROWS, Partition
@@ -97,7 +98,9 @@ class TwoSides:
         stored = StoredTable(1, "default", (relation,), "")
         source = SourceSettings(host="", database="", user="")
         tables = (CompareTable(published, stored, ((0, len(self.rows) + 1),), len(self.rows)),)
-        job = CompareJob(source, "", tables, (), TypeCatalog(), SqliteAddress(self.directory), self.directory)
+        job = CompareJob(
+            source, "", tables, (), TypeCatalog(), StoreKeys(b""), SqliteAddress(self.directory), self.directory
+        )
         parts = [Partition(SnapshotTable(1, published), leaf, 0, None)]
         self.found.clear()
         find_differences(LocalRun(job, "comparison", threading.Event()), job, parts, self.found.extend)

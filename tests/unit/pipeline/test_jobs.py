@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headwater.bulk.contract import VerifyJob, VerifyTable
 from headwater.decode.catalog import TypeCatalog
+from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import SqliteAddress
@@ -35,6 +36,6 @@ def test_a_task_is_not_sent_all_tables(tmp_path: Path) -> None:
     for count in (1, 500):
         tables = tuple(VerifyTable(number, None, ()) for number in range(count))
         address = SqliteAddress(str(tmp_path))
-        job = VerifyJob("default", tables, (), TypeCatalog.from_rows([]), b"", address, str(tmp_path))
+        job = VerifyJob("default", tables, (), TypeCatalog.from_rows([]), StoreKeys(b""), address, str(tmp_path))
         BulkJobs(engine).rows_in_buckets(job, [1], lambda _: None)
     assert engine.sizes[0] == engine.sizes[1]

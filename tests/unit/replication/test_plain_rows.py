@@ -14,8 +14,9 @@ from headwater.decode.catalog import TypeCatalog
 from headwater.decode.errors import DecodeError
 from headwater.oplog import plain
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, RowChange, Update
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import SURELY_AN_OP
-from headwater.oplog.transform import BucketName, DraftOp, TableTransform
+from headwater.oplog.transform import Bucket, DraftOp, TableTransform
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.live import LiveContext, LiveTable
@@ -68,7 +69,7 @@ class _Flush:
     def __init__(self) -> None:
         self.rows: dict[str, CurrentRow] = {}
         self.lookups: dict[str, object] = {}
-        self.ops: list[tuple[DraftOp, BucketName]] = []
+        self.ops: list[tuple[DraftOp, Bucket]] = []
 
     def load(self, _: int, row_ids: Sequence[str], __: int) -> tuple[dict[str, CurrentRow], int]:
         return {row_id: self.rows[row_id] for row_id in row_ids if row_id in self.rows}, len(row_ids)
@@ -83,9 +84,9 @@ class _Flush:
     def replace_lookups(self, _: int, row_id: str, entries: Sequence[object]) -> None:
         self.lookups[row_id] = list(entries)
 
-    def append(self, ops: Iterable[DraftOp], buckets: Mapping[int, BucketName]) -> None:
-        known = {op.bucket: name for op, name in self.ops}
-        self.ops += [(op, buckets.get(op.bucket) or known[op.bucket]) for op in ops]
+    def append(self, ops: Iterable[DraftOp], buckets: Mapping[str, Bucket]) -> None:
+        known = {op.bucket: bucket for op, bucket in self.ops} | {each.key: each for each in buckets.values()}
+        self.ops += [(op, known[op.bucket]) for op in ops]
 
 
 class _Side:
@@ -122,14 +123,14 @@ def _table(queries: Sequence[str], relation: Relation, edition: int = 3) -> Live
         for number, query in enumerate(queries)
     )
     plan = compile_config(f"config: {{edition: {edition}}}\nstreams:\n{streams}").plan
-    table = LiveContext("default", (plan,), TypeCatalog(), b"salt", 1 << 20).table(3, (relation,))
+    table = LiveContext("default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1 << 20).table(3, (relation,))
     assert table is not None
     return table
 
 
 def _in_general(table: LiveTable) -> LiveTable:
     known = table.bound.transform
-    general = _General(known.table_id, known.salt, known.convert, known.program, known.definitions)
+    general = _General(known.table_id, known.keys, known.convert, known.program, known.definitions)
     return replace(table, bound=replace(table.bound, transform=general))
 
 

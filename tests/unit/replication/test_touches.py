@@ -6,6 +6,7 @@ import tracemalloc
 
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, Update
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.replication.stream.contents import content_of
 from headwater.replication.stream.touches import Inherited, TouchLog
@@ -24,7 +25,7 @@ def notes(identity: ReplicaIdentity) -> LiveTable:
     columns = tuple(Column(name, TEXT, -1, name == "id") for name in ("id", "body", "large"))
     relation = Relation(1, "public", "notes", identity, columns)
     plan = compile_config(YAML).plan
-    table = LiveContext("default", (plan,), TypeCatalog(), b"salt", 1).table(1, (relation,))
+    table = LiveContext("default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1).table(1, (relation,))
     assert table is not None
     return table
 

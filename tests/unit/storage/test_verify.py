@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import zstandard
 
-from headwater.oplog.op import content_digest, finished_op, put_body, put_checksum, remove_body
+from headwater.oplog.keys import StoreKeys
+from headwater.oplog.op import finished_op, put_body, put_checksum, remove_body
 from headwater.storage.contract.verify import (
     DamageError,
     ReadOp,
@@ -17,9 +18,10 @@ from headwater.storage.contract.verify import (
 )
 
 DATA = '{"id":"7","text":"it\\n is \\"ß\\""}'
-DIGEST = content_digest("todos", "7", DATA)
+KEYS = StoreKeys(b"secret")
+DIGEST = KEYS.content("todos", "7", DATA)
 PUT = finished_op(12, put_body("todos", "7", "3", DATA, DIGEST)).encode()
-REMOVE = finished_op(12, remove_body("todos", "7", "3")).encode()
+REMOVE = finished_op(12, remove_body("todos", "7", "3", KEYS.removal("todos", "7", "3"))).encode()
 
 
 def flips(content: bytes) -> list[bytes]:
@@ -33,16 +35,16 @@ def flips(content: bytes) -> list[bytes]:
 
 def meaning(op: ReadOp) -> tuple[object, ...]:
     """What the sums of bucket and history are made of."""
-    return op.kind, op.checksum, entry_hash(op.table, op.object_id, op.subkey, op.checksum)
+    return op.kind, op.checksum, entry_hash(op.table, op.object_id, op.subkey, op.checksum, KEYS)
 
 
 @pytest.mark.parametrize("line", [PUT, REMOVE], ids=["PUT", "REMOVE"])
 def test_a_flipped_bit_of_an_op_is_refused_or_changes_what_it_means(line: bytes) -> None:
-    sound = meaning(read_op(12, line))
+    sound = meaning(read_op(12, line, KEYS))
     unnoticed = []
     for flipped in flips(line):
         try:
-            if meaning(read_op(12, flipped)) == sound:
+            if meaning(read_op(12, flipped, KEYS)) == sound:
                 unnoticed.append(flipped)
         except DamageError:
             continue
@@ -50,23 +52,23 @@ def test_a_flipped_bit_of_an_op_is_refused_or_changes_what_it_means(line: bytes)
 
 
 def test_what_an_op_says_is_read() -> None:
-    assert read_op(12, PUT)[:2] == ("PUT", put_checksum(DIGEST))
-    assert read_op(12, PUT)[3:] == ("todos", "7", "3")
-    assert read_op(12, b'{"op_id":"12","op":"MOVE","checksum":9}')[:3] == ("MOVE", 9, None)
+    assert read_op(12, PUT, KEYS)[:2] == ("PUT", put_checksum(DIGEST))
+    assert read_op(12, PUT, KEYS)[3:] == ("todos", "7", "3")
+    assert read_op(12, b'{"op_id":"12","op":"MOVE","checksum":9}', KEYS)[:3] == ("MOVE", 9, None)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_flipped_bit_of_a_segment_is_refused_or_shows_in_its_ops(sealed: bool) -> None:
-    bodies = [put_body("todos", str(n), "3", DATA, content_digest("todos", str(n), DATA)) for n in range(4)]
+    bodies = [put_body("todos", str(n), "3", DATA, KEYS.content("todos", str(n), DATA)) for n in range(4)]
     lines = [finished_op(n, body) for n, body in enumerate(bodies, 20)] if sealed else bodies
-    checksum = sum(put_checksum(content_digest("todos", str(n), DATA)) for n in range(4)) & 0xFFFFFFFF
+    checksum = sum(put_checksum(KEYS.content("todos", str(n), DATA)) for n in range(4)) & 0xFFFFFFFF
     blob = zstandard.compress("\n".join(lines).encode())
     sound = StoredSegment(20, 23, sealed, 4, checksum, blob)
-    right = [meaning(read_op(*op)) for op in segment_ops(sound)]
+    right = [meaning(read_op(*op, KEYS)) for op in segment_ops(sound)]
     unnoticed = []
     for flipped in flips(blob):
         try:
-            found = [meaning(read_op(*op)) for op in segment_ops(sound._replace(bodies=flipped))]
+            found = [meaning(read_op(*op, KEYS)) for op in segment_ops(sound._replace(bodies=flipped))]
         except DamageError:
             continue
         if found == right and zstandard.decompress(flipped) != zstandard.decompress(blob):

@@ -80,6 +80,4 @@ class JobContext:
 
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         """What live tables are built from."""
-        return LiveContext(
-            self.tag, distinct(plans), self.types(stored), self.store.subkey_salt(), self.source.piece_bytes
-        )
+        return LiveContext(self.tag, distinct(plans), self.types(stored), self.store.keys(), self.source.piece_bytes)

@@ -92,7 +92,7 @@ class Deploy(Job):
             tables=tuple(tables),
             plan=without(self._plan, sides(self._plan).keys() - self.missing.keys()),
             types=self._context.types(stored),
-            salt=self._context.store.subkey_salt(),
+            keys=self._context.store.keys(),
             store=self._context.store.address,
             directory=self._context.store.staging_directory(),
             piece=self._context.source.piece_bytes,

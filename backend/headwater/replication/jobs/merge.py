@@ -176,4 +176,4 @@ def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, o
 
 def _in_right_buckets(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
     puts = table.bound.transform.evaluate(cells, row_id).puts
-    return expected_members(puts) == set(decode_members(members, row_id))
+    return expected_members(puts, table.bound.transform.keys) == set(decode_members(members, row_id))

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyTable
 from headwater.decode.errors import DecodeError
-from headwater.oplog.op import bucket_key
-from headwater.oplog.transform import BucketName, DraftOp, decode_members, with_members
+from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_members, with_members
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.job import Job
@@ -45,7 +44,7 @@ def verify_job(
         tables=tuple(VerifyTable(table, stored.get(table), _ranges(context, table)) for table in ids),
         plans=tuple(plans) if lookups else (),
         types=context.types(list(stored.values())),
-        salt=context.store.subkey_salt(),
+        keys=context.store.keys(),
         store=context.store.address,
         directory=context.store.staging_directory(),
         buckets=oids is None,
@@ -156,7 +155,7 @@ class _Writing:
         ids, done = list(row_ids), 0
         while done < len(ids):
             ops: list[DraftOp] = []
-            buckets: dict[int, BucketName] = {}
+            buckets: Buckets = {}
             changed: list[CurrentRow] = []
             rows, count = self._flush.load(table_id, ids[done : done + _ROWS_AT_ONCE], self._piece)
             done += count
@@ -166,24 +165,25 @@ class _Writing:
                 if set(decode_members(members, row.row_id)) != set(decode_members(row.members, row.row_id)):
                     changed.append(row._replace(members=members))
                 self.rows += bool(mine)
-            for key, name in buckets.items():
-                self._begin(key, name)
+            for bucket in buckets.values():
+                self._begin(bucket.key, bucket)
             self._flush.put_rows(table_id, changed)
             self._flush.append(ops, buckets)
             self.ops += len(ops)
             self._note(BulkProgress(self.rows, 0, 0, 0, JobKind.REWRITE))
 
-    def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: dict[int, BucketName]) -> str:
+    def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: Buckets) -> str:
         """Add a row's ops in these buckets; returns its memberships there."""
         cells = _cells(table, row)
-        puts = () if cells is None else table.bound.transform.evaluate(cells, row.row_id).puts
-        mine = [put for put in puts if bucket_key(put.bucket) in self._keys]
-        return table.bound.transform.move("", row.subkey, row.row_id, mine, ops, buckets)
+        transform = table.bound.transform
+        puts = () if cells is None else transform.evaluate(cells, row.row_id).puts
+        mine = [put for put in puts if transform.keys.bucket(put.bucket) in self._keys]
+        return transform.move("", row.subkey, row.row_id, mine, ops, buckets)
 
-    def _begin(self, key: int, name: BucketName | None) -> None:
+    def _begin(self, key: int, bucket: Bucket | None) -> None:
         if key not in self._begun:
             self._begun.add(key)
-            self._flush.begin_anew(key, name)
+            self._flush.begin_anew(key, bucket)
             self.ops += 1
 
     def finish(self) -> None:

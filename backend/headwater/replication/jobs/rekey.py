@@ -53,7 +53,7 @@ class Rekey(Job):
             rows=rows,
             plans=self._plans,
             types=self._context.types([self._table]),
-            salt=self._context.store.subkey_salt(),
+            keys=self._context.store.keys(),
             store=self._context.store.address,
             directory=self._context.store.staging_directory(),
             piece=self._context.source.piece_bytes,

@@ -249,6 +249,7 @@ class Resync(Job):
             tables=tuple(tables),
             plans=self._order.plans if self._order.verify else (),
             types=self._context.types([table.stored for table in tables]),
+            keys=self._context.store.keys(),
             store=self._context.store.address,
             directory=self._context.store.staging_directory(),
         )

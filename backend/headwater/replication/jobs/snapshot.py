@@ -114,7 +114,7 @@ class Bootstrap:
             tables=tuple(SnapshotTable(s.id, p) for s, p in zip(staged, published, strict=True)),
             plan=self.plan,
             types=types,
-            salt=self.store.subkey_salt(),
+            keys=self.store.keys(),
             store=self.store.address,
             directory=self.store.staging_directory(),
         )

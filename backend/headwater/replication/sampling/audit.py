@@ -18,6 +18,7 @@ import orjson
 
 from headwater.bulk.contract import BrokenLookups
 from headwater.errors import HeadwaterError
+from headwater.oplog.keys import StoreKeys
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_ROWS
 from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.rebuild import Rebuild, repair_lookups
@@ -188,12 +189,13 @@ class Sampling:
         """Yields how many ops and rows were checked, slice by slice."""
         self._noted.clear()
         reader = self._reader = self._open.enter_context(open_backend(self._context.store.address).open_verify())
-        sums = Sums(self._suspects, reader.retired())
+        keys = self._context.store.keys()
+        sums = Sums(keys, self._suspects, reader.retired())
         generations = reader.tables()
         for live, table in self._tables(plans):
             missing = yield from self._probing.missing_rows(live, table, self._settings.slice)
             self._rows_broken(live, missing, "missing in the store")
-        yield from self._buckets(reader, sums)
+        yield from self._buckets(reader, keys, sums)
         yield from self._rows(reader, sums, plans)
         reader.renew()
         if reader.tables() == generations:
@@ -204,7 +206,7 @@ class Sampling:
         known = sampled(self._context.store, self._context.tag)
         self._note(replace(known, cycles=known.cycles + 1, ended=time.time()))
 
-    def _buckets(self, reader: VerifyReader, sums: Sums) -> Iterator[int]:
+    def _buckets(self, reader: VerifyReader, keys: StoreKeys, sums: Sums) -> Iterator[int]:
         looked_at = first = 0
         while True:
             reader.renew()
@@ -213,7 +215,7 @@ class Sampling:
                 yield looked_at
                 return
             first = head.key + 1
-            walk = BucketWalk(head, sums.parts(head.key))
+            walk = BucketWalk(head, keys, sums.parts(head.key))
             while not walk.take(reader, self._settings.slice - looked_at):
                 yield self._settings.slice
                 looked_at = 0
@@ -229,7 +231,6 @@ class Sampling:
 
     def _rows(self, reader: VerifyReader, sums: Sums, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
         ours = {live.id: (live, table) for live, table in self._tables(plans)}
-        salt = self._context.store.subkey_salt()
         reader.renew()
         for table_id in reader.tables():
             live, table = ours.get(table_id, (None, None))
@@ -240,7 +241,7 @@ class Sampling:
                 if not batch:
                     break
                 place = batch[-1].place + 1
-                sums.add_rows(table_id, [row for _, row in batch], salt)
+                sums.add_rows(table_id, [row for _, row in batch])
                 if live is not None and table is not None and self._context.stream.table(live.relation.oid) == live:
                     misplaced, astray = RowCheck(live, plans).wrong(reader, batch)
                     reader.release()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headwater.decode.copytext import split_line
 from headwater.decode.errors import DecodeError
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.transform import decode_members, expected_members
 from headwater.replication.tables.live import LiveTable
@@ -36,10 +37,11 @@ class BucketWalk:
     """Reads one history some ops at a time, up to where it ended at first. `sums` count only if it is `whole` at the
     end; `problem` says what is wrong."""
 
-    def __init__(self, head: BucketHead, parts: int) -> None:
+    def __init__(self, head: BucketHead, keys: StoreKeys, parts: int) -> None:
+        self._keys = keys
         self._head = head
         self._position = head.clear_op - 1
-        self._reduction = Reduction(parts, number=0 if head.ops <= MOST_ROWS else -1)
+        self._reduction = Reduction(keys, parts, number=0 if head.ops <= MOST_ROWS else -1)
         self.whole = head.ops <= MOST_ROWS
         self.problem = ""
         self.last_taken = 0
@@ -67,7 +69,7 @@ class BucketWalk:
         except DamageError as damage:
             self.problem = str(damage)
         else:
-            self.problem = totals_problem(self._head, self._reduction.checksum, self._reduction.count)
+            self.problem = totals_problem(self._head, self._reduction.checksum, self._reduction.count, self._keys)
         return True
 
 
@@ -83,7 +85,8 @@ class Verdict:
 class Sums:
     """What histories lead to less what current rows say, bucket by bucket. `suspects` are summed up in many parts."""
 
-    def __init__(self, suspects: frozenset[int], retired: frozenset[int]) -> None:
+    def __init__(self, keys: StoreKeys, suspects: frozenset[int], retired: frozenset[int]) -> None:
+        self._keys = keys
         self._suspects = suspects
         self._retired = retired
         self._newest: dict[int, int] = {}
@@ -100,11 +103,11 @@ class Sums:
             if total:
                 self._add(head.key, part, total)
 
-    def add_rows(self, table: int, rows: Sequence[CurrentRow], salt: bytes) -> None:
+    def add_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
         """Add current rows of a table."""
         parts = _FINE if self._suspects else 1
         for row in rows:
-            for bucket, part, value in row_entries(table, row, salt, parts):
+            for bucket, part, value in row_entries(table, row, self._keys, parts):
                 self._add(bucket, part if bucket in self._suspects else 0, -value)
 
     def _add(self, bucket: int, part: int, value: int) -> None:
@@ -128,7 +131,7 @@ class Sums:
                 broken.append((key, "", NOT_THERE))
             if head is None or since is None:
                 continue
-            if head.clear_op > since or sums.keys() <= changed_parts(reader, key, since, self.parts(key)):
+            if head.clear_op > since or sums.keys() <= changed_parts(reader, key, since, self._keys, self.parts(key)):
                 suspects.append(key)
             else:
                 broken.append((key, head.name, NOT_THE_ROWS))
@@ -157,7 +160,7 @@ class RowCheck:
             except DecodeError:
                 misplaced.append(row.row_id)
                 continue
-            right = expected_members(puts) == set(decode_members(row.members, row.row_id))
+            right = expected_members(puts, bound.transform.keys) == set(decode_members(row.members, row.row_id))
             if not right and not self._live.in_right_buckets(row):
                 misplaced.append(row.row_id)
             if bound.has_lookups and self._known(standing.get(row.row_id, set())) != set(entries):

@@ -163,7 +163,7 @@ class StreamFlush:
             for log in self.logs:
                 log.truncate(self.final_lsn, table)
             self.lacking.forget(table.id)
-            new_id = empty(flush, table, self.followed.context.salt)
+            new_id = empty(flush, table, self.followed.context.keys)
             self.followed.emptied(table, new_id)
             self._changes += 1
 

@@ -18,7 +18,7 @@ from headwater.oplog.limits import (
     row_refused,
     stored_line,
 )
-from headwater.oplog.transform import BucketName, DraftOp, Written
+from headwater.oplog.transform import Buckets, DraftOp, Written
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import CurrentRow, new_row
@@ -50,7 +50,7 @@ class _Batch(NamedTuple):
     put: list[CurrentRow]
     gone: list[str]
     ops: list[DraftOp]
-    buckets: dict[int, BucketName]
+    buckets: Buckets
 
 
 class RowWriter:

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Final
 
 from headwater.oplog.change import Column, Relation
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
 from headwater.replication.tables.attached import attach_reason
@@ -211,7 +212,7 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
     flush = store.begin(lease)
     try:
         live = context.table(table.id, table.layouts)
-        emptied = flush.truncate(table.id, ()) if live is None else empty(flush, live, context.salt)
+        emptied = flush.truncate(table.id, ()) if live is None else empty(flush, live, context.keys)
         flush.commit(state.tag, Progress(state.lsn))
     except BaseException:
         flush.rollback()
@@ -219,7 +220,7 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
     return emptied
 
 
-def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
+def empty(flush: Flush, table: LiveTable, keys: StoreKeys) -> int:
     """Remove all rows of a table: by one CLEAR a bucket, or by REMOVEs where buckets also have rows of other tables.
     Returns the id of its new, empty generation."""
     # By a former name, its rows may have been in other buckets
@@ -228,10 +229,10 @@ def empty(flush: Flush, table: LiveTable, salt: bytes) -> int:
     if not exclusive:
         rows = iter(flush.table_members(table.id))
         while some := list(islice(rows, REMOVED_AT_ONCE)):
-            flush.append([op for row in some for op in _removes(table.id, salt, *row)], {})
+            flush.append([op for row in some for op in _removes(table.id, keys, *row)], {})
     return flush.truncate(table.id, table.bound.definitions if exclusive else ())
 
 
-def _removes(table_id: int, salt: bytes, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:
+def _removes(table_id: int, keys: StoreKeys, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:
     """Ops that remove a row from all its buckets."""
-    return row_ops(decode_members(members, row_id), (), RowKeys(table_id, row_id, salt, subkey))[0]
+    return row_ops(decode_members(members, row_id), (), RowKeys(table_id, row_id, keys, subkey))[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, in_right_buckets
 from headwater.decode.catalog import TypeCatalog
 from headwater.oplog.change import Relation
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import RowIdentity
 from headwater.replication.tables.reshape import Reshape, as_streamed, reshape
 from headwater.storage.contract.parts import CurrentRow
@@ -61,7 +62,7 @@ class LiveContext:
     tag: str
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
-    salt: bytes
+    keys: StoreKeys
     piece: int
 
     def tables(self, stored: Sequence[StoredTable], known: Iterable[LiveTable] = ()) -> dict[int, LiveTable]:
@@ -73,7 +74,7 @@ class LiveContext:
 
     def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
-        *earlier, bound = bind_layouts(self.plans, self.tag, layouts, self.types, table_id, self.salt)
+        *earlier, bound = bind_layouts(self.plans, self.tag, layouts, self.types, table_id, self.keys)
         if bound is None:
             return None
         relation = layouts[-1]

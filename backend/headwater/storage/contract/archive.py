@@ -7,7 +7,7 @@ Not exported: leases and requests, which belong to running processes, and what a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.errors import HeadwaterError
@@ -32,6 +32,7 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
         "id": int, "name": str, "definition": str, "checksum": int, "count": int, "clear_op": int, "last_op": int,
         "compacted_op": int, "compacted_count": int, "live_rows": int,
     },
+    "moved_buckets": {"name": str, "id": int},
     "ops": {"bucket": int, "id": int, "line": str},
     "segments": {
         "bucket": int, "first_op": int, "last_op": int, "sealed": bool, "size": int, "checksum": int, "bodies": bytes,
@@ -62,10 +63,10 @@ class StoreNotEmptyError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The single values of a store. `salt` is hexadecimal; `last_table` and `last_version` are the highest ids ever
+    """The single values of a store. `secret` is hexadecimal; `last_table` and `last_version` are the highest ids ever
     given out, `last_write` the highest `seq` of a write checkpoint."""
 
-    salt: str
+    secret: str = field(repr=False)
     next_op: int
     checkpoint: int | None
     config: int | None

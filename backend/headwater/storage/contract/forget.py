@@ -4,8 +4,6 @@ store's files."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import NamedTuple, Protocol
 import orjson
 
 from headwater.decode.copytext import join_cells
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import finished_op
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.shared.write_key import user_in_key
@@ -72,7 +71,7 @@ class RowTarget:
     same id. `id_too` includes the REMOVEs, which hold nothing but the id."""
 
     row_id: str
-    salt: bytes
+    keys: StoreKeys
     others: frozenset[str]
     id_too: bool = False
 
@@ -83,9 +82,7 @@ class RowTarget:
     @property
     def _digest(self) -> str:
         """Identifies the row where its id is not the object's id: see `oplog.row_id.row_subkey`."""
-        return base64.urlsafe_b64encode(
-            hashlib.blake2b(self.row_id.encode(), digest_size=12, key=self.salt).digest()
-        ).decode()
+        return self.keys.subkey(self.row_id)
 
     def is_in(self, op: str) -> bool:
         found = orjson.loads(op)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from headwater.oplog.change import Relation
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater_rules.results import LookupEntry
 
 
@@ -77,10 +77,10 @@ class PartWriter(Protocol):
         rows: Sequence[CurrentRow],
         lookups: Sequence[tuple[str, LookupEntry]],
         ops: Sequence[DraftOp],
-        buckets: Mapping[int, BucketName],
+        buckets: Mapping[str, Bucket],
     ) -> None:
-        """Add a batch. `lookups` pairs row ids with entries; `buckets` names every bucket of the ops. In a part of
-        additions, a row's `members` are only the ones to add and its `line` is empty."""
+        """Add a batch. `lookups` pairs row ids with entries; `buckets` has every bucket of the ops, by name. In a part
+        of additions, a row's `members` are only the ones to add and its `line` is empty."""
 
     def end_page(self) -> None:
         """End a page: what was written since the last one can be taken over on its own."""

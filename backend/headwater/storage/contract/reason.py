@@ -37,7 +37,6 @@ class Cause(StrEnum):
     SAMPLED = "sampled"
 
 
-# Archives of format 1 hold these sentences: changing one also means keeping the old one for `reason_of_sentence`
 _SENTENCES: Final[Mapping[Cause, str]] = {
     Cause.NEW: "new in the source",
     Cause.NEW_IN_VERSION: "new in version ",
@@ -81,13 +80,3 @@ def stored_reason(cause: str, detail: str) -> ResyncReason | None:
     if not cause:
         return None
     return ResyncReason(Cause(cause), detail) if cause in _CODES else ResyncReason(Cause.REPLACED)
-
-
-def reason_of_sentence(sentence: str) -> ResyncReason | None:
-    """The reason that an archive of format 1 holds as a sentence."""
-    if not sentence:
-        return None
-    for cause, words in _SENTENCES.items():
-        if sentence == words or (words.endswith(" ") and sentence.startswith(words)):
-            return ResyncReason(cause, sentence.removeprefix(words))
-    return ResyncReason(Cause.REPLACED)

@@ -12,8 +12,9 @@ from typing import Protocol
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.change import Relation
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import Cause, ResyncReason
@@ -58,6 +59,20 @@ class PartLostError(HeadwaterError):
 
     kind = Kind.RETRY
     code = "HW_4009"
+
+
+class BucketKeyTakenError(HeadwaterError):
+    """A bucket has the key of another one. It was given a key of its own, which counts from the next attempt on;
+    nothing of this one was kept."""
+
+    kind = Kind.RETRY
+    code = "HW_4012"
+
+    def __init__(self, buckets: int) -> None:
+        super().__init__(
+            f"the keys of {buckets:,} new buckets were taken by others", "", "they have keys of their own now"
+        )
+        self.args = (buckets,)
 
 
 class LeaseLostError(HeadwaterError):
@@ -151,18 +166,19 @@ class Flush(Protocol):
 
     def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None: ...
 
-    def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
-        """Number and store ops. `buckets` names every bucket among them that may be new; a new bucket starts with a
-        CLEAR. Drops the ops of a bucket that neither exists nor is named: its definition was retired."""
+    def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
+        """Number and store ops. `buckets` has every bucket among them that may be new, by name; a new bucket starts
+        with a CLEAR. Drops the ops of a bucket that neither exists nor is named: its definition was retired. Raises
+        BucketKeyTakenError when a bucket has the key of another one; nothing of this transaction is kept then."""
 
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
         """Replace the table by a new, empty generation without lookups, and return its id. Clears every non-empty
         bucket of `definitions` with one op."""
 
-    def begin_anew(self, bucket: int, name: BucketName | None) -> None:
+    def begin_anew(self, key: int, bucket: Bucket | None) -> None:
         """Delete everything that a bucket (by its key) holds, damaged or not, and begin it with a CLEAR. The caller
-        appends its rows again. A bucket that does not exist is created if `name` is given. Earlier checkpoints count as
-        overtaken in it."""
+        appends its rows again. A bucket that does not exist is created if `bucket` is given. Earlier checkpoints
+        count as overtaken in it."""
 
     def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
         """(row id, members, subkey) of every row of the table."""
@@ -200,7 +216,8 @@ class StoreWriter(Protocol):
     def begin(self, lease: Lease) -> Flush:
         """Begin a transaction under the lease. Raises LeaseLostError."""
 
-    def subkey_salt(self) -> bytes: ...
+    def keys(self) -> StoreKeys:
+        """Makes the keys and digests of the store as of now: a bucket may be moved later."""
 
     def inbox(self) -> int:
         """A number that grows with each submitted request or version. Cheap, for polling."""

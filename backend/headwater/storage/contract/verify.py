@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import orjson
-import xxhash
 import zstandard
 
-from headwater.oplog.op import bucket_key, content_digest, put_checksum, remove_checksum
+from headwater.oplog.keys import StoreKeys, row_in_memory
+from headwater.oplog.op import put_checksum
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
@@ -30,8 +30,6 @@ NOT_THERE = "current rows belong to it, but it does not exist"
 _UINT32 = 0xFFFFFFFF
 MOST_ROWS = 2_000_000
 """Of one bucket: the number of rows whose hashes are kept in memory at once."""
-
-_hash = xxhash.xxh3_64_intdigest
 
 
 class DamageError(Exception):
@@ -105,7 +103,7 @@ class VerifyReader(Protocol):
 ALL_KEYS = (0, 1 << 63)
 
 
-def changed_parts(reader: VerifyReader, key: int, since: int, parts: int) -> set[int]:
+def changed_parts(reader: VerifyReader, key: int, since: int, keys: StoreKeys, parts: int) -> set[int]:
     """The parts of a bucket that ops after `since` changed."""
     head = reader.head(key)
     found: set[int] = set()
@@ -113,9 +111,9 @@ def changed_parts(reader: VerifyReader, key: int, since: int, parts: int) -> set
         return found
     try:
         for op_id, line in history_lines(head, reader, since):
-            op = read_op(op_id, line)
+            op = read_op(op_id, line, keys)
             if op.row is not None:
-                found.add(entry_part(op.table, op.object_id, parts))
+                found.add(entry_part(op.table, op.object_id, keys, parts))
     except DamageError:
         return set()
     return found
@@ -124,14 +122,14 @@ def changed_parts(reader: VerifyReader, key: int, since: int, parts: int) -> set
 # the rows in a bucket
 
 
-def entry_hash(table: str, object_id: str, subkey: str, checksum: int) -> int:
+def entry_hash(table: str, object_id: str, subkey: str, checksum: int, keys: StoreKeys) -> int:
     """Hash of a row in a bucket, in 64 bits."""
-    return _hash(f"{table}\0{object_id}\0{subkey}\0{checksum}".encode())
+    return keys.entry(f"{table}\0{object_id}\0{subkey}\0{checksum}")
 
 
-def entry_part(table: str, object_id: str, parts: int) -> int:
+def entry_part(table: str, object_id: str, keys: StoreKeys, parts: int) -> int:
     """The part of its bucket, out of `parts`, that a row is counted in."""
-    return _hash(f"{table}\0{object_id}".encode()) % parts if parts > 1 else 0
+    return keys.entry(f"{table}\0{object_id}") % parts if parts > 1 else 0
 
 
 class Entry(NamedTuple):
@@ -142,12 +140,12 @@ class Entry(NamedTuple):
     hash: int
 
 
-def row_entries(table: int, row: CurrentRow, salt: bytes, parts: int) -> Iterator[Entry]:
+def row_entries(table: int, row: CurrentRow, keys: StoreKeys, parts: int) -> Iterator[Entry]:
     """The entries that a row's memberships give. `table` is the id of its table generation."""
     for bucket, digest, kind, object_id in decode_members(row.members, row.row_id):
-        subkey = row_subkey(row.subkey, table, row.row_id, object_id, salt)
-        found = entry_hash(kind, object_id, subkey, put_checksum(digest))
-        yield Entry(bucket, entry_part(kind, object_id, parts), found)
+        subkey = row_subkey(row.subkey, table, row.row_id, object_id, keys)
+        found = entry_hash(kind, object_id, subkey, put_checksum(digest), keys)
+        yield Entry(bucket, entry_part(kind, object_id, keys, parts), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +159,20 @@ class Examined:
     problem: str
 
 
-def examine(head: BucketHead, reader: VerifyReader, parts: int = 1) -> Examined:
+def examine(head: BucketHead, reader: VerifyReader, keys: StoreKeys, parts: int = 1) -> Examined:
     """Read a history from its last CLEAR and check every op."""
     try:
-        checksum, count, sums = _reduce(head, reader, parts)
-        problem = totals_problem(head, checksum, count)
+        checksum, count, sums = _reduce(head, reader, keys, parts)
+        problem = totals_problem(head, checksum, count, keys)
     except DamageError as damage:
         return Examined(head, 0, (0,) * parts, str(damage))
     return Examined(head, count, tuple(sums), problem)
 
 
-def totals_problem(head: BucketHead, checksum: int, count: int) -> str:
+def totals_problem(head: BucketHead, checksum: int, count: int, keys: StoreKeys) -> str:
     """What is wrong with the stored totals of a bucket, given the checksum and number of ops of its history; empty when
     nothing is."""
-    if bucket_key(head.name) != head.key:
+    if keys.bucket(head.name) != head.key:
         return "its name does not match its key"
     if count != head.ops:
         return f"its history has {count} ops, but clients are told {head.ops}"
@@ -183,13 +181,13 @@ def totals_problem(head: BucketHead, checksum: int, count: int) -> str:
     return ""
 
 
-def _reduce(head: BucketHead, reader: VerifyReader, parts: int) -> tuple[int, int, list[int]]:
+def _reduce(head: BucketHead, reader: VerifyReader, keys: StoreKeys, parts: int) -> tuple[int, int, list[int]]:
     """Sum of checksums, number of ops, and sums of entries. Raises DamageError."""
     passes = max(1, -(-head.ops // MOST_ROWS))
     sums = [0] * parts
-    reduction = Reduction(parts)
+    reduction = Reduction(keys, parts)
     for number in range(passes):
-        reduction = Reduction(parts, passes, number)
+        reduction = Reduction(keys, parts, passes, number)
         for op_id, line in history_lines(head, reader):
             reduction.take(op_id, line)
         sums = [a + b for a, b in zip(sums, reduction.sums, strict=True)]
@@ -200,7 +198,8 @@ class Reduction:
     """Sums up the ops of one history: `checksum` and `count` as a client computes them, `sums` of the hashes of the
     rows that remain, by part. With several `passes`, each looks at a share of the rows only, which bounds memory."""
 
-    def __init__(self, parts: int, passes: int = 1, number: int = 0) -> None:
+    def __init__(self, keys: StoreKeys, parts: int, passes: int = 1, number: int = 0) -> None:
+        self._keys = keys
         self._passes = passes
         self._number = number
         self._live: dict[int, int] = {}
@@ -214,7 +213,7 @@ class Reduction:
 
     def take(self, op_id: int, line: bytes) -> None:
         """Check the next op and add it. Raises DamageError."""
-        op = read_op(op_id, line)
+        op = read_op(op_id, line, self._keys)
         if (op.kind == "CLEAR") != (self.count == 0):
             raise DamageError(
                 f"op {op_id} is a second CLEAR" if self.count else "it does not begin with its last CLEAR"
@@ -223,10 +222,11 @@ class Reduction:
         self.count += 1
         if op.row is None or op.row % self._passes != self._number:
             return
-        part = entry_part(op.table, op.object_id, len(self.sums))
+        part = entry_part(op.table, op.object_id, self._keys, len(self.sums))
         self.sums[part] -= self._live.pop(op.row, 0)
         if op.kind == "PUT":
-            self._live[op.row] = found = entry_hash(op.table, op.object_id, op.subkey, op.checksum)
+            found = entry_hash(op.table, op.object_id, op.subkey, op.checksum, self._keys)
+            self._live[op.row] = found
             self.sums[part] += found
 
 
@@ -241,7 +241,7 @@ class ReadOp(NamedTuple):
     subkey: str
 
 
-def read_op(op_id: int, line: bytes) -> ReadOp:
+def read_op(op_id: int, line: bytes, keys: StoreKeys) -> ReadOp:
     """Read a finished op and recompute its checksum. Raises DamageError."""
     try:
         op = orjson.loads(line)
@@ -252,12 +252,12 @@ def read_op(op_id: int, line: bytes) -> ReadOp:
             return ReadOp(kind, int(checksum), None, "", "", "")
         table, object_id, subkey, data = op["object_type"], op["object_id"], op["subkey"], op["data"]
         if kind == "PUT":
-            right = put_checksum(content_digest(table, object_id, data))
+            right = put_checksum(keys.content(table, object_id, data))
         elif kind == "REMOVE":
-            right = remove_checksum(table, object_id, subkey)
+            right = keys.removal(table, object_id, subkey)
         else:
             raise DamageError(f"op {op_id} has an unknown kind")
-        row = xxhash.xxh3_128_intdigest(f"{table}\0{object_id}\0{subkey}".encode())
+        row = row_in_memory(f"{table}\0{object_id}\0{subkey}".encode())
     except (ValueError, KeyError, TypeError, UnicodeError) as error:
         raise DamageError(f"op {op_id} can't be read") from error
     if checksum != right:

@@ -17,23 +17,25 @@ from psycopg import sql
 
 from headwater.failpoints import passing
 from headwater.oplog.op import CLEAR_BODY, finished_op
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, Progress, StoreError
+from headwater.storage.contract.store import Lease, Progress
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.checkpoints import CHECKPOINT, as_checkpoint, note_flush
 from headwater.storage.postgres.connection import explained
 from headwater.storage.postgres.control import lease as leases
+from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines, row_line
 from headwater.storage.postgres.lookups import PendingLookups
 from headwater.storage.postgres.pending import MOST_CHARACTERS, Pending
 from headwater.storage.postgres.rows import LINE_APART
 from headwater.storage.postgres.runs import INSERT_RUN, run_values
 from headwater.storage.postgres.tables import rows_table, stored_id
-from headwater.storage.shared.common import BucketSum, KnownBuckets
+from headwater.storage.shared.common import BucketSum, KnownBuckets, Naming
+from headwater.storage.shared.control import moved_buckets
 from headwater.storage.shared.runs import Run, number_ops
 from headwater_rules.results import LookupEntry
 
@@ -96,6 +98,13 @@ def _explaining(
     return wrapped
 
 
+_HOLDERS = """
+select 'there', id, name from buckets where id = any(%(keys)s::bigint[])
+union all select 'retired', id, name from retired_buckets where id = any(%(keys)s::bigint[])
+union all select 'moved', id, name from moved_buckets
+"""
+
+
 class PostgresFlush:
     """See `storage.contract.store.Flush`. Has `connection` to itself."""
 
@@ -112,7 +121,7 @@ class PostgresFlush:
         self.address = address
         self._lease = lease
         self._known = known
-        self._fresh: set[int] = set()
+        self._naming = Naming(known)
         self._sums: dict[int, BucketSum] = {}
         self._next_op: int | None = None  # None until we hold the store's lock
         self._first_op = 0
@@ -218,7 +227,7 @@ class PostgresFlush:
     # ops
 
     @_explaining
-    def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
+    def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
         if not ops:
             return
         self._lock()
@@ -263,22 +272,27 @@ class PostgresFlush:
         assert self._next_op is not None, "the store's lock is taken before ops are numbered"
         return self._next_op
 
-    def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
-        """Create missing buckets. Returns those without a name: they were retired."""
-        unknown = keys - self._known.keys - self._fresh
-        if not unknown:
-            return set()
-        there: dict[int, str] = dict(
-            self._db.execute("select id, name from buckets where id = any(%s::bigint[])", [sorted(unknown)]).fetchall()
+    def _create_buckets(self, keys: set[int], buckets: Mapping[str, Bucket]) -> set[int]:
+        """Create missing buckets. Returns those that do not exist and are not among `buckets`: they were retired."""
+        unknown = self._naming.missing(keys.union(bucket.key for bucket in buckets.values()))
+        held: dict[str, dict[int, str]] = {"there": {}, "retired": {}, "moved": {}}
+        if unknown:
+            for what, key, name in self._db.execute(_HOLDERS, {"keys": sorted(unknown)}):
+                held[what][key] = name
+        there, moved = held["there"], held["moved"]
+        taken = self._naming.taken(
+            buckets.values(), held["retired"] | moved | there, {name: key for key, name in moved.items()}
         )
-        for key, name in there.items():
-            if key in names and name != names[key].name:
-                raise StoreError("two buckets have the same key", names[key].name, "rename one of the streams")
-        fresh = sorted(key for key in unknown - there.keys() if key in names)
+        if taken:
+            self.rollback()
+            moved_buckets.move(PostgresControl(self._db), self._lease, taken)
+        new = {bucket.key: bucket for bucket in buckets.values()}
+        gone = (unknown & keys) - there.keys()
+        fresh = sorted(gone & new.keys())
         if fresh:
             first = self._op()
             self._insert_ops([DraftOp(key, 0, CLEAR_BODY) for key in fresh], first)
-            rows = [(key, *names[key], op_id) for op_id, key in enumerate(fresh, first)]
+            rows = [(*new[key], op_id) for op_id, key in enumerate(fresh, first)]
             self._db.execute(
                 "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
                 " select id, name, definition, 0, 1, op, op from unnest(%s::bigint[], %s::text[], %s::text[],"
@@ -286,8 +300,8 @@ class PostgresFlush:
                 columns(rows, 4),
             )
             self._next_op = first + len(fresh)
-        self._fresh.update(there.keys(), fresh)
-        return unknown - there.keys() - set(fresh)
+        self._naming.fresh |= there | {key: new[key].name for key in fresh}
+        return gone - new.keys()
 
     @_explaining
     def mark_resync(self, table: int, reason: ResyncReason) -> None:
@@ -310,31 +324,31 @@ class PostgresFlush:
         return tables.renew_generation(self._db, table)
 
     @_explaining
-    def begin_anew(self, bucket: int, name: BucketName | None) -> None:
+    def begin_anew(self, key: int, bucket: Bucket | None) -> None:
         self._lock()
         self._pending.send()
         self._write_sums()
-        there = self._db.execute("select 1 from buckets where id = %s", [bucket]).fetchone() is not None
-        if not there and name is None:
+        there = self._db.execute("select 1 from buckets where id = %s", [key]).fetchone() is not None
+        if not there and bucket is None:
             return
         op = self._op()
-        self._db.execute(_FORGET, {"bucket": bucket})
-        self._db.execute("delete from ops where bucket = %s", [bucket])
-        self._insert_ops([DraftOp(bucket, 0, CLEAR_BODY)], op)
-        if name is not None:
+        self._db.execute(_FORGET, {"bucket": key})
+        self._db.execute("delete from ops where bucket = %s", [key])
+        self._insert_ops([DraftOp(key, 0, CLEAR_BODY)], op)
+        if bucket is not None:
             self._db.execute(
                 "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
                 " values (%s, %s, %s, 0, 1, 0, 0) on conflict (id) do update set name = excluded.name,"
                 " definition = excluded.definition",
-                [bucket, name.name, name.definition],
+                bucket,
             )
+            self._naming.fresh[key] = bucket.name
         self._db.execute(
             "update buckets set checksum = 0, count = 1, clear_op = %(op)s, last_op = %(op)s, compacted_op = %(op)s,"
             " compacted_count = 0, live_rows = 0 where id = %(bucket)s",
-            {"op": op, "bucket": bucket},
+            {"op": op, "bucket": key},
         )
-        self._sums[bucket] = BucketSum(last_op=op)
-        self._fresh.add(bucket)
+        self._sums[key] = BucketSum(last_op=op)
         self._next_op = op + 1
 
     # ending
@@ -361,7 +375,7 @@ class PostgresFlush:
         passing("flush.before_commit")
         self._db.execute("commit")
         passing("flush.after_commit")
-        self._known.keys |= self._fresh
+        self._known.add(self._naming.fresh)
         if self._left_generation:
             self._sweep()
         return checkpoint

@@ -5,13 +5,14 @@ from __future__ import annotations
 import psycopg
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_unknown
 
-FORMAT = 5
+FORMAT = 6
 
 
 def found_format(connection: psycopg.Connection, address: PostgresAddress) -> int:
-    """The store's format, 0 if there are no tables. Raises StoreError for a format that only newer versions know."""
+    """The store's format, 0 if there are no tables. Raises StoreError for a format that this version does not
+    read."""
     # A query, because to_regclass may use a catalog snapshot from before the lock was taken
     there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
     if connection.execute(there, [address.schema]).fetchone() is None:
@@ -19,5 +20,5 @@ def found_format(connection: psycopg.Connection, address: PostgresAddress) -> in
     query = "select key, value from meta where key in (%s, %s)"
     kept: dict[str, str] = dict(connection.execute(query, [FORMAT_KEY, GIVEN_BY_KEY]).fetchall())
     found = int(kept.get(FORMAT_KEY, 0))
-    refuse_newer(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(address))
+    refuse_unknown(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(address))
     return found

@@ -1,4 +1,4 @@
-"""Creates stores in Postgres and upgrades older formats."""
+"""Creates stores in Postgres, and upgrades older formats from OLDEST on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from psycopg import sql
 
 from headwater.failpoints import passing
 from headwater.storage.address import PostgresAddress
+from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.format import FORMAT, found_format
 from headwater.storage.shared.common import op_floor
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, OLDEST, own_version
 
 # Two processes that start at once must not both create the schema
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %s, 0))"
@@ -21,7 +22,7 @@ _LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %
 def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
     """Create the schema and its tables, or upgrade them to this format, in one transaction.
 
-    Raises StoreError for a newer format.
+    Raises StoreError for a format that this version does not read.
     """
     if found_format(connection, address) == FORMAT:
         return
@@ -30,7 +31,7 @@ def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
         found = found_format(connection, address)
         if found == 0:
             _create_schema(connection, address)
-        for number in range(found + 1, FORMAT + 1):
+        for number in range(max(found + 1, OLDEST), FORMAT + 1):
             script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
             connection.execute(script.read_bytes())
             passing("migrate.after_step")
@@ -50,8 +51,16 @@ def _begin(connection: psycopg.Connection) -> None:
     for key, value in ((FORMAT_KEY, str(FORMAT)), (GIVEN_BY_KEY, own_version())):
         keep = "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value"
         connection.execute(keep, [key, value])
-    connection.execute("insert into meta values ('salt', %s) on conflict do nothing", [secrets.token_bytes(16).hex()])
+    connection.execute("insert into meta values ('secret', %s) on conflict do nothing", [secrets.token_bytes(16).hex()])
     now = connection.execute("select extract(epoch from clock_timestamp())").fetchall()[0][0]
     connection.execute("insert into state (id, next_op) values (1, %s) on conflict do nothing", [op_floor(float(now))])
     connection.execute("insert into inbox values (1, 0) on conflict do nothing")
     connection.execute("insert into write_state values (1, 0) on conflict do nothing")
+
+
+def read_secret(connection: psycopg.Connection) -> bytes:
+    """The secret that all keys and digests of the store are made with. Raises StoreError."""
+    row = connection.execute("select value from meta where key = 'secret'").fetchone()
+    if row is None:
+        raise StoreError("the store has lost its secret", "", "configure another schema to build a new store")
+    return bytes.fromhex(row[0])

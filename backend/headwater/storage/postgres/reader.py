@@ -11,8 +11,9 @@ from typing import TypeVar
 import psycopg
 from psycopg import sql
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.reader import (
     BucketMarks,
@@ -33,8 +34,9 @@ from headwater.storage.postgres.connection import READER, Connections
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.control import write_checkpoints
 from headwater.storage.postgres.control.database import PostgresControl
-from headwater.storage.postgres.history.chunk import read_chunk, read_hot_chunk
+from headwater.storage.postgres.history.chunk import read_chunk
 from headwater.storage.postgres.listen import NotifyListener
+from headwater.storage.postgres.migrate import read_secret
 from headwater.storage.shared.common import union_of_names
 from headwater.storage.shared.control import revocations, versions
 
@@ -59,6 +61,14 @@ where md5(o.yaml) = {digest} and o.stopped_at > extract(epoch from clock_timesta
 and o.state = 'stopped' and o.activated_at > 0 and o.origin = 'file' and v.origin = 'file'
 """
 
+# Buckets by the hashes of their names and the names. Of moved ones there are hardly ever any
+_NAMED = """
+select {0} from unnest(%s::bigint[], %s::text[]) q (key, name) join lateral (
+    select * from buckets b where b.id in (q.key, (select m.id from moved_buckets m where m.name = q.name))
+    and b.name = q.name
+) b using (name)
+"""
+
 _Result = TypeVar("_Result")
 
 
@@ -76,6 +86,7 @@ class PostgresReader:
         self._newest = sql.SQL(_NEWEST).format(own=replaced)
         self._connections = Connections(address, READER)
         self._local = threading.local()
+        self._keys = StoreKeys(self._read(read_secret))
         self.newest()  # fails now rather than at the first request
 
     def _read(self, ask: Callable[[psycopg.Connection], _Result]) -> _Result:
@@ -99,7 +110,7 @@ class PostgresReader:
                 else:
                     checkpoint = Checkpoint(OpId(row[2]), {tag: Lsn(lsn) for tag, lsn in cursor})
                     own = self._still_served(connection, row[3])
-                    yield _Snapshot(connection, checkpoint, own or StoredConfig(row[0], row[1]))
+                    yield _Snapshot(connection, self._keys, checkpoint, own or StoredConfig(row[0], row[1]))
             finally:
                 self._local.snapshot = outer
                 _end(connection)
@@ -138,13 +149,13 @@ class PostgresReader:
         return Touched(union_of_names(row[3] for row in flushes), union_of_names(row[4] for row in flushes), marks)
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
-        key = bucket_key(bucket)
-        return self._read(lambda db: read_hot_chunk(db, key, after, upto) or read_chunk(db, key, after, upto))
+        hashed = self._keys.hashed_name(bucket)
+        return self._read(lambda db: read_chunk(db, hashed, bucket, after, upto))
 
     def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
-        query = "select name, clear_op, compacted_op, last_op from buckets where id = any(%s::bigint[])"
-        keys = [bucket_key(name) for name in buckets]
-        rows = self._read(lambda db: db.execute(query, [keys]).fetchall())
+        query = _NAMED.format("name, clear_op, compacted_op, last_op")
+        question = [list(map(self._keys.hashed_name, buckets)), list(buckets)]
+        rows = self._read(lambda db: db.execute(query, question).fetchall())
         return {row[0]: BucketMarks(*map(OpId, row[1:])) for row in rows}
 
     def listen(self) -> Listener:
@@ -188,18 +199,19 @@ class PostgresReader:
 class _Snapshot:
     """Answers within the reader's open transaction."""
 
-    def __init__(self, connection: psycopg.Connection, checkpoint: Checkpoint, config: StoredConfig) -> None:
+    def __init__(
+        self, connection: psycopg.Connection, keys: StoreKeys, checkpoint: Checkpoint, config: StoredConfig
+    ) -> None:
         self._db = connection
+        self._keys = keys
         self.checkpoint = checkpoint
         self.config = config
 
     def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
         totals = dict.fromkeys(buckets, _EMPTY_TOTAL)
-        query = "select name, checksum, count from buckets where id = any(%s::bigint[])"
-        keys = [bucket_key(name) for name in totals]
-        for name, checksum, count in self._db.execute(query, [keys]).fetchall():
-            if name in totals:
-                totals[name] = BucketTotal(checksum, count)
+        question = [list(map(self._keys.hashed_name, totals)), list(totals)]
+        for name, checksum, count in self._db.execute(_NAMED.format("name, checksum, count"), question).fetchall():
+            totals[name] = BucketTotal(checksum, count)
         return totals
 
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:

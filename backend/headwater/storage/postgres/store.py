@@ -13,6 +13,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.oplog.change import Relation
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
@@ -31,11 +32,11 @@ from headwater.storage.postgres.control import retire, write_checkpoints
 from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.control.sweep import Sweeper
 from headwater.storage.postgres.flush import PostgresFlush
-from headwater.storage.postgres.migrate import migrate
+from headwater.storage.postgres.migrate import migrate, read_secret
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.rows import place_ranges
 from headwater.storage.shared.common import KnownBuckets, op_floor
-from headwater.storage.shared.control import requests, revocations, versions
+from headwater.storage.shared.control import moved_buckets, requests, revocations, versions
 
 
 class PostgresStore:
@@ -103,9 +104,9 @@ class PostgresStore:
         with self._connections.lend() as connection:
             return generations.active(connection, tag)
 
-    def subkey_salt(self) -> bytes:
+    def keys(self) -> StoreKeys:
         with self._connections.lend() as connection:
-            return pages.read_salt(connection)
+            return moved_buckets.keys(PostgresControl(connection), read_secret(connection))
 
     def bulk_records(self) -> list[BulkRecord]:
         query = "select kind, source, application, tasks, rows, ops, started, finished from bulk_jobs order by id"

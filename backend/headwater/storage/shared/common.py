@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
+from headwater.oplog.transform import Bucket
 
 CHUNK_OPS = 1000
 CHUNK_BYTES = 1 << 20
@@ -37,9 +38,9 @@ def op_floor(now: float) -> int:
     return int((now - _EPOCH) * _OPS_A_SECOND)
 
 
-def life_of(salt: bytes) -> str:
+def life_of(secret: bytes) -> str:
     """Names the life of a store: its op ids are those of no other one."""
-    return hashlib.blake2b(salt, digest_size=8).hexdigest()
+    return hashlib.blake2b(secret, digest_size=8).hexdigest()
 
 
 @dataclass(slots=True)
@@ -51,19 +52,53 @@ class BucketSum:
     last_op: int = 0
 
 
+_KNOWN_BUCKETS, _LONGEST_KNOWN = 1 << 17, 500
+
+
 class KnownBuckets:
-    """Keys of buckets known to exist, shared by all flushes of a process, so that most appends need no query."""
+    """Names of buckets that exist, by key, so that most appends need no query. Shared by all flushes of a process, and
+    limited in number."""
 
     def __init__(self) -> None:
-        self.keys: set[int] = set()
+        self.names: dict[int, str] = {}
         self._retired = 0
 
     def check(self, retired: int) -> None:
-        """Forget all keys if buckets were removed since: the store's counter `retired` differs. Called under the
+        """Forget all names if buckets were removed since: the store's counter `retired` differs. Called under the
         store's write lock."""
         if retired != self._retired:
-            self.keys.clear()
+            self.names.clear()
             self._retired = retired
+
+    def add(self, names: Mapping[int, str]) -> None:
+        """Remember buckets that were committed."""
+        if len(self.names) + len(names) > _KNOWN_BUCKETS:
+            self.names.clear()
+        self.names.update((key, name) for key, name in names.items() if len(name) <= _LONGEST_KNOWN)
+
+
+class Naming:
+    """The buckets that a flush adds ops to, by key. `fresh` are those that are not in `known` yet."""
+
+    def __init__(self, known: KnownBuckets) -> None:
+        self._known = known
+        self.fresh: dict[int, str] = {}
+
+    def missing(self, keys: set[int]) -> set[int]:
+        """Those of the keys that the process has not seen."""
+        return keys - self._known.names.keys() - self.fresh.keys()
+
+    def taken(self, buckets: Iterable[Bucket], held: Mapping[int, str], moved: Mapping[str, int]) -> list[Bucket]:
+        """The buckets whose key belongs to another one, by what is known, by what the store says of keys that the
+        process has not seen (`held`) and of names that were `moved`, or by an earlier one of `buckets`."""
+        found = []
+        names: dict[int, str] = {}
+        for bucket in buckets:
+            key, name = bucket.key, bucket.name
+            held_by = self.fresh.get(key) or self._known.names.get(key) or held.get(key) or names.setdefault(key, name)
+            if held_by != name or moved.get(name, key) != key:
+                found.append(bucket)
+        return found
 
 
 def union_of_names(texts: Iterable[str | None]) -> frozenset[str] | None:

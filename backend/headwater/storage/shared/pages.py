@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import orjson
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import put_opening
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
@@ -15,12 +16,12 @@ Openings = dict[int, tuple[str, ...]]
 """By bucket, how the bodies to be left out begin."""
 
 
-def openings(rows: Iterable[tuple[str, str, str | None]], table: int, salt: bytes) -> Openings:
+def openings(rows: Iterable[tuple[str, str, str | None]], table: int, keys: StoreKeys) -> Openings:
     """How the ops begin that a task made from rows of a table. Of each row: its id, its members, its subkey."""
     found: dict[int, list[str]] = {}
     for row_id, members, subkey in rows:
         for member in decode_members(members, row_id):
-            sub = row_subkey(subkey, table, row_id, member.id, salt)
+            sub = row_subkey(subkey, table, row_id, member.id, keys)
             found.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
     return {bucket: tuple(starts) for bucket, starts in found.items()}
 

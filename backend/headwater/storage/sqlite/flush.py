@@ -14,17 +14,19 @@ import orjson
 from headwater.failpoints import passing
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, Progress, StoreError
-from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets
+from headwater.storage.contract.store import Lease, Progress
+from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets, Naming
+from headwater.storage.shared.control import moved_buckets
 from headwater.storage.shared.runs import number_ops
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import explained
 from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.runs import insert_run
 from headwater_rules.results import LookupEntry
 
@@ -56,7 +58,7 @@ class SqliteFlush:
         self._db = connection
         self._lease = lease
         self._known = known
-        self._fresh: set[int] = set()
+        self._naming = Naming(known)
         self._wake = wake
         self._sums: dict[int, BucketSum] = {}
         self._touched_lookups: set[str] = set()
@@ -150,7 +152,7 @@ class SqliteFlush:
     # ops
 
     @_explaining
-    def append(self, ops: Sequence[DraftOp], buckets: Mapping[int, BucketName]) -> None:
+    def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
         retired = self._create_buckets({op.bucket for op in ops}, buckets)
         if retired:
             ops = [op for op in ops if op.bucket not in retired]
@@ -161,27 +163,34 @@ class SqliteFlush:
         )
         self._next_op = first + len(single)
 
-    def _create_buckets(self, keys: set[int], names: Mapping[int, BucketName]) -> set[int]:
-        """Create missing buckets. Returns those without a name: they were retired."""
-        retired: set[int] = set()
-        for key in sorted(keys - self._known.keys - self._fresh):
-            row = self._db.execute("select name from buckets where id = ?", (key,)).fetchone()
-            if row is None:
-                name = names.get(key)
-                if name is None:
-                    retired.add(key)
-                    continue
-                self._clear(key, self._next_op)
-                self._db.execute(
-                    "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
-                    " values (?, ?, ?, 0, 1, ?, ?)",
-                    (key, name.name, name.definition, self._next_op, self._next_op),
-                )
-                self._next_op += 1
-            elif key in names and row[0] != names[key].name:
-                raise StoreError("two buckets have the same key", names[key].name, "rename one of the streams")
-            self._fresh.add(key)
-        return retired
+    def _create_buckets(self, keys: set[int], buckets: Mapping[str, Bucket]) -> set[int]:
+        """Create missing buckets. Returns those that do not exist and are not among `buckets`: they were retired."""
+        unknown = self._naming.missing(keys.union(bucket.key for bucket in buckets.values()))
+        there = self._names("buckets", unknown)
+        gone = unknown - there.keys()
+        moved = moved_buckets.moved(SqliteControl(self._db)) if gone else {}
+        others = self._names("retired_buckets", gone) | {key: name for name, key in moved.items()}
+        taken = self._naming.taken(buckets.values(), others | there, moved)
+        if taken:
+            self.rollback()
+            moved_buckets.move(SqliteControl(self._db), self._lease, taken)
+        gone &= keys
+        new = {bucket.key: bucket for bucket in buckets.values()}
+        for key in sorted(gone & new.keys()):
+            self._clear(key, self._next_op)
+            self._db.execute(
+                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                " values (?, ?, ?, 0, 1, ?, ?)",
+                (*new[key], self._next_op, self._next_op),
+            )
+            self._next_op += 1
+            there[key] = new[key].name
+        self._naming.fresh |= there
+        return gone - new.keys()
+
+    def _names(self, table: str, keys: set[int]) -> dict[int, str]:
+        rows = self._db.executemany(f"select id, name from {table} where id = ?", [(key,) for key in sorted(keys)])
+        return {as_int(key): str(name) for key, name in rows}
 
     def _clear(self, bucket: int, op_id: int) -> None:
         line = finished_op(op_id, CLEAR_BODY)
@@ -210,32 +219,32 @@ class SqliteFlush:
         return tables.renew_generation(self._db, table)
 
     @_explaining
-    def begin_anew(self, bucket: int, name: BucketName | None) -> None:
+    def begin_anew(self, key: int, bucket: Bucket | None) -> None:
         self._write_sums()
-        there = self._db.execute("select 1 from buckets where id = ?", (bucket,)).fetchone() is not None
-        if not there and name is None:
+        there = self._db.execute("select 1 from buckets where id = ?", (key,)).fetchone() is not None
+        if not there and bucket is None:
             return
         self._db.execute(
             "delete from segment_blobs where bucket = ?1 and id in (select blob from segments where bucket = ?1)",
-            (bucket,),
+            (key,),
         )
-        self._db.execute("delete from segments where bucket = ?", (bucket,))
-        self._db.execute("delete from ops where bucket = ?", (bucket,))
-        self._clear(bucket, self._next_op)
-        if name is not None:
+        self._db.execute("delete from segments where bucket = ?", (key,))
+        self._db.execute("delete from ops where bucket = ?", (key,))
+        self._clear(key, self._next_op)
+        if bucket is not None:
             self._db.execute(
                 "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
                 " values (?, ?, ?, 0, 1, 0, 0) on conflict (id) do update set name = excluded.name,"
                 " definition = excluded.definition",
-                (bucket, name.name, name.definition),
+                bucket,
             )
+            self._naming.fresh[key] = bucket.name
         self._db.execute(
             "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1, compacted_op = ?1,"
             " compacted_count = 0, live_rows = 0 where id = ?2",
-            (self._next_op, bucket),
+            (self._next_op, key),
         )
-        self._sums[bucket] = BucketSum(last_op=self._next_op)
-        self._fresh.add(bucket)
+        self._sums[key] = BucketSum(last_op=self._next_op)
         self._next_op += 1
 
     # ending
@@ -255,7 +264,7 @@ class SqliteFlush:
         passing("flush.before_commit")
         self._db.execute("commit")
         passing("flush.after_commit")
-        self._known.keys |= self._fresh
+        self._known.add(self._naming.fresh)
         self._wake()
         return read_checkpoint(self._db)
 

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import apsw
 
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_newer
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_unknown
 
-FORMAT = 4
+FORMAT = 6
 
 
 def found_format(connection: apsw.Connection, path: Path) -> int:
-    """The store's format, 0 if there are no tables. Raises StoreError for a format that only newer versions know."""
+    """The store's format, 0 if there are no tables. Raises StoreError for a format that this version does not
+    read."""
     if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
         return 0
     query = "select key, value from meta where key in (?, ?)"
     kept = {str(key): str(value) for key, value in connection.execute(query, (FORMAT_KEY, GIVEN_BY_KEY))}
     found = int(kept.get(FORMAT_KEY, 0))
-    refuse_newer(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(path))
+    refuse_unknown(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(path))
     return found

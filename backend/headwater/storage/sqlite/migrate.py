@@ -1,4 +1,4 @@
-"""Creates embedded stores and upgrades older formats."""
+"""Creates embedded stores, and upgrades older formats from OLDEST on."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ from pathlib import Path
 import apsw
 
 from headwater.failpoints import passing
+from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import op_floor
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, OLDEST, own_version
 from headwater.storage.sqlite.connection import immediate
 from headwater.storage.sqlite.format import FORMAT, found_format
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
-    """Create the tables, or upgrade them to this format, in one transaction. Raises StoreError for a newer format."""
+    """Create the tables, or upgrade them to this format, in one transaction. Raises StoreError for a format that
+    this version does not read."""
     if found_format(connection, path) == FORMAT:
         return
     with immediate(connection):
         found = found_format(connection, path)
-        for number in range(found + 1, FORMAT + 1):
+        for number in range(max(found + 1, OLDEST), FORMAT + 1):
             script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
             connection.execute(script.read_text(encoding="utf-8"))
             passing("migrate.after_step")
         kept = [(FORMAT_KEY, FORMAT), (GIVEN_BY_KEY, own_version())]
         connection.executemany("insert or replace into meta values (?, ?)", kept)
-        connection.execute("insert or ignore into meta values ('salt', ?)", (secrets.token_bytes(16),))
+        connection.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(16),))
         connection.execute("insert or ignore into state (id, next_op) values (1, ?)", (op_floor(time.time()),))
         passing("migrate.before_commit")
+
+
+def read_secret(connection: apsw.Connection) -> bytes:
+    """The secret that all keys and digests of the store are made with. Raises StoreError."""
+    secret = connection.execute("select value from meta where key = 'secret'").fetchall()
+    if not secret or not isinstance(secret[0][0], bytes):
+        raise StoreError("the store has lost its secret", connection.filename, "move it away to build a new store")
+    return secret[0][0]

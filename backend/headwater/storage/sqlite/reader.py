@@ -10,8 +10,9 @@ from pathlib import Path
 
 import apsw
 
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, bucket_key
+from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -36,7 +37,8 @@ from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import read_checkpoint
-from headwater.storage.sqlite.history.chunk import read_chunk
+from headwater.storage.sqlite.history.chunk import NAMED, read_chunk
+from headwater.storage.sqlite.migrate import read_secret
 from headwater.storage.sqlite.wake import WakeListener, Waker
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
@@ -60,7 +62,7 @@ class SqliteReader:
         self._lock = threading.Lock()
         self._write_checkpoints = WriteCheckpoints(directory / "write_checkpoints.db")
         self._waker = Waker(directory)
-        self._connect()  # fails now rather than at the first request
+        self._keys = StoreKeys(read_secret(self._connect()))  # fails now rather than at the first request
         self._files = OpenedFiles(self._path)
 
     def _db(self) -> apsw.Connection:
@@ -86,7 +88,7 @@ class SqliteReader:
                     yield None
                 else:
                     yaml = db.execute("select yaml from versions where id = ?", (served,)).fetchall()[0][0]
-                    yield _Snapshot(db, read_checkpoint(db), StoredConfig(served, str(yaml)))
+                    yield _Snapshot(db, self._keys, read_checkpoint(db), StoredConfig(served, str(yaml)))
             finally:
                 db.execute("rollback")
 
@@ -132,17 +134,17 @@ class SqliteReader:
         db = self._db()
         with sqlite_errors(self._path):
             if db.in_transaction:  # within a snapshot of this thread
-                return read_chunk(db, bucket_key(bucket), after, upto)
+                return read_chunk(db, self._keys.hashed_name(bucket), bucket, after, upto)
             db.execute("begin")  # compaction may replace a segment between two queries
             try:
-                return read_chunk(db, bucket_key(bucket), after, upto)
+                return read_chunk(db, self._keys.hashed_name(bucket), bucket, after, upto)
             finally:
                 db.execute("rollback")
 
     def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
         with sqlite_errors(self._path):
-            sql = "select name, clear_op, compacted_op, last_op from buckets where id = ?"
-            rows = self._db().executemany(sql, [(bucket_key(name),) for name in buckets])
+            sql = f"select name, clear_op, compacted_op, last_op from buckets where {NAMED}"
+            rows = self._db().executemany(sql, [(self._keys.hashed_name(name), name) for name in buckets])
             return {str(row[0]): BucketMarks(*(OpId(as_int(mark)) for mark in row[1:])) for row in rows}
 
     def listen(self) -> Listener:
@@ -199,17 +201,20 @@ def _text(value: apsw.SQLiteValue) -> str | None:
 class _Snapshot:
     """Answers within the reader's open transaction."""
 
-    def __init__(self, connection: apsw.Connection, checkpoint: Checkpoint, config: StoredConfig) -> None:
+    def __init__(
+        self, connection: apsw.Connection, keys: StoreKeys, checkpoint: Checkpoint, config: StoredConfig
+    ) -> None:
         self._db = connection
+        self._keys = keys
         self.checkpoint = checkpoint
         self.config = config
 
     def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
         totals = dict.fromkeys(buckets, _EMPTY_TOTAL)
-        sql = "select name, checksum, count from buckets where id = ?"
-        for name, checksum, count in self._db.executemany(sql, [(bucket_key(name),) for name in buckets]):
-            if name in totals:
-                totals[str(name)] = BucketTotal(as_int(checksum), as_int(count))
+        sql = f"select name, checksum, count from buckets where {NAMED}"
+        rows = self._db.executemany(sql, [(self._keys.hashed_name(name), name) for name in totals])
+        for name, checksum, count in rows:
+            totals[str(name)] = BucketTotal(as_int(checksum), as_int(count))
         return totals
 
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:

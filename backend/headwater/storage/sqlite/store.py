@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from headwater.oplog.change import Relation
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
@@ -20,7 +21,7 @@ from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.storage.contract.store import Lease, SourceState, StoredTable, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
 from headwater.storage.shared.common import KnownBuckets, op_floor
-from headwater.storage.shared.control import requests, revocations, versions
+from headwater.storage.shared.control import moved_buckets, requests, revocations, versions
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables as generations
 from headwater.storage.sqlite.bulk import pages, takeover
@@ -31,7 +32,7 @@ from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
-from headwater.storage.sqlite.migrate import migrate
+from headwater.storage.sqlite.migrate import migrate, read_secret
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.rows import place_ranges
 from headwater.storage.sqlite.wake import Waker
@@ -98,12 +99,9 @@ class SqliteStore:
         with sqlite_errors(self._path):
             return generations.load_tables(self._db, tag)
 
-    def subkey_salt(self) -> bytes:
+    def keys(self) -> StoreKeys:
         with sqlite_errors(self._path):
-            salt = self._db.execute("select value from meta where key = 'salt'").fetchall()[0][0]
-        if not isinstance(salt, bytes):
-            raise StoreError("the store has lost its salt", str(self._path), "move it away to build a new store")
-        return salt
+            return moved_buckets.keys(SqliteControl(self._db), read_secret(self._db))
 
     def bulk_records(self) -> list[BulkRecord]:
         sql = "select kind, source, application, tasks, rows, ops, started, finished from bulk_jobs order by id"

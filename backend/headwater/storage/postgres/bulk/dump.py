@@ -57,7 +57,7 @@ _COUNTS = (
     " union all select 'segments', bucket, count(*) from segments group by bucket order by 1, 2"
 )
 _STATE = """
-select (select value from meta where key = 'salt'), next_op, checkpoint, config,
+select (select value from meta where key = 'secret'), next_op, checkpoint, config,
     (select coalesce(max(id), 0) from tables), (select coalesce(max(id), 0) from versions),
     (select seq from write_state)
 from state
@@ -81,7 +81,7 @@ def dump(address: PostgresAddress) -> Iterator[Dump]:
             for name in ("tables", "versions")
         )
         state = StoreState(
-            state.salt, state.next_op, state.checkpoint, state.config,
+            state.secret, state.next_op, state.checkpoint, state.config,
             max(state.last_table, table), max(state.last_version, version), state.last_write,
         )  # fmt: skip
         yield Dump(DumpView(address, snapshot), state, tuple(_parts(db)))

@@ -156,7 +156,7 @@ def _load_segments(db: psycopg.Connection, batches: Iterable[Sequence[Row]]) -> 
 
 
 def _set_state(db: psycopg.Connection, state: StoreState) -> None:
-    db.execute("update meta set value = %s where key = 'salt'", [state.salt])
+    db.execute("update meta set value = %s where key = 'secret'", [state.secret])
     db.execute(
         "update state set next_op = greatest(next_op, %s), checkpoint = %s, config = %s",
         [state.next_op, state.checkpoint, state.config],

@@ -8,17 +8,21 @@ import psycopg
 from psycopg import sql
 
 from headwater.failpoints import passing
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import StagedPart
-from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.contract.store import Lease
 from headwater.storage.postgres.bulk.stage import stage_tables
-from headwater.storage.postgres.bulk.takeover import check_part, check_there, lock_state
+from headwater.storage.postgres.bulk.takeover import check_part, check_there, lock_state, taken_keys
 from headwater.storage.postgres.checkpoints import names_of
 from headwater.storage.postgres.control import lease as leases
+from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.copying import columns
+from headwater.storage.postgres.migrate import read_secret
 from headwater.storage.postgres.runs import INSERT_RUN, run_values
 from headwater.storage.postgres.tables import rows_table, stored_id
 from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.control import moved_buckets
 from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.runs import Run
 
@@ -40,7 +44,7 @@ def take(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: i
     """See the contract."""
     names = stage_tables(part.path)
     check_there(connection, part)
-    with leases.holding(connection, lease):
+    with moved_buckets.moving(PostgresControl(connection), lease), leases.holding(connection, lease):
         next_op = lock_state(connection)
         skipped, left_out = _skipped(connection, part, page, skip)
         where = {"rows": rows_table(part.table), "table": part.table, "page": page}
@@ -61,15 +65,9 @@ def _skipped(
         " on r.row_id = p.row_id where p.page = {page} and (p.row_id = any(%s) or r.row_id is null)"
     ).format(part=stage_tables(part.path)["rows"], rows=rows_table(part.table), page=page)
     found = connection.execute(query, [[stored_id(row_id)[0] for row_id in skip]]).fetchall()
-    return [row[0] for row in found], openings((row[1:] for row in found), part.table, read_salt(connection))
-
-
-def read_salt(connection: psycopg.Connection) -> bytes:
-    """The salt of subkeys. Raises StoreError."""
-    row = connection.execute("select value from meta where key = 'salt'").fetchone()
-    if row is None:
-        raise StoreError("the store has lost its salt", "", "configure another schema to build a new store")
-    return bytes.fromhex(row[0])
+    return [row[0] for row in found], openings(
+        (row[1:] for row in found), part.table, StoreKeys(read_secret(connection))
+    )
 
 
 def _append(
@@ -89,6 +87,8 @@ def _append(
     ]
     kept = [segment for segment in filtered if segment[1]]
     touched = sorted({segment[0] for segment in kept})
+    those = sql.SQL("(select id, name, definition from {} where id = any(%(keys)s))").format(names["buckets"])
+    moved_buckets.refuse(connection.execute(taken_keys(those), {"keys": touched}))
     next_op = _open_buckets(connection, names["buckets"], touched, next_op)
     for segment in kept:
         bucket, size, checksum, bodies = segment
@@ -112,9 +112,6 @@ def _open_buckets(connection: psycopg.Connection, source: sql.Identifier, touche
         ).format(source),
         [touched],
     ).fetchall()
-    for _, name, _, known in named:
-        if known is not None and known != name:
-            raise StoreError("two buckets have the same key", name, "rename one of the streams")
     fresh = [
         (key, name, definition, op, finished_op(op, CLEAR_BODY))
         for op, (key, name, definition, _) in enumerate((row for row in named if row[3] is None), next_op)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.postgres.connection import connect, postgres_errors
@@ -57,7 +57,7 @@ class StageTables:
         self._packer = SegmentPacker(self._keep)
         self._segments: list[tuple[int, int, int, int, bytes]] = []
         self._segment_bytes = 0
-        self._named: set[int] = set()
+        self._named: set[str] = set()
         self._page = 0
         self._counts: list[tuple[int, int]] = []  # rows and ops of each page that has ended
         self._rows = 0
@@ -86,7 +86,7 @@ class StageTables:
         rows: Sequence[CurrentRow],
         lookups: Sequence[tuple[str, LookupEntry]],
         ops: Sequence[DraftOp],
-        buckets: Mapping[int, BucketName],
+        buckets: Mapping[str, Bucket],
     ) -> None:
         page = self._page
         with postgres_errors(self._address):
@@ -94,10 +94,10 @@ class StageTables:
                 self._copy("rows", [f"{page}\t{row_line(row)}" for row in rows])
             if lookups:
                 self._copy("lookups", [_lookup_line(page, row_id, entry) for row_id, entry in lookups])
-            new = [(key, name) for key, name in buckets.items() if key not in self._named]
+            new = [bucket for name, bucket in buckets.items() if name not in self._named]
             if new:
-                self._copy("buckets", [f"{key}\t{escaped(name.name)}\t{escaped(name.definition)}" for key, name in new])
-                self._named.update(key for key, _ in new)
+                self._copy("buckets", [f"{key}\t{escaped(name)}\t{escaped(of)}" for key, name, of in new])
+                self._named.update(bucket.name for bucket in new)
             self._packer.add(ops)
         self._rows += len(rows)
         self._ops += len(ops)

@@ -12,14 +12,14 @@ from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
+from headwater.storage.contract.store import Lease, PartLostError, SourceState
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.bulk.stage import drop_part, stage_tables
 from headwater.storage.postgres.control import lease as leases
 from headwater.storage.postgres.control.database import PostgresControl
 from headwater.storage.postgres.copying import ROW_COLUMNS
 from headwater.storage.postgres.tables import rows_table
-from headwater.storage.shared.control import versions
+from headwater.storage.shared.control import moved_buckets, versions
 
 _AGAIN = "the job starts over at the next attempt"
 
@@ -168,7 +168,9 @@ def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPa
             connection.execute(
                 sql.SQL(
                     "insert into staged_buckets (table_id, id, name, definition)"
-                    " select {}, id, name, definition from {} on conflict do nothing"
+                    " select {0}, id, name, definition from {1} p"
+                    " where not exists (select from staged_buckets s"
+                    " where s.table_id = {0} and s.id = p.id and s.name = p.name)"
                 ).format(part.table, names["buckets"])
             )
             take = sql.SQL(_TAKE_SEGMENTS).format(segments=names["segments"], table=part.table)
@@ -249,15 +251,15 @@ def publish(
 ) -> None:
     """See the contract. Clients see all of it at the commit, or nothing. Holds the store's lock for a time proportional
     to the number of buckets and segments."""
-    with leases.holding(connection, lease):
+    with moved_buckets.moving(PostgresControl(connection), lease), leases.holding(connection, lease):
         connection.execute(BULK_PLANS)
         next_op = lock_state(connection)
         passing("publish.before_segments")
         ids = [table.id for table in staged]
+        moved_buckets.refuse(connection.execute(taken_keys(_THOSE), {"tables": ids}))
         connection.execute("update tables set state = 'dropped' where source = %s and state = 'active'", [state.tag])
         connection.execute("update tables set state = 'active' where id = any(%s)", [ids])
         next_op += connection.execute(_CLEAR_HELD, {"next": next_op, "body": CLEAR_BODY}).rowcount
-        _check_names(connection, ids)
         fresh = {"next": next_op, "body": CLEAR_BODY, "tables": ids}
         next_op += connection.execute(_MAKE_FRESH, fresh).rowcount
         next_op = _number_segments(connection, next_op, ids)
@@ -277,14 +279,18 @@ def publish(
     passing("publish.after_commit")
 
 
-def _check_names(connection: psycopg.Connection, ids: Sequence[int]) -> None:
-    clash = connection.execute(
-        "select s.name from staged_buckets s left join buckets b on b.id = s.id where table_id = any(%s)"
-        " and b.name <> s.name limit 1",
-        [ids],
-    ).fetchone()
-    if clash is not None:
-        raise StoreError("two buckets have the same key", str(clash[0]), "rename one of the streams")
+_THOSE = sql.SQL("(select id, name, definition from staged_buckets where table_id = any(%(tables)s))")
+
+
+def taken_keys(buckets: sql.Composable) -> sql.Composed:
+    """A query for those of some `buckets`, rows of (id, name, definition), that have the key of another one."""
+    return sql.SQL(
+        "with those as materialized {} select distinct s.id, s.name, s.definition from those s where"
+        " exists (select from buckets o where o.id = s.id and o.name <> s.name)"
+        " or exists (select from retired_buckets o where o.id = s.id and o.name <> s.name)"
+        " or exists (select from moved_buckets o where (o.id = s.id) <> (o.name = s.name))"
+        " or s.name > (select min(o.name) from those o where o.id = s.id)"
+    ).format(buckets)
 
 
 def _number_segments(connection: psycopg.Connection, next_op: int, ids: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 import psycopg
 
@@ -20,7 +21,7 @@ _SEGMENTS = 64  # read at most for one chunk; usually one is enough
 _START = """
 select case when b.clear_op > %(after)s and b.clear_op <= %(upto)s then b.clear_op - 1 else %(after)s end as position,
     b.compacted_op > %(upto)s as overtaken
-from buckets b where b.id = %(bucket)s
+from buckets b where b.id = %(bucket)s and b.name = %(name)s
 """
 
 _HOT = f"""
@@ -80,30 +81,46 @@ order by 1, 3
 """
 
 
-def read_hot_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk | None:
-    """The chunk if it consists of ops of the hot tail only, else None."""
-    question = {"bucket": bucket, "after": after, "upto": upto}
-    row = connection.execute(_HOT, question, binary=True).fetchone()
+class _Question(NamedTuple):
+    """A bucket, by key and name, and which of its ops to read."""
+
+    bucket: int
+    name: str
+    after: OpId
+    upto: OpId
+
+
+def read_chunk(connection: psycopg.Connection, hashed: int, name: str, after: OpId, upto: OpId) -> Chunk:
+    """See `storage.contract.reader.StoreReader.chunk`. `hashed` is the hash of the name."""
+    found = _read(connection, _Question(hashed, name, after, upto))
+    if found is None:
+        moved = connection.execute("select id from moved_buckets where name = %s", [name]).fetchone()
+        found = None if moved is None else _read(connection, _Question(moved[0], name, after, upto))
+    return Chunk(b"", 0, after, more=False) if found is None else found
+
+
+def _read(connection: psycopg.Connection, question: _Question) -> Chunk | None:
+    """None when there is no such bucket."""
+    row = connection.execute(_HOT, question._asdict(), binary=True).fetchone()
     if row is None:
-        return Chunk(b"", 0, after, more=False)  # there is no such bucket
+        return None
     segmented, overtaken, ops, size, last, more = row
     if segmented:
-        return None
-    return Chunk(ops or b"", size, OpId(last or after), more=more, overtaken=overtaken)
+        return _read_mixed(connection, question)
+    return Chunk(ops or b"", size, OpId(last or question.after), more=more, overtaken=overtaken)
 
 
-def read_chunk(connection: psycopg.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
+def _read_mixed(connection: psycopg.Connection, question: _Question) -> Chunk | None:
     """A chunk that contains segments."""
-    question = {"bucket": bucket, "after": after, "upto": upto}
-    rows = connection.execute(_MIXED, question, binary=True).fetchall()
+    rows = connection.execute(_MIXED, question._asdict(), binary=True).fetchall()
     if not rows:
-        return Chunk(b"", 0, after, more=False)
+        return None
     _, position, covered, overtaken, _, _ = rows[0]
     runs = [row[1:] for row in rows if row[0] == 1]
     lines = [(row[1], row[5]) for row in rows if row[0] == 2]
-    parts = ChunkParts(upto)
+    parts = ChunkParts(question.upto)
     complete = _take(parts, runs, lines, position)
-    return parts.chunk(after, more=not complete or covered < upto, overtaken=overtaken)
+    return parts.chunk(question.after, more=not complete or covered < question.upto, overtaken=overtaken)
 
 
 def _take(

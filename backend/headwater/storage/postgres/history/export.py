@@ -25,6 +25,7 @@ from headwater.storage.contract.history import (
 )
 from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.postgres.migrate import read_secret
 from headwater.storage.shared.common import life_of
 from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, segment_lines
 from headwater.storage.shared.unpack import standing as standing_puts
@@ -96,8 +97,7 @@ def limits(address: PostgresAddress, where: HistoryFilter, since: OpId) -> Histo
     with _reading(address) as db:
         if since:
             _check_not_overtaken(db, where, since)
-        salt = bytes.fromhex(db.execute("select value from meta where key = 'salt'").fetchall()[0][0])
-        store = life_of(salt)
+        store = life_of(read_secret(db))
         merged = _number(db, "select max(b.compacted_op) " + _MERGED, where)
         ops = _number(db, "select sum(b.count)::bigint from buckets b where true", where)
         checkpoint = _number(db, "select checkpoint from state")

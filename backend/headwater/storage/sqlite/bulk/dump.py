@@ -23,6 +23,7 @@ from headwater.storage.contract.archive import (
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
 from headwater.storage.sqlite.control.seal import note as seal_note
+from headwater.storage.sqlite.migrate import read_secret
 from headwater.storage.sqlite.store import SqliteStore
 
 _BATCH_ROWS = 5_000
@@ -76,7 +77,6 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _state(db: apsw.Connection, directory: Path) -> StoreState:
-    salt = db.execute("select value from meta where key = 'salt'").fetchall()[0][0]
     ((next_op, checkpoint, config),) = db.execute("select next_op, checkpoint, config from state").fetchall()
     ids = {str(name): as_int(seq) for name, seq in db.execute("select name, seq from sqlite_sequence")}
     writes = 0
@@ -84,7 +84,7 @@ def _state(db: apsw.Connection, directory: Path) -> StoreState:
         with closing(open_reader(directory / "write_checkpoints.db")) as other:
             writes = as_int(other.execute("select coalesce(max(seq), 0) from write_checkpoints").fetchall()[0][0])
     return StoreState(
-        salt=salt.hex() if isinstance(salt, bytes) else "",
+        secret=read_secret(db).hex(),
         next_op=as_int(next_op),
         checkpoint=None if checkpoint is None else as_int(checkpoint),
         config=None if config is None else as_int(config),

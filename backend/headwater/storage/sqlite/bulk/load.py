@@ -134,7 +134,7 @@ def _load_segments(db: apsw.Connection, batch: Sequence[Row]) -> None:
 
 
 def _set_state(db: apsw.Connection, state: StoreState) -> None:
-    db.execute("update meta set value = ? where key = 'salt'", (bytes.fromhex(state.salt),))
+    db.execute("update meta set value = ? where key = 'secret'", (bytes.fromhex(state.secret),))
     db.execute(
         "update state set next_op = max(next_op, ?), checkpoint = ?, config = ?",
         (state.next_op, state.checkpoint, state.config),

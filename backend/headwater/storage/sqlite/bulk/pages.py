@@ -8,21 +8,26 @@ import apsw
 import orjson
 
 from headwater.failpoints import passing
+from headwater.oplog.keys import StoreKeys
 from headwater.storage.contract.parts import StagedPart
-from headwater.storage.contract.store import Lease, PartLostError, StoreError
+from headwater.storage.contract.store import Lease, PartLostError
 from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.control import moved_buckets
 from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.runs import Run
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.bulk.takeover import attached, insert_clear
 from headwater.storage.sqlite.control import lease as leases
+from headwater.storage.sqlite.control.database import SqliteControl
+from headwater.storage.sqlite.migrate import read_secret
 from headwater.storage.sqlite.runs import insert_run
 
 
 def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
     """See the contract."""
     with attached(connection, part):
-        with leases.holding(connection, lease):
+        with moved_buckets.moving(SqliteControl(connection), lease), leases.holding(connection, lease):
+            moved_buckets.refuse(connection.execute(_TAKEN, (page,)))
             left_out = _skipped(connection, part.table, page, skip)
             _add_members(connection, part.table, page)
             connection.execute(
@@ -36,6 +41,18 @@ def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int,
         passing("page.after_commit")
 
 
+_PAGE = (
+    "select p.id, p.name, p.definition"
+    " from (select distinct bucket from part.segments where page = ?1) s join part.buckets p on p.id = s.bucket"
+)
+_TAKEN = " union ".join((
+    f"{_PAGE} join buckets o on o.id = p.id where o.name <> p.name",
+    f"{_PAGE} join retired_buckets o on o.id = p.id where o.name <> p.name",
+    f"{_PAGE} join part.buckets o on o.id = p.id where o.name < p.name",
+    f"{_PAGE} join moved_buckets o on (o.id = p.id) <> (o.name = p.name)",
+))  # fmt: skip
+
+
 def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[str]) -> Openings:
     """Record the rows to leave out in `temp.skipped`, and return how their ops begin."""
     connection.execute("create temp table skipped (row_id text primary key) without rowid")
@@ -45,9 +62,6 @@ def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[
         f" left join rows_{table:d} r on r.row_id = p.row_id where p.page = ? and r.row_id is null",
         (page,),
     )
-    salt = connection.execute("select value from meta where key = 'salt'").fetchall()[0][0]
-    if not isinstance(salt, bytes):
-        raise StoreError("the store has lost its salt", connection.filename, "move it away to build a new store")
     sql = (
         "select p.row_id, p.members, p.subkey from part.rows p join temp.skipped s on s.row_id = p.row_id"
         " where p.page = ?"
@@ -56,7 +70,7 @@ def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[
     return openings(
         ((str(row_id), str(members), None if origin is None else str(origin)) for row_id, members, origin in rows),
         table,
-        salt,
+        StoreKeys(read_secret(connection)),
     )
 
 
@@ -106,14 +120,11 @@ def _names(connection: apsw.Connection, buckets: set[int]) -> Iterable[tuple[aps
 
 
 def _open_bucket(connection: apsw.Connection, bucket: int, next_op: int) -> int:
-    known = connection.execute("select name from buckets where id = ?", (bucket,)).fetchone()
+    if connection.execute("select 1 from buckets where id = ?", (bucket,)).fetchone() is not None:
+        return next_op
     name, definition = connection.execute(
         "select name, definition from part.buckets where id = ?", (bucket,)
     ).fetchall()[0]
-    if known is not None and known[0] != name:
-        raise StoreError("two buckets have the same key", str(name), "rename one of the streams")
-    if known is not None:
-        return next_op
     connection.execute(
         "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
         " values (?1, ?2, ?3, 0, 1, ?4, ?4)",

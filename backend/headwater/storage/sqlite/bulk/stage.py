@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.oplog.transform import BucketName, DraftOp
+from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.shared.segments import SegmentPacker
 from headwater.storage.sqlite.connection import sqlite_errors
@@ -23,7 +23,7 @@ pragma synchronous = off;
 pragma locking_mode = exclusive;
 create table rows (id integer primary key, page, row_id, layout, line, members, subkey);
 create table lookups (page, key, row_id, output);
-create table buckets (id integer primary key, name, definition);
+create table buckets (id, name, definition, primary key (id, name)) without rowid;
 create table segments (id integer primary key, page, bucket, size, checksum, bodies);
 """
 
@@ -55,7 +55,7 @@ class StageFile:
             self._db.execute(_SCHEMA).fetchall()
             self._db.execute("begin")
         self._packer = SegmentPacker(self._keep)
-        self._named: set[int] = set()
+        self._named: set[str] = set()
         self.ops = 0
 
     def __enter__(self) -> StageFile:
@@ -70,7 +70,7 @@ class StageFile:
         rows: Sequence[CurrentRow],
         lookups: Sequence[tuple[str, LookupEntry]],
         ops: Sequence[DraftOp],
-        buckets: Mapping[int, BucketName],
+        buckets: Mapping[str, Bucket],
     ) -> None:
         page = self._page
         with sqlite_errors(self._path):
@@ -103,10 +103,10 @@ class StageFile:
         self._unfinished.rename(self._path)
         return StagedPart(str(self._path), self._table, self._rows, self.ops, self._attempt, self._page)
 
-    def _name(self, buckets: Mapping[int, BucketName]) -> None:
-        new = [(key, *name) for key, name in buckets.items() if key not in self._named]
-        self._db.executemany("insert or ignore into buckets values (?, ?, ?)", new)
-        self._named.update(row[0] for row in new)
+    def _name(self, buckets: Mapping[str, Bucket]) -> None:
+        new = [bucket for name, bucket in buckets.items() if name not in self._named]
+        self._db.executemany("insert into buckets values (?, ?, ?)", new)
+        self._named.update(bucket.name for bucket in new)
 
     def _keep(self, bucket: int, size: int, checksum: int, blob: bytes) -> None:
         self._db.execute(

@@ -13,8 +13,8 @@ from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, PartLostError, SourceState, StoreError
-from headwater.storage.shared.control import versions
+from headwater.storage.contract.store import Lease, PartLostError, SourceState
+from headwater.storage.shared.control import moved_buckets, versions
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.bulk.stage import is_whole
@@ -179,8 +179,9 @@ def publish(
     record: BulkRecord,
 ) -> None:
     """See the contract. Clients see all of it at the commit, or nothing."""
-    with leases.holding(connection, lease):
+    with moved_buckets.moving(SqliteControl(connection), lease), leases.holding(connection, lease):
         passing("publish.before_segments")
+        moved_buckets.refuse(connection.execute(_TAKEN))
         _replace_tables(connection, state.tag, staged)
         next_op = as_int(connection.execute("select next_op from state").fetchall()[0][0])
         next_op = _clear_buckets(connection, next_op)
@@ -214,6 +215,15 @@ def _replace_tables(connection: apsw.Connection, source: str, staged: Sequence[S
     connection.executemany("update tables set state = 'active' where id = ?", [(table.id,) for table in staged])
 
 
+_STAGED = "select s.id, s.name, s.definition from staged_buckets s"
+_TAKEN = " union ".join((
+    f"{_STAGED} join buckets o on o.id = s.id where o.name <> s.name",
+    f"{_STAGED} join retired_buckets o on o.id = s.id where o.name <> s.name",
+    f"{_STAGED} join staged_buckets o on o.id = s.id where o.name < s.name",
+    f"{_STAGED} join moved_buckets o on (o.id = s.id) <> (o.name = s.name)",
+))  # fmt: skip
+
+
 def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
     """Empty buckets with history by a CLEAR, and begin new ones with one. Returns the next op id."""
     held = connection.execute("select id from buckets where last_op > clear_op order by id").fetchall()
@@ -228,8 +238,6 @@ def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
         insert_clear(connection, next_op, as_int(bucket))
         next_op += 1
     for bucket, name, definition, known in fresh:
-        if known is not None and known != name:
-            raise StoreError("two buckets have the same key", str(name), "rename one of the streams")
         if known is None:
             connection.execute(
                 "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"

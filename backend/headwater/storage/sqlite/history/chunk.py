@@ -34,12 +34,19 @@ _HOT_SIZES = "select id, octet_length(line) from ops where bucket = ? and id > ?
 _ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
 
 
-def read_chunk(connection: apsw.Connection, bucket: int, after: OpId, upto: OpId) -> Chunk:
-    """See `storage.contract.reader.StoreReader.chunk`. Call it within one transaction."""
-    row = connection.execute("select clear_op, compacted_op from buckets where id = ?", (bucket,)).fetchone()
+NAMED = "id in (?1, (select id from moved_buckets where name = ?2)) and name = ?2"
+"""The condition that a bucket is the one with a name, given the hash of the name and the name."""
+
+_MARKS = f"select id, clear_op, compacted_op from buckets where {NAMED}"
+
+
+def read_chunk(connection: apsw.Connection, hashed: int, name: str, after: OpId, upto: OpId) -> Chunk:
+    """See `storage.contract.reader.StoreReader.chunk`. `hashed` is the hash of the name. Call it within one
+    transaction."""
+    row = connection.execute(_MARKS, (hashed, name)).fetchone()
     if row is None:
         return Chunk(b"", 0, after, more=False)
-    clear_op, compacted_op = as_int(row[0]), as_int(row[1])
+    bucket, clear_op, compacted_op = map(as_int, row)
     builder = _Builder(connection, bucket, upto)
     # A client that has not passed the last CLEAR needs nothing before it
     more = not builder.take(clear_op - 1 if after < clear_op <= upto else after)

@@ -26,6 +26,7 @@ from headwater.storage.shared.unpack import Line, Lowest, batches, cut_up, nth, 
 from headwater.storage.shared.unpack import standing as standing_puts
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import open_reader, sqlite_errors
+from headwater.storage.sqlite.migrate import read_secret
 
 _MERGED = "from buckets b where b.compacted_op > ?1"
 """Buckets in which ops after ?1 were merged: `compacted_op` is the id of the last op that compaction looked at."""
@@ -47,8 +48,7 @@ def limits(address: SqliteAddress, where: HistoryFilter, since: OpId) -> History
     with _reading(address) as db:
         if since:
             _check_not_overtaken(db, where, since)
-        salt = db.execute("select value from meta where key = 'salt'").fetchall()[0][0]
-        store = life_of(salt if isinstance(salt, bytes) else b"")
+        store = life_of(read_secret(db))
         condition, names = _condition(where)
         merged = _number(db, f"select max(b.compacted_op) {_MERGED}{condition}", (0, *names))
         ops = _number(db, f"select sum(b.count) from buckets b where true{condition}", names)

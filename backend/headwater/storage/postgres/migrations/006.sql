@@ -1,4 +1,4 @@
--- The store in Postgres, format 1, within the schema that the session's search_path names.
+-- The store in Postgres, within the schema that the session's search_path names.
 
 create table meta (
     key   text primary key,
@@ -80,9 +80,11 @@ create table tables (
     layouts     text not null,
     fingerprint text not null,
     state       text not null check (state in ('staged', 'active', 'dropped')),
-    resync      text not null default ''
+    resync      text not null default '',
+    resync_detail text not null default ''
 );
 
+-- A bucket is what its name says; its id is a keyed hash of the name, or another number where that was taken.
 -- Compaction has rewritten history up to compacted_op, and left compacted_count ops and live_rows rows.
 create table buckets (
     id              bigint primary key,
@@ -97,6 +99,12 @@ create table buckets (
     live_rows       bigint not null default 0
 ) with (fillfactor = 70);
 create index buckets_definition on buckets (definition);
+
+-- Buckets whose id is not the hash of their name.
+create table moved_buckets (
+    id   bigint primary key,
+    name text not null
+);
 
 -- The hot tail of history: finished ops.
 create table ops (
@@ -145,9 +153,9 @@ create table staged_buckets (
     table_id   bigint not null,
     id         bigint not null,
     name       text not null,
-    definition text not null,
-    primary key (table_id, id)
+    definition text not null
 );
+create index staged_buckets_id on staged_buckets (table_id, id);
 
 -- An index entry has to stay below 2,700 bytes, and a key may be of any length.
 create table lookups (
@@ -182,14 +190,24 @@ create table bulk_jobs (
 );
 
 create table write_checkpoints (
-    digest bytea primary key,
-    key    text not null,
-    id     bigint not null,
-    lsns   text not null,
-    seq    bigint not null
+    digest       bytea primary key,
+    key          text not null,
+    id           bigint not null,
+    lsns         text not null,
+    seq          bigint not null,
+    requested_at double precision  -- seconds since 1970, of an id that the client chose
 );
 create unique index write_checkpoints_seq on write_checkpoints (seq);
+create index write_checkpoints_user on write_checkpoints (left(split_part(key, '/', 1), 500), seq);
 create table write_state (
     id  integer primary key check (id = 1),
     seq bigint not null
+);
+
+create table revocations (
+    seq   bigint generated always as identity primary key,
+    kind  text not null,
+    value text not null,
+    since double precision not null,
+    until double precision not null
 );
