@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -161,12 +162,14 @@ class Source:
 
 
 class Place:
-    """A store and the two ways of rows into it."""
+    """A store and the two ways of rows into it. All have the same secret, so that their checksums are the same."""
 
     def __init__(self, address: StoreAddress, relation: Relation) -> None:
         self.address = address
         self.relation = relation
-        self.store = open_backend(address).open_store()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(secrets, "token_bytes", bytes)
+            self.store = open_backend(address).open_store()
         self.lease = self.store.acquire(TAG, "here:1", 600.0)
         self._lsn = 100
 

@@ -14,6 +14,7 @@ from headwater.storage.shared.control.database import ControlDb, Row
 from headwater.storage.shared.values import as_int
 
 _HELD = "select name from {} where id = ?"
+_HOLDS = "select 1 from buckets where id = ? and name = ?"
 _IN_USE = " union all ".join(map(_HELD.format, ("buckets", "retired_buckets", "moved_buckets")))
 
 
@@ -60,8 +61,9 @@ def move(db: ControlDb, lease: Lease, taken: Iterable[Bucket]) -> NoReturn:
     with db.holding(lease):
         already = moved(db)
         for bucket in buckets:
-            if already.get(bucket.name, bucket.key) != bucket.key:
-                continue  # the writer did not know of it
+            known = already.get(bucket.name, bucket.key) != bucket.key  # which the writer did not know
+            if known or db.rows(_HOLDS, bucket.key, bucket.name):
+                continue
             db.rows("delete from moved_buckets where name = ?", bucket.name)
             db.rows("insert into moved_buckets (id, name) values (?, ?)", _unused(db), bucket.name)
     raise BucketKeyTakenError(len(buckets))

@@ -1,0 +1,250 @@
+"""A bucket is what its name says. Here the hash of names is so weak that most of them share a key: whatever is done to
+the store, each bucket keeps its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.compaction import UpkeepWork
+from headwater.oplog.keys import StoreKeys
+from headwater.oplog.op import OpId
+from headwater.oplog.transform import RowKeys, row_ops
+from headwater.pipeline.archive import export_store, import_store
+from headwater.storage.address import StoreAddress
+from headwater.storage.contract.parts import CurrentRow, StagedPart
+from headwater.storage.contract.reader import Chunk, StoreReader
+from headwater.storage.contract.store import BucketKeyTakenError, Progress
+from headwater.storage.open import open_backend
+from headwater.storage.shared.cache import CachedReader
+from headwater.storage.shared.compaction import Thrift
+from tests.contract.world import SIDES, A, B, Rows, World, named, put, totals
+from tests.support.examples import examples
+from tests.support.fix_headwater import read_bucket
+from tests.support.fix_stores import NewAddress
+from tests.support.local_bulk import LocalEngine
+from tests.support.store_checker import problems
+
+NAMES = [f'todos.1["{letter}"]' for letter in "abcdefg"]
+
+
+@pytest.fixture
+def weak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names have one of two keys."""
+    monkeypatch.setattr(StoreKeys, "hashed_name", lambda _, name: crc32(name.encode()) % 2)
+
+
+def until_done(step: Callable[[], object]) -> int:
+    """Do something, and again after keys were given out. Returns how often that was."""
+    for tries in range(50):
+        try:
+            step()
+        except BucketKeyTakenError:
+            continue
+        return tries
+    raise AssertionError("keys are given out for ever")
+
+
+def seen(reader: StoreReader, names: list[str]) -> dict[str, set[str]]:
+    """The ids of the rows that a new device gets of each bucket, checksums verified."""
+    found = {}
+    for name in names:
+        checkpoint, checksum, _ = totals(reader, name)
+        model = read_bucket(reader, name, checkpoint)
+        assert model.checksum == checksum, name
+        if model.rows:
+            found[name] = {row_id for _, row_id, _ in model.rows}
+    return found
+
+
+def expected(rows: Rows) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row_id, (bucket, _) in rows.items():
+        found.setdefault(bucket, set()).add(row_id)
+    return found
+
+
+_ROWS = st.dictionaries(st.sampled_from("123456789"), st.sampled_from(NAMES), max_size=9)
+_STEPS = st.lists(st.tuples(st.sampled_from(["write", "publish", "page", "compact", "reopen"]), _ROWS), max_size=6)
+
+
+@pytest.mark.usefixtures("weak")
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(first=_ROWS, steps=_STEPS)
+def test_names_of_one_key_are_two_buckets(
+    open_world: Callable[..., World], first: dict[str, str], steps: list[tuple[str, dict[str, str]]]
+) -> None:
+    world = open_world()
+    rows: Rows = {row_id: (bucket, "x") for row_id, bucket in first.items()}
+    until_done(lambda: world.bootstrap(rows, parts=2))
+    for number, (what, changes) in enumerate(steps):
+        given_rows: Rows = {row_id: (bucket, f"text {number}") for row_id, bucket in changes.items()}
+        match what:
+            case "write":
+                gone = dict.fromkeys(rows.keys() - changes.keys()) if number % 2 else {}
+                until_done(partial(world.write, {**given_rows, **gone}))
+                rows = {key: row for key, row in {**rows, **given_rows}.items() if key not in gone}
+            case "publish":
+                rows = given_rows
+                until_done(partial(world.bootstrap, rows, parts=3))
+            case "page":
+                _add(world, rows, given_rows)
+            case "compact":
+                _compact(world.address)
+            case _:
+                world.store.release(world.lease)
+                world.store.close()
+                world.store = open_backend(world.address).open_store()
+                world.lease = world.store.acquire(world.source, "again", 30.0)
+    with closing(open_backend(world.address).open_reader()) as reader:
+        assert seen(reader, NAMES) == expected(rows)
+        assert reader.marks(["todos.1[7]"]) == {}
+    assert problems(world.address) == []
+    world.store.close()
+
+
+def _add(world: World, rows: Rows, added: Rows) -> None:
+    """Bring rows that are in no bucket yet, then the page that says which they are in."""
+    fresh = {row_id: row for row_id, row in added.items() if row_id not in rows}
+    if not fresh:
+        return
+    flush = world.store.begin(world.lease)
+    flush.put_rows(world.table, [CurrentRow(key, 0, f"{key}\t{text}", "", None) for key, (_, text) in fresh.items()])
+    flush.commit(world.source, Progress(world.state().lsn))
+
+    def take() -> None:
+        world.store.discard_staged(world.lease)
+        part: StagedPart = world.additions({k: v for k, v in fresh.items() if k not in taken}, rows_a_page=2)
+        for page in range(part.pages):
+            world.store.take_page(world.lease, part, page, ())
+            taken.update(list(fresh)[len(taken) : len(taken) + 2])
+
+    taken: set[str] = set()
+    until_done(take)
+    rows.update(fresh)
+
+
+def _compact(address: StoreAddress) -> None:
+    with closing(open_backend(address).open_compaction()) as store, UpkeepWork(store, "test", lambda _: False) as work:
+        for bucket in list(store.buckets(OpId(0))):
+            work.bucket(bucket, store.checkpoint(), Thrift(budget=1 << 20, least=1), finish=True)
+
+
+def test_whoever_names_the_key_of_a_bucket_reads_nothing_of_it(
+    world: World, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does he learn that it is there."""
+    checkpoint = world.bootstrap({"1": (A, "x")})
+    key = world.key(A)
+    monkeypatch.setattr(StoreKeys, "hashed_name", lambda *_: key)
+    assert reader.chunk(B, OpId(0), checkpoint.op_id).ops == b""
+    assert reader.marks([B]) == {}
+    assert totals(reader, B)[1:] == (0, 0)
+    cached = CachedReader(reader, 1 << 20)
+    with cached.snapshot():
+        assert cached.written(_Plain(), B, OpId(0), checkpoint.op_id, None).content is None
+    assert reader.chunk(A, OpId(0), checkpoint.op_id).size == 2
+
+
+class _Plain:
+    def write(self, bucket: str, after: OpId, chunk: Chunk) -> bytes:
+        return chunk.ops
+
+
+def test_a_bucket_is_not_found_by_its_key_although_its_marks_are_not_known(world: World, reader: StoreReader) -> None:
+    """As if it had been made since: what the snapshot did not see is not read."""
+    checkpoint = world.bootstrap({"1": (A, "x")})
+    cached = CachedReader(reader, 1 << 20)
+    with cached.snapshot():
+        assert cached.written(_Plain(), A, OpId(0), checkpoint.op_id, None).content is None
+
+
+@pytest.mark.usefixtures("weak")
+def test_the_key_of_a_bucket_that_the_process_knows_is_compared_too(world: World, reader: StoreReader) -> None:
+    same = [name for name in NAMES if world.key(name) == world.key(A)]
+    assert len(same) > 2
+    world.bootstrap({"0": (A, "x")})
+    world.write({"1": (A, "x")})
+    for number, name in enumerate(same[1:], 2):
+        assert until_done(partial(world.write, {str(number): (name, "y")})) == 1
+        assert until_done(partial(world.write, {str(number): (name, "z")})) == 0
+    assert seen(reader, same) == {A: {"0", "1"}} | {name: {str(n)} for n, name in enumerate(same[1:], 2)}
+
+
+@pytest.mark.usefixtures("weak")
+def test_two_new_buckets_of_one_key_in_one_flush(world: World, reader: StoreReader) -> None:
+    same = [name for name in NAMES if world.key(name) == world.key(A)][:3]
+    world.bootstrap({})
+    assert until_done(lambda: world.write({str(n): (name, "x") for n, name in enumerate(same)})) == 1
+    assert seen(reader, same) == {name: {str(n)} for n, name in enumerate(same)}
+
+
+@pytest.mark.usefixtures("weak")
+def test_a_key_is_not_given_away_while_its_bucket_is_forgotten(world: World, reader: StoreReader) -> None:
+    """The rows still say that they are in the bucket with this key."""
+    same = [name for name in NAMES if world.key(name) == world.key(A)][:2]
+    world.bootstrap({str(n): (A, "x") for n in range(5)})
+    assert world.store.retire(world.lease, list(SIDES), 1)
+    (other,) = [f"more.1{name.removeprefix('todos.1')}" for name in same[1:]]
+    while world.key(other) != world.key(A):
+        other += " "
+    until_done(lambda: world.write({"9": (other, "y")}))
+    while world.store.retire(world.lease, (), 1):
+        pass
+    assert seen(reader, [A, other]) == {other: {"9"}}
+    assert problems(world.address) == []
+
+
+@pytest.mark.usefixtures("weak")
+@pytest.mark.parametrize("to", ["sqlite", "postgres"])
+def test_names_of_one_key_are_two_buckets_in_a_store_that_was_moved(
+    world: World, request: pytest.FixtureRequest, tmp_path: Path, to: str
+) -> None:
+    new_address: NewAddress = request.getfixturevalue(f"new_{to}_address")
+    rows: Rows = {str(n): (name, "x") for n, name in enumerate(NAMES)}
+    until_done(lambda: world.bootstrap(rows))
+    until_done(lambda: world.write({str(n): (name, "y") for n, name in enumerate(NAMES, 10)}))
+    world.store.release(world.lease)
+    address = new_address()
+    export_store(LocalEngine(), world.address, tmp_path / "archive", lambda _: None)
+    import_store(LocalEngine(), tmp_path / "archive", address, lambda _: None)
+    with closing(open_backend(address).open_reader()) as reader:
+        assert seen(reader, NAMES) == {name: {str(n), str(n + 10)} for n, name in enumerate(NAMES)}
+    with closing(open_backend(address).open_store()) as store:
+        moved = World(address, store, store.acquire(world.source, "there", 30.0), world.source)
+        (moved.table,) = [table.id for table in store.tables(world.source)]
+        assert moved.keys.secret == world.keys.secret
+        assert until_done(lambda: moved.write({"0": (NAMES[0], "z")})) == 0, "it knows what was moved"
+
+
+def test_keys_and_digests_of_two_stores_differ(open_world: Callable[..., World]) -> None:
+    """So nobody who can't read the store computes them, and what he learns of one tells him nothing of another."""
+    one, other = open_world().keys, open_world().keys
+    assert len(one.secret) >= 16
+    assert one.bucket(A) != other.bucket(A)
+    assert one.content("todos", "1", "{}") != other.content("todos", "1", "{}")
+    assert one.removal("todos", "1", "1") != other.removal("todos", "1", "1")
+    assert one.compared("1\tx") != other.compared("1\tx")
+    assert one.entry("1") != other.entry("1")
+
+
+def test_a_part_whose_buckets_share_a_key_is_not_taken_over(
+    world: World, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote it did not know the store's keys."""
+    world.bootstrap({"1": (A, "x")})
+    keys = world.keys
+    forged = named(keys, B)._replace(key=keys.bucket(A))
+    flush = world.store.begin(world.lease)
+    ops, _ = row_ops((), [put(B, "9", "forged")], RowKeys(world.table, "9", keys))
+    with pytest.raises(BucketKeyTakenError):
+        flush.append([op._replace(bucket=forged.key) for op in ops], {B: forged})
+    flush.rollback()
+    assert seen(reader, [A, B]) == {A: {"1"}}
