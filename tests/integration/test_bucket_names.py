@@ -3,15 +3,22 @@ only those, whatever the service does."""
 
 from __future__ import annotations
 
+import base64
+import json
+from functools import partial
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+import httpx
 import pytest
 
 from headwater.oplog.keys import StoreKeys
 from headwater.replication.requests import RequestKind
 from headwater.storage.contract.versions import VersionState
 from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import config_of, free_port
+from tests.support.one_device import sees
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -31,7 +38,7 @@ WITH_FOLDERS = f"""{CONFIG}
 USERS = [f"u{number}" for number in range(7)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def weak(monkeypatch: pytest.MonkeyPatch) -> None:
     """All buckets have one of three keys."""
     monkeypatch.setattr(StoreKeys, "hashed_name", lambda _, name: crc32(name.encode()) % 3)
@@ -45,6 +52,7 @@ def own(deployment: Deployment) -> None:
     assert deployment.problems() == []
 
 
+@pytest.mark.usefixtures("weak")
 @pytest.mark.parametrize("on_postgres", [False, True])
 def test_users_whose_buckets_share_a_key_get_their_own_rows(
     deploy: Deploy, source_db: SourceDb, *, on_postgres: bool
@@ -71,3 +79,47 @@ def test_users_whose_buckets_share_a_key_get_their_own_rows(
     source_db.execute("truncate notes")
     source_db.execute("insert into notes select 'k' || i, 'u' || i % 7, 'f1', 'new' from generate_series(1, 30) i")
     own(deployment)
+
+
+ADMIN = "an-admin-token-of-the-tests"
+OURS = "/api/headwater/v1"
+ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("GET", "/api/admin/v1/status", {}),
+    ("POST", "/api/admin/v1/diagnostics", {"sync_rules_content": True}),
+    ("GET", f"{OURS}/versions", {}),
+    ("GET", f"{OURS}/clients", {}),
+    ("POST", f"{OURS}/explain/user", {"client": {"user": "u1"}}),
+    ("POST", f"{OURS}/explain/row", {"client": {"user": "u1"}, "table": "notes", "id": "n1"}),
+)
+
+
+def test_nothing_shows_the_secret_of_the_store(
+    deploy: Deploy, source_db: SourceDb, launch: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source_db.execute("create table notes (id text primary key, owner text, folder text, text text)")
+    source_db.execute("insert into notes select 'n' || i, 'u1', 'f', 'note' from generate_series(1, 9) i")
+    port, metrics = free_port(), free_port()
+    with caplog.at_level("DEBUG"):
+        deployment = deploy(CONFIG).start()
+        config = {
+            **config_of(deployment, port),
+            "telemetry": {"prometheus_port": metrics},
+            "system": {"logging": {"level": "debug"}},
+            "api": {"workers": 1, "tokens": [ADMIN]},
+        }
+        running = launch("api", config, "--unified")
+        running.wait_for("startup complete")
+        client = sees(port, partial(source_db.execute, "insert into notes values ('new', 'u1', 'f', 'x')"), user="u1")
+        told = [json.dumps(client.lines), httpx.get(f"http://127.0.0.1:{metrics}/metrics").text]
+        for method, path, body in ASKED:
+            headers = {"authorization": f"Bearer {ADMIN}"}
+            answer = httpx.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, json=body or None)
+            assert answer.status_code == 200, answer.text
+            told.append(answer.text)
+    with deployment.store() as store:
+        secret, shown = store.keys().secret, [repr(store.keys()), str(store.keys())]
+    said = "".join([*told, *shown, running.output, caplog.text])
+    assert len(said) > 5_000
+    coded = (base64.b64encode(secret).decode(), base64.urlsafe_b64encode(secret).decode())
+    for form in (secret.hex(), repr(secret), *coded):
+        assert form not in said
