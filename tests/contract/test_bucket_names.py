@@ -248,3 +248,16 @@ def test_a_part_whose_buckets_share_a_key_is_not_taken_over(
         flush.append([op._replace(bucket=forged.key) for op in ops], {B: forged})
     flush.rollback()
     assert seen(reader, [A, B]) == {A: {"1"}}
+
+
+def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported_meanwhile(
+    world: World, new_postgres_address: NewAddress, tmp_path: Path
+) -> None:
+    """It was opened on the empty store before, which had another secret."""
+    world.bootstrap({"1": (A, "x"), "2": (B, "y")})
+    world.store.release(world.lease)
+    address = new_postgres_address()
+    with closing(open_backend(address).open_reader()) as reader:
+        export_store(LocalEngine(), world.address, tmp_path / "archive", lambda _: None)
+        import_store(LocalEngine(), tmp_path / "archive", address, lambda _: None)
+        assert seen(reader, [A, B]) == {A: {"1"}, B: {"2"}}

@@ -45,7 +45,8 @@ _BEGIN = "begin transaction isolation level repeatable read read only"
 
 _SNAPSHOT = """
 {begin};
-select v.id, v.yaml, s.checkpoint, ({own}) from state s join versions v on v.id = s.config
+select v.id, v.yaml, s.checkpoint, ({own}), (select value from meta where key = 'secret')
+from state s join versions v on v.id = s.config
 where s.checkpoint is not null;
 select tag, lsn from sources
 """
@@ -110,6 +111,8 @@ class PostgresReader:
                 else:
                     checkpoint = Checkpoint(OpId(row[2]), {tag: Lsn(lsn) for tag, lsn in cursor})
                     own = self._still_served(connection, row[3])
+                    if row[4] != self._keys.secret.hex():  # another store has taken the place of this one
+                        self._keys = StoreKeys(bytes.fromhex(row[4]))
                     yield _Snapshot(connection, self._keys, checkpoint, own or StoredConfig(row[0], row[1]))
             finally:
                 self._local.snapshot = outer
