@@ -59,6 +59,7 @@ def move(db: ControlDb, lease: Lease, taken: Iterable[Bucket]) -> NoReturn:
     once may do so again. Not within a transaction. Raises BucketKeyTakenError."""
     buckets = list(taken)
     with db.holding(lease):
+        db.rows("update state set retired = retired")  # the lock under which buckets are created
         already = moved(db)
         for bucket in buckets:
             known = already.get(bucket.name, bucket.key) != bucket.key  # which the writer did not know
