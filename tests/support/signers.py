@@ -11,15 +11,22 @@ from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
-from jwt.algorithms import get_default_algorithms
+from jwt.algorithms import OKPAlgorithm
 
 CURVES: Mapping[str, Callable[[], ec.EllipticCurve]] = {
     "ES256": ec.SECP256R1,
     "ES384": ec.SECP384R1,
     "ES512": ec.SECP521R1,
 }
-PUBLIC_KINDS = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "Ed25519", "Ed448")
+PUBLIC_KINDS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "Ed25519", "Ed448"),
+)
 """Names for what `signer` makes: an algorithm, or a curve of EdDSA."""
+
+_JWS = jwt.PyJWS()
+_JWS.register_algorithm("Ed25519", OKPAlgorithm())
+_JWS.register_algorithm("Ed448", OKPAlgorithm())
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class Signer:
 
     def jwk(self, **more: object) -> dict[str, object]:
         """The public key, as an issuer publishes it. What is given as None is left out."""
-        found: Mapping[str, object] = get_default_algorithms()[self.alg].to_jwk(self.private.public_key(), as_dict=True)
+        algorithm = _JWS.get_algorithm_by_name(self.alg)
+        found: Mapping[str, object] = algorithm.to_jwk(self.private.public_key(), as_dict=True)
         named = {"kid": self.kid, "alg": self.alg, "use": "sig", **more}
         plain = {name: value for name, value in found.items() if name != "key_ops"}
         return {name: value for name, value in {**plain, **named}.items() if value is not None}
@@ -43,13 +51,13 @@ class Signer:
         payload = {"sub": sub, "aud": "app", "iat": now, "exp": now + 600, **claims}
         headers = {name: value for name, value in {"kid": self.kid, **(header or {})}.items() if value is not None}
         content = json.dumps({name: value for name, value in payload.items() if value is not None}).encode()
-        return jwt.api_jws.encode(content, self.private, self.alg, headers=headers)
+        return _JWS.encode(content, self.private, self.alg, headers=headers)
 
 
 @cache
 def signer(kind: str = "RS256", kid: str | None = "k1") -> Signer:
     """The issuer of that kind and kid: always the same one within a run."""
-    if kind.startswith("RS"):
+    if kind.startswith(("RS", "PS")):
         return Signer(kind, rsa.generate_private_key(65537, 2048), kid)
     if kind in CURVES:
         return Signer(kind, ec.generate_private_key(CURVES[kind]()), kid)

@@ -137,6 +137,7 @@ def _rules(section: Section) -> AddressRules:
         except ValueError:
             fix = "write it like 10.0.0.0/8, or local for every address that is not public"
             section.error(f"{each!r} is not a range of IP addresses", "jwks_reject_ip_ranges", fix=fix)
+    section.no_effect("local addresses are allowed unless block_local_jwks is true", "allow_local_jwks")
     block_local = section.boolean("block_local_jwks", default=False)
     return AddressRules(tuple(ranges), local=local or block_local, ipv4_only=block_local)
 

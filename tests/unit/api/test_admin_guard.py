@@ -94,7 +94,7 @@ def test_an_unknown_path_and_a_wrong_method_are_no_news_for_strangers(admin: Adm
 
 
 def test_the_right_token_comes_in(admin: AdminEndpoint) -> None:
-    for header in (f"Token {TOKEN}", f"token {TOKEN}", f"Bearer  {TOKEN}"):
+    for header in (f"Token {TOKEN}", f"token {TOKEN}", f"Bearer  {TOKEN}", f"BEARER\t{TOKEN}"):
         assert admin.http.get("/api/admin/v1/status", headers={"authorization": header}).status_code == 200
 
 

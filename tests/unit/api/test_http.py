@@ -144,7 +144,46 @@ def test_a_browser_may_ask_from_anywhere(endpoint: Endpoint) -> None:
     assert preflight.headers["access-control-max-age"] == "3600"
     allowed = {name.strip().lower() for name in preflight.headers["access-control-allow-headers"].split(",")}
     assert {"authorization", "content-type", "x-user-agent", "user-agent"} <= allowed
-    assert {"traceparent", "tracestate"} <= allowed
+    assert "access-control-allow-credentials" not in preflight.headers
+
+
+@pytest.mark.parametrize("path", ["/sync/stream", "/upload", "/write-checkpoint2.json", "/sync/checkpoint-request"])
+def test_a_browser_may_send_the_headers_of_any_tool(endpoint: Endpoint, path: str) -> None:
+    asked = "authorization,baggage,content-type,ngrok-skip-browser-warning,sentry-trace,traceparent,x-datadog-trace-id"
+    preflight = endpoint.http.options(
+        path,
+        headers={
+            "origin": "https://app.example.org",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": asked,
+        },
+    )
+    assert preflight.status_code == 200
+    # `*` would not allow `authorization`
+    assert preflight.headers["access-control-allow-headers"] == asked
+    assert "Access-Control-Request-Headers" in preflight.headers["vary"]
+
+
+def test_a_page_of_the_internet_may_ask_an_endpoint_on_a_private_network(endpoint: Endpoint) -> None:
+    headers = {
+        "origin": "https://app.example.org",
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
+    preflight = endpoint.http.options("/sync/stream", headers=headers)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-private-network"] == "true"
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "TOKEN ", "Bearer   "])
+@pytest.mark.parametrize("path", ["/sync/stream", "/write-checkpoint2.json"])
+def test_every_route_takes_the_scheme_in_any_case_and_with_any_blanks(
+    endpoint: Endpoint, path: str, scheme: str
+) -> None:
+    method = "GET" if path.endswith(".json") else "POST"
+    headers = {"authorization": f"{scheme} {make_token()}"}
+    with endpoint.http.stream(method, path, json={}, headers=headers) as response:
+        assert response.status_code == 200
 
 
 def test_a_browser_may_read_refusals_and_the_content_type(endpoint: Endpoint, memory_store: MemoryStore) -> None:

@@ -317,7 +317,7 @@ def test_a_set_is_used_as_far_as_it_can_be() -> None:
         jwk(kid="secret"),
         signer("RS256", "enc").jwk(use="enc"),
         signer("RS256", "ops").jwk(use=None, key_ops=["encrypt"]),
-        signer("RS256", "pss").jwk(alg="PS256"),
+        signer("RS256", "pss").jwk(alg="ES256"),
         signer("RS256", "list").jwk(alg=["RS256"]),
         {"kty": "AKP", "kid": "new", "alg": "ML-DSA-44"},
         {"kty": ["RSA"], "kid": "odd"},

@@ -108,6 +108,15 @@ def test_keepalive_is_answered_with_its_data(connected: Requester) -> None:
     assert (received.kind, received.flags & client.RESPOND, received.body[8:]) == (client.KEEPALIVE, 0, b"hello")
 
 
+@pytest.mark.parametrize("scheme", ["token", "BEARER  ", " Bearer\t"])
+def test_the_scheme_is_taken_in_any_case_and_with_any_blanks(
+    filled: Endpoint, connected: Requester, scheme: str
+) -> None:
+    connected.send(client.setup({"token": f"{scheme} {make_token()}"}))
+    connected.request()
+    assert "checkpoint" in connected.receive().document
+
+
 @pytest.mark.parametrize(
     ("token", "code"), [("Token nonsense", "PSYNC_S2101"), ("", "PSYNC_S2106"), (None, "PSYNC_S2106")]
 )

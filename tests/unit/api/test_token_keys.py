@@ -54,7 +54,32 @@ def test_another_key_of_the_same_kind_proves_nothing(kind: str) -> None:
     assert "signature is wrong" in refusal(other.token(header={"kid": "k1"}), issuer.jwk()).what
 
 
-@pytest.mark.parametrize("alg", ["RS256", "RS384", "RS512"])
+@pytest.mark.parametrize("curve", ["Ed25519", "Ed448"])
+@pytest.mark.parametrize("published", ["EdDSA", "the curve", None])
+@pytest.mark.parametrize("sent", ["EdDSA", "the curve"])
+def test_both_names_of_the_algorithm_of_an_edwards_curve_are_one(curve: str, published: str | None, sent: str) -> None:
+    named = {"the curve": curve}
+    issuer = Signer(named.get(sent, sent), signer(curve).private, "k1")
+    key = issuer.jwk(alg=named.get(published or "", published))
+    assert verify(issuer.token(), key).user_id == "u1"
+
+
+def test_an_edwards_key_does_not_take_tokens_that_name_another_curve() -> None:
+    token = Signer("Ed25519", signer("Ed448").private, "k1").token()
+    for alg in ("Ed448", "EdDSA", None):
+        assert "another alg" in refusal(token, signer("Ed448").jwk(alg=alg)).what
+
+
+def test_an_rsa_key_for_one_padding_does_not_take_the_other() -> None:
+    older, newer = signer(), Signer("PS256", signer().private, "k1")
+    assert "another alg" in refusal(newer.token(), older.jwk()).what
+    assert "another alg" in refusal(older.token(), newer.jwk()).what
+    message, _, signature = older.token().rpartition(".")
+    renamed = f"{part({'alg': 'PS256', 'kid': 'k1'})}.{message.split('.')[1]}.{signature}"
+    assert "signature" in refusal(renamed, older.jwk(alg=None)).what
+
+
+@pytest.mark.parametrize("alg", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
 def test_an_rsa_key_without_alg_is_good_for_every_hash_and_one_with_it_for_its_own(alg: str) -> None:
     token = Signer(alg, signer().private, "k1").token()
     assert verify(token, signer().jwk(alg=None)).user_id == "u1"
@@ -70,7 +95,7 @@ def test_of_a_private_key_only_the_public_part_is_used() -> None:
     assert isinstance(key.material, ec.EllipticCurvePublicKey)
 
 
-@pytest.mark.parametrize("kind", ["RS256", "ES256", "Ed25519"])
+@pytest.mark.parametrize("kind", ["RS256", "PS256", "ES256", "Ed25519"])
 @pytest.mark.parametrize("hmac", ["HS256", "HS384", "HS512"])
 @pytest.mark.parametrize("kid", ["k1", None, "other"])
 def test_a_public_key_is_never_taken_for_a_secret(kind: str, hmac: str, kid: str | None) -> None:
@@ -85,7 +110,7 @@ def test_a_public_key_is_never_taken_for_a_secret(kind: str, hmac: str, kid: str
         assert refusal(token, issuer.jwk(), issuer.jwk(kid=None)).code == "PSYNC_S2101"
 
 
-@pytest.mark.parametrize("alg", ["none", "None", "nOnE", "", "PS256", "ES256K", "RS1", "HS1", None, ["RS256"], 5])
+@pytest.mark.parametrize("alg", ["none", "nOnE", "", "PS1", "ps256", "ES256K", "RS1", "HS1", None, ["RS256"], 5])
 @pytest.mark.parametrize("keys", ["of its kid", "without kid"])
 def test_an_alg_that_is_not_on_the_list_is_refused(alg: object, keys: str) -> None:
     issuer = signer()
@@ -166,7 +191,10 @@ def small_rsa() -> dict[str, object]:
     ("key", "said"),
     [
         (signer().jwk(alg="RS1"), "alg 'RS1' does not fit the key"),
-        (signer().jwk(alg="PS256"), "alg 'PS256' does not fit the key"),
+        (signer().jwk(alg="ES256"), "alg 'ES256' does not fit the key"),
+        (signer("ES256").jwk(alg="PS256"), "alg 'PS256' does not fit the key"),
+        (signer("Ed448").jwk(alg="Ed25519"), "alg 'Ed25519' does not fit the key"),
+        (signer("Ed25519").jwk(alg="PS256"), "alg 'PS256' does not fit the key"),
         (signer().jwk(alg="HS256"), "alg 'HS256' does not fit the key"),
         (signer().jwk(alg=["RS256"]), "does not fit the key"),
         (signer().jwk(n=None), "`n` is missing"),

@@ -64,6 +64,13 @@ def test_the_old_key_against_local_addresses_refuses_ipv6_too(tmp_path: Path) ->
     assert (rules.local, rules.ipv4_only) == (False, False)
 
 
+def test_a_key_of_the_published_config_that_changes_nothing_is_not_taken_for_its_opposite(tmp_path: Path) -> None:
+    config = auth(tmp_path, "{supabase: true, allow_local_jwks: true}")
+    (warning,) = config.warnings
+    assert "client_auth.allow_local_jwks: has no effect here: local addresses are allowed" in warning
+    assert "did you mean" not in warning
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -23,6 +23,7 @@ storage: type max_pool_size default_storage_version uri hostname port database u
     client_certificate client_private_key tls_servername reject_ip_ranges connect_timeout
 storage.batch_limits: max_estimated_size max_record_count max_current_data_batch_size
 client_auth: jwks_uri jwks.keys audience supabase supabase_jwt_secret jwks_reject_ip_ranges block_local_jwks
+    allow_local_jwks
 sync_config: path content exit_on_error
 api: tokens
 api.parameters: max_concurrent_connections max_data_fetch_concurrency max_buckets_per_connection

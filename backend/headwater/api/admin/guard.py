@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from headwater.api.admin.errors import AdminRefusedError
+from headwater.api.auth.verify import token_of
 
 PREFIX = "/api"
 """Every path that begins with this is guarded, whether such a route exists or not."""
@@ -48,10 +49,9 @@ class AdminRoutes(Mount):
 
     def _admits(self, header: str | None) -> bool:
         """Whether the header has one of the tokens. Takes the same time for each; an empty token never matches."""
-        scheme, _, rest = (header or "").partition(" ")
-        given = rest.strip()
+        given = token_of(header) or ""
         known = [hmac.compare_digest(_digest(given), token) for token in self._tokens]
-        return bool(given) and scheme.lower() in {"token", "bearer"} and any(known)
+        return bool(given) and any(known)
 
 
 def _digest(token: str) -> bytes:

@@ -23,19 +23,20 @@ HMAC = frozenset({"HS256", "HS384", "HS512"})
 
 ALGORITHMS: Mapping[str, frozenset[str]] = {
     "oct": HMAC,
-    "RSA": frozenset({"RS256", "RS384", "RS512"}),
+    "RSA": frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}),
     "EC": frozenset({"ES256", "ES384", "ES512"}),
-    "OKP": frozenset({"EdDSA"}),
+    "OKP": frozenset({"EdDSA", "Ed25519", "Ed448"}),
 }
 """The algorithms that each type of key (`kty`) may sign with."""
 
-_ACCEPTED = frozenset[str]().union(*ALGORITHMS.values())
-SIGNATURES = {name: each for name, each in get_default_algorithms().items() if name in _ACCEPTED}
+_KNOWN = get_default_algorithms()
+_KNOWN |= dict.fromkeys(ALGORITHMS["OKP"], _KNOWN["EdDSA"])  # PyJWT has the older of the two names of RFC 9864 only
+SIGNATURES = {name: _KNOWN[name] for names in ALGORITHMS.values() for name in names}
 """The implementation of each algorithm."""
 
-_CURVES: Mapping[str, Mapping[str, str]] = {
-    "EC": {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"},
-    "OKP": {"Ed25519": "EdDSA", "Ed448": "EdDSA"},
+_CURVES: Mapping[str, Mapping[str, frozenset[str]]] = {
+    "EC": {"P-256": frozenset({"ES256"}), "P-384": frozenset({"ES384"}), "P-521": frozenset({"ES512"})},
+    "OKP": {curve: frozenset({"EdDSA", curve}) for curve in ("Ed25519", "Ed448")},
 }
 _PUBLIC: Mapping[str, tuple[str, ...]] = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 _SHORTEST_RSA = 2048
@@ -59,14 +60,15 @@ def read_material(jwk: Mapping[str, object], where: str) -> tuple[frozenset[str]
     if family is None or not isinstance(kty, str):
         raise InvalidKeyError(f"kty {kty!r} is not supported", where, f"use one of {', '.join(sorted(ALGORITHMS))}")
     if kty in _CURVES:
-        family = frozenset({_algorithm_of_curve(jwk, kty, where)})
+        family = _algorithms_of_curve(jwk, kty, where)
     if (alg is None and kty == "oct") or (alg is not None and not (isinstance(alg, str) and alg in family)):
         raise InvalidKeyError(f"alg {alg!r} does not fit the key", where, f"use one of {', '.join(sorted(family))}")
-    fitting = family if alg is None else frozenset({str(alg)})
+    # the names that an OKP key may have mean one algorithm, since its curve decides
+    fitting = family if alg is None or kty == "OKP" else frozenset({str(alg)})
     return fitting, _secret(jwk, where) if kty == "oct" else _public_key(jwk, kty, fitting, where)
 
 
-def _algorithm_of_curve(jwk: Mapping[str, object], kty: str, where: str) -> str:
+def _algorithms_of_curve(jwk: Mapping[str, object], kty: str, where: str) -> frozenset[str]:
     curve = jwk.get("crv")
     if not isinstance(curve, str) or curve not in _CURVES[kty]:
         raise InvalidKeyError(f"crv {curve!r} is not supported", where, f"use one of {', '.join(_CURVES[kty])}")

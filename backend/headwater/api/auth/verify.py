@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,12 @@ from headwater.api.auth.material import HMAC, SIGNATURES
 from headwater.api.auth.remembered import RememberedTokens
 from headwater.api.auth.revocations import Revocations
 
-__all__ = ["Principal", "Verifier"]
+__all__ = ["Principal", "Verifier", "token_of"]
 
 LONGEST = 65_536
 """The most characters of a token."""
 
-_HEADER = re.compile(r"(?:Token|Bearer) (\S+)")
+_SCHEMES = frozenset({"token", "bearer"})
 _JWS = jwt.PyJWS()
 
 
@@ -51,13 +50,13 @@ class Verifier:
 
     async def authorize(self, header: str | None) -> Principal:
         """Verify the token in an Authorization header. Raises AuthError or a subclass, with the reason."""
-        match = _HEADER.fullmatch(header or "")
-        if match is None:
+        token = token_of(header)
+        if token is None or token.split() != [token]:
             raise TokenMissingError(
                 "the Authorization header has no token" if header else "there is no Authorization header",
                 fix="send `Authorization: Token <jwt>`",
             )
-        return await self.verify(match[1])
+        return await self.verify(token)
 
     async def verify(self, token: str) -> Principal:
         """Verify a token and return its user. Waits for a fetch of keys only when no known key signed it. Raises
@@ -80,6 +79,15 @@ class Verifier:
         user = principal_of(_claims(read), audience, key.max_lifetime, time.time())
         self.remembered.keep(token, key, user)
         return user
+
+
+def token_of(header: str | None) -> str | None:
+    """What follows the scheme, Token or Bearer in any case, and its blanks (RFC 9110). None when there is nothing."""
+    match (header or "").split(maxsplit=1):
+        case [scheme, token] if scheme.lower() in _SCHEMES:
+            return token.rstrip()
+        case _:
+            return None
 
 
 def _read(token: str) -> _Token:
