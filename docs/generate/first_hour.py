@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
 TABLES = ROOT / "tests" / "support" / "schemas" / "rails.sql"
 _PROGRAMS = ("git", "make", "curl", "psql", "python3")
-_PORTS = (8080, 5432)
+_PORTS = (8080, 8081, 5432)
 _FOLLOWS = "following the stream"
 
 _INTRO = """\
@@ -118,6 +118,12 @@ def by_wheel(on: Transcript) -> float:
     return installed
 
 
+_SECRETS = (
+    "while read -r line; do case $line in *=) line=$line$(openssl rand -hex 32);; esac;"
+    ' echo "$line"; done <env.example >.env'
+)
+
+
 def by_compose(on: Transcript, programs: Path) -> float:
     """What docker/compose.yaml runs, as processes, with the programs of the wheel in place of the image. Returns the
     seconds of the installation: none."""
@@ -128,7 +134,7 @@ def by_compose(on: Transcript, programs: Path) -> float:
         copied(ROOT / "docker" / "single" / name, place / "docker" / "single")
     on.use(programs, "PATH=…:$PATH   # what the image has")
     on.enter("docker")
-    on.run("cp env.example .env")
+    on.run(_SECRETS)
     settings = dict(
         line.split("=", 1) for line in (place / "docker" / ".env").read_text().splitlines() if line[:1].isupper()
     )

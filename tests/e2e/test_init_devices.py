@@ -105,7 +105,8 @@ def test_by_the_commands_that_init_names(name: str, source_db: SourceDb, launch_
         make_example(source_db, name)
     app = init(source_db, tmp_path)
     config, port = tmp_path / "headwater.yaml", free_port()
-    config.write_text(config.read_text().replace("port: 8080", f"port: {port}"))
+    text = config.read_text().replace("\nport: 8080", f"\nport: {port}")
+    config.write_text(text.replace("admin_port: 8081", f"admin_port: {free_port()}"))
     running = launch_module("headwater", "serve", "--config", str(config))
     wait_until(lambda: "following the stream" in running.output or not running.alive, "the snapshot by Spark", 600)
     assert running.alive, running.output

@@ -38,7 +38,7 @@ client_auth:
   jwks_uri: http://backend:6060/api/auth/keys
   audience: [powersync-dev, powersync]
 api:
-  tokens: [use_a_better_token_in_production]
+  tokens: [one-of-our-operators]
 """
 RULES = """
 bucket_definitions:
@@ -113,6 +113,11 @@ def test_what_has_to_change_is_told_all_at_once(check: Check, former: None) -> N
     assert "settings and the publication powersync" in told["Taken over as it is"]
     assert "rights" not in told["Taken over as it is"], "the tables are not known"
     assert "once there are rules that can be read" in told["Good to know"]
+
+
+def test_the_admin_token_of_an_example_has_to_change(check: Check, former: None) -> None:
+    _, told = check(service=SERVICE.replace("one-of-our-operators", "use_a_better_token_in_production"))
+    assert "api.tokens: is the secret of an example" in told["Has to change"]
 
 
 def test_a_misspelt_column_is_found_in_the_source(check: Check, former: None) -> None:

@@ -26,6 +26,8 @@ from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 
+OPERATOR = "an admin token of the tests"
+
 
 def fetch(url: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(url, headers=headers)
@@ -60,7 +62,7 @@ class Endpoint:
     def config(self, deployment: Deployment) -> dict[str, object]:
         return {
             **config_of(deployment, self.port),
-            "api": {"tokens": ["secret"]},
+            "api": {"tokens": [OPERATOR]},
             "telemetry": {"prometheus_port": self.metrics_port},
             "host": "127.0.0.1",
         }
@@ -70,7 +72,7 @@ class Endpoint:
 
     def source(self) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}/api/admin/v1/status"
-        (source,) = json.loads(fetch(url, Authorization="Token secret")[1])["data"]["sources"]
+        (source,) = json.loads(fetch(url, Authorization=f"Token {OPERATOR}")[1])["data"]["sources"]
         found: dict[str, Any] = source
         return found
 
@@ -113,7 +115,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
         code, body = fetch(url, **wrong)
         assert code == 401
         assert json.loads(body)["error"]["code"] == "PSYNC_S2101"
-    code, body = fetch(url, Authorization="Token secret")
+    code, body = fetch(url, Authorization=f"Token {OPERATOR}")
     assert code == 200
     (source,) = json.loads(body)["data"]["sources"]
     assert (source["source"], source["state"], source["cause"]) == ("default", "streaming", None)
@@ -135,7 +137,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
     text = headwater("source", "status", "-c", tmp_path / "status.json").out
     assert "state     streaming since" in text
     deployment.stop()
-    wait_until(lambda: '"state":"stopped"' in fetch(url, Authorization="Token secret")[1], "the end to be told")
+    wait_until(lambda: '"state":"stopped"' in fetch(url, Authorization=f"Token {OPERATOR}")[1], "the end to be told")
     metrics = endpoint.metrics()
     assert 'headwater_source_state{source="default",state="stopped"} 1.0' in metrics
     text = json.dumps(config).replace(f'"port": {source_db.server.port}', f'"port": {free_port()}')

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -42,6 +43,11 @@ def read(name: str) -> dict[str, Any]:
 def variables(path: Path) -> dict[str, str]:
     """What a file of variables has."""
     return dict(line.split("=", 1) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def filled(path: Path) -> dict[str, str]:
+    """A file of variables with a secret of its own for each, as the document makes them."""
+    return {name: value or secrets.token_hex(32) for name, value in variables(path).items()}
 
 
 def ours(name: str) -> list[tuple[str, dict[str, Any]]]:
@@ -160,7 +166,27 @@ def test_a_compose_file_is_one(name: str) -> None:
 @pytest.mark.parametrize("name", COMPOSE)
 def test_every_variable_of_a_compose_file_is_in_the_example(name: str) -> None:
     named = set(re.findall(r"\$\{(\w+)", (DOCKER / name).read_text()))
-    assert named <= variables(DOCKER / "env.example").keys()
+    assert named - {"HEADWATER_VERSION"} <= variables(DOCKER / "env.example").keys()
+
+
+@pytest.mark.parametrize("name", ["env.example", "kubernetes/secrets.env.example"])
+def test_examples_give_no_secret_that_would_be_everybody_s(name: str) -> None:
+    assert set(variables(DOCKER / name).values()) == {""}
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_starts_nothing_without_a_secret(name: str) -> None:
+    text = (DOCKER / name).read_text().replace("${HEADWATER_VERSION:-}", "")
+    assert len(re.findall(r"\$\{", text)) == len(re.findall(r"\$\{\w+:\?", text))
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_publishes_only_the_port_of_devices_to_other_machines(name: str) -> None:
+    published = [each for service in read(name)["services"].values() for each in service.get("ports", ())]
+    open_to_all = [each for each in published if not each.startswith("127.0.0.1:")]
+    assert open_to_all
+    assert all(re.fullmatch(r"808[01]:8080", each) for each in open_to_all)
+    assert any(re.fullmatch(r"127\.0\.0\.1:\d+:8081", each) for each in published), "the admin API"
 
 
 @pytest.mark.parametrize(
@@ -177,12 +203,12 @@ def test_what_a_service_of_ours_runs_is_a_command_of_ours_with_a_config_it_takes
     source = mounts["/etc/headwater/headwater.yaml"]
     if source in WRITTEN:
         return
-    environment = wanted["environment"] | variables(DOCKER / "env.example")
+    environment = wanted["environment"] | filled(DOCKER / "env.example")
     config = checked_config(DOCKER / source, {name: environment[name] for name in wanted["environment"]}, DOCKER)
     assert mounts["/etc/headwater/sync.yaml"] == source.replace("headwater.yaml", "sync.yaml")
     assert config.source().host in read(name)["services"]
-    for published in wanted.get("ports", ()):
-        assert published.rpartition(":")[2] == str(config.port)
+    ports = {published.rpartition(":")[2] for published in wanted.get("ports", ())}
+    assert ports in (set(), {str(config.port), str(config.api.admin_port)})
     health = wanted["environment"].get("HEADWATER_HEALTH_URL", "")
     assert health in {"", f"http://127.0.0.1:{config.prometheus_port}/metrics"}
 
@@ -195,7 +221,7 @@ def test_spark_is_where_the_image_has_it() -> None:
     for each in ("spark-master", "spark-worker"):
         assert services[each]["entrypoint"][2] == f"{home}/bin/spark-class"
     master = services["spark-master"]["command"]
-    config = checked_config(DOCKER / "scaled/headwater.yaml", variables(DOCKER / "env.example"), DOCKER)
+    config = checked_config(DOCKER / "scaled/headwater.yaml", filled(DOCKER / "env.example"), DOCKER)
     address = f"spark://{master[master.index('--host') + 1]}:{master[master.index('--port') + 1]}"
     assert services["spark-worker"]["command"][-1] == config.spark.master == address
 
@@ -203,7 +229,7 @@ def test_spark_is_where_the_image_has_it() -> None:
 def test_prometheus_asks_where_metrics_are_answered() -> None:
     (job,) = read("prometheus/prometheus.yaml")["scrape_configs"]
     (found,) = job["dns_sd_configs"]
-    config = load_config(ConfigSource(path=DOCKER / "scaled/headwater.yaml"), variables(DOCKER / "env.example"), DOCKER)
+    config = load_config(ConfigSource(path=DOCKER / "scaled/headwater.yaml"), filled(DOCKER / "env.example"), DOCKER)
     assert (found["port"], config.metrics_host) == (config.prometheus_port, "0.0.0.0")
     running = {
         name for name, service in ours("compose.scaled.yaml") if service.get("command") in (["replicate"], ["api"])
@@ -228,7 +254,7 @@ def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
     generated = read("kubernetes/kustomization.yaml")
     assert generated["configMapGenerator"] == [{"name": "headwater", "files": ["headwater.yaml", "sync.yaml"]}]
     assert generated["secretGenerator"] == [{"name": "headwater", "envs": ["secrets.env"]}]
-    config = checked_config(KUBERNETES / "headwater.yaml", variables(KUBERNETES / "secrets.env.example"), KUBERNETES)
+    config = checked_config(KUBERNETES / "headwater.yaml", filled(KUBERNETES / "secrets.env.example"), KUBERNETES)
     deployments = [each for each in manifests() if each["kind"] == "Deployment"]
     commands = set()
     for each in deployments:
@@ -236,7 +262,8 @@ def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
         (container,) = pod["containers"]
         commands.add(parsed(container["args"]).name)
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports.items() <= {"http": config.port, "metrics": config.prometheus_port}.items()
+        known = {"http": config.port, "admin": config.api.admin_port, "metrics": config.prometheus_port}
+        assert ports.items() <= known.items()
         for kind in ("startupProbe", "livenessProbe"):
             asked = container[kind]["httpGet"]
             assert asked["port"] in ports
@@ -244,6 +271,34 @@ def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
     assert commands == {"api", "replicate"}
+
+
+def test_pods_are_reached_at_their_ports_by_those_they_are_for() -> None:
+    config = checked_config(KUBERNETES / "headwater.yaml", filled(KUBERNETES / "secrets.env.example"), KUBERNETES)
+    policies = [each["spec"] for each in manifests() if each["kind"] == "NetworkPolicy"]
+    allowed = {
+        port["port"]: (policy["podSelector"], rule.get("from"))
+        for policy in policies
+        for rule in policy.get("ingress", ())
+        for port in rule["ports"]
+    }
+    endpoint = {"matchLabels": {"app.kubernetes.io/name": "endpoint"}}
+    own: dict[str, Any] = {"podSelector": {}}
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert allowed == {
+        config.port: (endpoint, None),
+        config.api.admin_port: (endpoint, [own]),
+        config.prometheus_port: ({}, [own, monitoring]),
+    }
+    (outward,) = (policy for policy in policies if policy["policyTypes"] == ["Egress"])
+    assert outward["podSelector"] == {}
+    assert {port["port"] for rule in outward["egress"] for port in rule["ports"]} == {53, 5432, 443}
+    assert config.source().port == 5432
+
+
+def test_a_service_for_devices_leads_to_no_other_port() -> None:
+    (service,) = (each["spec"] for each in manifests() if each["kind"] == "Service")
+    assert [port["targetPort"] for port in service["ports"]] == ["http"]
 
 
 def test_a_database_is_healthy_once_it_can_be_reached() -> None:

@@ -79,6 +79,7 @@ def _key(section: Section) -> Key | None:
         section.error(error.what, fix=error.fix, code=error.code)
         return None
     if isinstance(key.material, bytes):
+        section.refuse_example("k", str(jwk["k"]), key.material.decode("ascii", "ignore"), fix=_NEW_SECRET)
         _warn_of_short_secret(section, "k", key.material)
     return key
 
@@ -154,6 +155,7 @@ def _supabase_secret(section: Section, *, supabase: bool) -> tuple[Key, ...]:
     except InvalidKeyError as error:
         section.error(error.what, "supabase_jwt_secret", fix="copy it from the project's settings", code=error.code)
         return ()
+    section.refuse_example("supabase_jwt_secret", secret, fix=_NEW_SECRET)
     _warn_of_short_secret(section, "supabase_jwt_secret", secret.encode())
     return (Key(None, frozenset({"HS256"}), secret.encode(), SUPABASE_AUDIENCE, SUPABASE_LIFETIME),)
 

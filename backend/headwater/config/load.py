@@ -18,7 +18,7 @@ from headwater.config.model import (
     SyncConfigText,
 )
 from headwater.config.origin import Found, find_config, find_sync_base64
-from headwater.config.section import Findings, Section
+from headwater.config.section import KNOWN_TO_ALL, MAKE_ONE, Findings, Section
 from headwater.config.sources import read_sources
 from headwater.config.storage import read_storage
 from headwater.config.traces import read_traces
@@ -142,6 +142,7 @@ def _given(section: Section, key: str, most: int) -> int | None:
     return section.integer(key, 1, 1, most) if key in section else None
 
 
+_SHORTEST_TOKEN = 16
 _SET_IT = "set it, or remove it"
 _OTHER_PORT = "name another one, or remove it"
 
@@ -155,6 +156,10 @@ def _admin_tokens(section: Section) -> tuple[str, ...]:
     elif any(token != token.strip() for token in tokens):
         what = "a token begins or ends with white space, which no request can send"
         section.error(what, "tokens", fix="remove the white space")
+    elif any(len(token) < _SHORTEST_TOKEN for token in tokens):
+        what = f"a token has under {_SHORTEST_TOKEN} characters, so that it can be guessed"
+        section.error(what, "tokens", fix=MAKE_ONE, code=KNOWN_TO_ALL)
+    section.refuse_example("tokens", *tokens)
     return tokens
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from headwater.config.section import Section
+from headwater.config.section import GIVE_ANOTHER, Section
 from headwater.source.pooler import known_pooler
 
 NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
@@ -68,6 +68,8 @@ def read_server(section: Section) -> Server:
         section.error(what, "hostname" if "hostname" in section else "uri", fix=f"use {pooler.direct}")
     sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
     cacert = section.text("cacert")
+    password = section.text("password") or ""
+    section.refuse_example("password", password, fix=GIVE_ANOTHER)
     _warn_unverified(section, sslmode, cacert)
     _refuse_unsupported(section)
     return Server(
@@ -75,7 +77,7 @@ def read_server(section: Section) -> Server:
         port=port,
         database=database,
         user=user,
-        password=section.text("password") or address.password,
+        password=password or address.password,
         sslmode=sslmode,
         connect_timeout=_connect_timeout(section, address),
         cacert=cacert,
@@ -105,6 +107,7 @@ def read_uri(section: Section) -> UriParts | None:
     if port is not None and "port" not in section and not _LOWEST_PORT <= port <= _HIGHEST_PORT:
         what = f"its port must be a number from {_LOWEST_PORT} to {_HIGHEST_PORT}"
         section.error(what, "uri", code="PSYNC_S1110")
+    section.refuse_example("uri", unquote(parts.password or ""), fix=GIVE_ANOTHER)
     timeout = parse_qs(parts.query).get("connect_timeout", [""])[0]
     return UriParts(
         unquote(parts.hostname or ""),

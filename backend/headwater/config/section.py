@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from headwater.config.document import Item
 from headwater.config.errors import ConfigIssue, ConfigWarning, Mark, shown
+
+KNOWN_TO_ALL = "HW_7010"
+"""A secret in the service config is one that an example has, or an admin token is too short: anybody can know it."""
+
+MAKE_ONE = "make one with: openssl rand -hex 32"
+GIVE_ANOTHER = f"give the role another, here and in the database; {MAKE_ONE}"
+
+_OF_EXAMPLES = ("changeme", "abettertokeninproduction")
+"""What the secrets of examples say, in small letters and without all else."""
 
 
 @dataclass(slots=True)
@@ -170,6 +180,12 @@ class Section:
         for key in keys:
             if key in self:
                 self.warn(f"has no effect here: {instead}", key)
+
+    def refuse_example(self, key: str, *secrets: str, fix: str = MAKE_ONE) -> None:
+        """Add an error at `key` when one of the secrets says that it is an example's."""
+        letters = [re.sub(r"[^a-z]", "", secret.lower()) for secret in secrets]
+        if any(each in said for each in _OF_EXAMPLES for said in letters):
+            self.error("is the secret of an example, which everybody knows", key, fix=fix, code=KNOWN_TO_ALL)
 
     def warn_unknown(self) -> None:
         """Warn about keys that were never read. Call it after reading everything else."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headwater.config.section import Section
+from headwater.config.section import GIVE_ANOTHER, Section
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings
 
@@ -52,6 +52,7 @@ def _login(section: Section, source: SourceSettings) -> SourceSettings:
     """The source, with the login of `username` and `password` if they are given."""
     user = section.text("username")
     password = section.text("password")
+    section.refuse_example("password", password or "", fix=GIVE_ANOTHER)
     if user is None:
         if password is not None:
             section.error("is given without a username", "password", fix="add username")

@@ -71,6 +71,13 @@ def test_a_service_config_with_mistakes(tmp_path: Path) -> None:
     assert_said(storage, "config", Level.FAIL, "storage.type: mongodb storage is not supported", "use the embedded")
 
 
+def test_a_service_config_with_the_secret_of_an_example(tmp_path: Path) -> None:
+    (tmp_path / "headwater.yaml").write_text(AUTH + "api: {tokens: [!env PS_ADMIN_TOKEN]}\n")
+    found, results = check_config(ConfigSource(), {"PS_ADMIN_TOKEN": "change-me-admin-token"}, tmp_path)
+    assert found is None
+    assert_said(only(results), "config", Level.FAIL, "[HW_7010] api.tokens: is the secret of", "openssl rand -hex 32")
+
+
 def test_a_service_config_with_something_to_warn_of(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("colour: blue\n" + AUTH)
     found, results = check_config(ConfigSource(), {}, tmp_path)
@@ -210,7 +217,7 @@ class _Headwater(BaseHTTPRequestHandler):
     ("setting", "text"),
     [
         ("port", "port: PORT\n"),
-        ("api.admin_port", "port: FREE\napi: {tokens: [secret-secret], admin_port: PORT}\n"),
+        ("api.admin_port", "port: FREE\napi: {tokens: [secret-secret-secret], admin_port: PORT}\n"),
         ("telemetry.prometheus_port", "port: FREE\ntelemetry: {prometheus_port: PORT}\n"),
     ],
 )

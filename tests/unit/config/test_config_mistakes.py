@@ -14,7 +14,7 @@ from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
 
 
 def test_secrets_do_not_show_when_a_config_is_printed(tmp_path: Path) -> None:
-    printed = repr(load(tmp_path, MINIMAL + "api: {tokens: [hush]}"))
+    printed = repr(load(tmp_path, MINIMAL + "api: {tokens: [hush-hush-hush-hush]}"))
     assert not any(secret in printed for secret in ("pass@", "'pass'", "hush", "c2VjcmV0"))
 
 
@@ -106,6 +106,55 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert message in mistakes(tmp_path, text, WORD="seven", EMPTY="")
+
+
+CHANGE_ME = "Y2hhbmdlLW1lLWNoYW5nZS1tZS1jaGFuZ2UtbWUtY2hhbmdlLW1l"
+"""change-me-change-me-… in base64url."""
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("api: {tokens: [change-me-admin-of-all]}", "api.tokens"),
+        ("api: {tokens: [!env TOKEN]}", "api.tokens"),
+        ("api: {tokens: ['5b7c0ffee5b7c0ffee', CHANGE_ME_to_something_else]}", "api.tokens"),
+        ("api: {tokens: [use_a_better_token_in_production]}", "api.tokens"),
+        ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: !env KEY}]}}", "client_auth.jwks.keys[0].k"),
+        (
+            "client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: change-me-change-me-change-me-change-me}]}}",
+            "client_auth.jwks.keys[0].k",
+        ),
+        (
+            "client_auth: {supabase: true, supabase_jwt_secret: change-me-change-me-change-me-change}",
+            "client_auth.supabase_jwt_secret",
+        ),
+        (
+            SOURCE + "{hostname: h, database: d, username: u, password: !env TOKEN}",
+            "replication.connections[0].password",
+        ),
+        (SOURCE + "uri: 'postgresql://u:Change-Me%21@h/d'", "replication.connections[0].uri"),
+        ("storage: {type: postgresql, uri: 'postgresql://u@h/d', password: changeme}", "storage.password"),
+        (
+            SOURCE + "uri: 'postgresql://u:p@h/d'\nupload: {role: r, tables: {t: {}}, username: w, password: changeme}",
+            "upload.password",
+        ),
+    ],
+)
+def test_the_secret_of_an_example_is_refused_with_its_place_and_the_way_to_make_one(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    told = mistakes(tmp_path, text, TOKEN="change-me-admin-token", KEY=CHANGE_ME)
+    assert f"[HW_7010] {key}: is the secret of an example, which everybody knows; " in told
+    assert "line " in told
+    assert "openssl rand -" in told
+    assert "hange-me" not in told.lower()
+
+
+def test_an_admin_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    told = mistakes(tmp_path, f"api: {{tokens: [{'a1' * 8}, fifteen-letters]}}")
+    assert "[HW_7010] api.tokens: a token has under 16 characters, so that it can be guessed; make one with: " in told
+    assert "fifteen" not in told
+    assert load(tmp_path, MINIMAL + f"api: {{tokens: [{'a1' * 8}]}}").api.tokens == ("a1" * 8,)
 
 
 def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:

@@ -108,6 +108,6 @@ def test_what_the_environment_lacks_comes_from_the_file_beside_the_config(tmp_pa
     file = tmp_path / "there" / "headwater.yaml"
     file.parent.mkdir()
     file.write_text("api: {tokens: [!env PS_A, !env PS_B]}")
-    file.with_name(".env").write_text("# ours\nPS_A='it\\'s ${x}'\nPS_B=file\n")
-    config = load_config(ConfigSource(path=file), {"PS_B": "environment"}, tmp_path)
-    assert config.api.tokens == ("it's ${x}", "environment")
+    file.with_name(".env").write_text("# ours\nPS_A='it\\'s ${x}, as said'\nPS_B=file\n")
+    config = load_config(ConfigSource(path=file), {"PS_B": "of the environment"}, tmp_path)
+    assert config.api.tokens == ("it's ${x}, as said", "of the environment")

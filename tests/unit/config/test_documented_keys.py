@@ -34,6 +34,14 @@ healthcheck.probes: use_http use_filesystem use_legacy
 system.logging: level format
 : port metadata parameters sync_rules
 """
+ENVIRONMENT = {
+    "PS_SOURCE_PASSWORD": "a password",
+    "PS_STORAGE_PASSWORD": "a password",
+    "PS_JWT_SECRET": "a1" * 22,
+    "SHORT_SECRET": "a1" * 11,
+    "SUPABASE_JWT_SECRET": "a1" * 22,
+    "PS_ADMIN_TOKEN": "a1" * 22,
+}
 Row = tuple[str, str, str]
 """Key, an example as YAML, and what it does here."""
 
@@ -62,7 +70,7 @@ def config(key: str, example: str) -> dict[str, object]:
             assert isinstance(at, dict)
             at = at.setdefault(name, {})
     assert isinstance(at, dict)
-    at[last] = YAML(typ="safe").load(example)
+    at[last] = YAML().load(example)  # keeps `!env`
     return whole
 
 
@@ -80,14 +88,14 @@ def test_a_key_does_what_the_document_says(row: Row, tmp_path: Path) -> None:
     key, example, here = row
     place = key.replace("[]", "[0]")
     with (tmp_path / "headwater.yaml").open("w") as file:
-        YAML(typ="safe").dump(config(key, example), file)
+        YAML().dump(config(key, example), file)
     source = ConfigSource(path=tmp_path / "headwater.yaml")
     if here == "refused":
         with pytest.raises(ConfigError) as refused:
-            load_config(source, {}, tmp_path)
+            load_config(source, ENVIRONMENT, tmp_path)
         assert [issue.key.startswith(place) for issue in refused.value.issues] == [True]
         return
-    warnings = load_config(source, {}, tmp_path).warnings
+    warnings = load_config(source, ENVIRONMENT, tmp_path).warnings
     if here == "works":
         assert warnings == ()
         return

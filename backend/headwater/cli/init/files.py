@@ -101,7 +101,8 @@ sync_config:
   path: {RULES}
 
 api:
-  tokens: [!env PS_ADMIN_TOKEN]   # for operators
+  tokens: [!env PS_ADMIN_TOKEN]   # for operators, who have a port of their own: keep devices from it
+  admin_port: 8081
 """
 
 
