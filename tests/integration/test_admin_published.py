@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -71,7 +72,7 @@ def test_diagnostics_tell_of_the_source_and_the_served_version(admin: AdminEndpo
         {"schema": "public", "name": "owners", "replication_id": ["owner", "id"], "data_queries": False,
          "parameter_queries": True, "errors": []},
     ]  # fmt: skip
-    asked = admin.post(f"{ADMIN}/diagnostics", sync_rules_content=True, more="is passed over")
+    asked = admin.post(f"{ADMIN}/diagnostics", sync_rules_content=True)
     assert asked["active_sync_rules"]["content"] == RULES
 
 
@@ -255,7 +256,6 @@ def test_sql_reads_and_nothing_else(deployment: Deployment, source_db: SourceDb)
             found = sql(admin, query)
             assert found["success"] is False, query
             assert found["error"]
-        sql(admin, "select lo_create(0)")  # which Postgres 15 does not take for a write
         left = "select (select count(*) from notes), (select count(*) from pg_largeobject_metadata)"
         assert source_db.connection.execute(left).fetchall() == [(5, 0)]
         assert sql(admin, "select 1", connection_id="default")["success"] is True
@@ -263,11 +263,116 @@ def test_sql_reads_and_nothing_else(deployment: Deployment, source_db: SourceDb)
         assert admin.refusal("POST", f"{ADMIN}/execute-sql", 400, json={"sql": {}})["code"] == "HW_6201"
 
 
+HARMFUL = (
+    "select pg_drop_replication_slot('kept')",
+    "select pg_replication_slot_advance('kept', pg_current_wal_lsn())",
+    "select pg_catalog.pg_logical_slot_get_changes('kept', null, null)",
+    "select pg_create_physical_replication_slot('another')",
+    "select pg_terminate_backend({pid})",
+    "select PG_Cancel_Backend /* or */ -- is it?\n ({pid})",
+    'select "pg_terminate_backend"({pid})',
+    'select U&"pg\\005fterminate_backend"({pid})',
+    "select treat({pid} as pg_terminate_backend)",
+    "select 1 limit length(pg_terminate_backend({pid})::text)",
+    "values (pg_terminate_backend({pid}))",
+    "select sum(1) over (rows length(pg_terminate_backend({pid})::text) preceding)",
+    "select * from notes where pg_terminate_backend({pid})",
+    "select * from notes order by pg_terminate_backend({pid})",
+    "select 1) z(a) cross join (select pg_terminate_backend({pid})",
+    "select query_to_xml('select pg_' || 'terminate_backend({pid})', true, true, '')",
+    "select set_config('statement_timeout', '0', false)",
+    "select set_config('role', 'none', false)",
+    "select pg_advisory_lock(1)",
+    "select pg_try_advisory_xact_lock(1)",
+    "select pg_reload_conf()",
+    "select pg_rotate_logfile()",
+    "select pg_switch_wal()",
+    "select pg_logical_emit_message(false, 'headwater', 'x')",
+    "select pg_read_file('PG_VERSION')",
+    "select pg_stat_reset()",
+    "select pg_notify('a', 'b')",
+    "select nextval('s')",
+    "select pg_sleep(600)",
+    "select lo_create(0)",
+    "select lo_import('/etc/passwd')",
+    "select unhinged(1)",
+    "select app.hidden()",
+    "select 1 === 1",
+)
+"""Calls that change something although the transaction only reads, in every place and way of writing a call."""
+
+
+def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Deployment, source_db: SourceDb) -> None:
+    source_db.execute("create sequence s; create schema app")
+    source_db.execute("create function unhinged(int) returns int language sql as 'select $1'")
+    source_db.execute("create function app.hidden() returns int language sql as 'select 1'")
+    source_db.execute("create function same(int, int) returns bool language sql as 'select $1 = $2'")
+    source_db.execute("create operator === (function = same, leftarg = int, rightarg = int)")
+    source_db.execute("select pg_create_physical_replication_slot('kept', true)")
+    before = source_db.fetch("select restart_lsn from pg_replication_slots where slot_name = 'kept'")
+    open_to_sql = replace(deployment.settings, debug_api=True)
+    try:
+        with (
+            running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin,
+            psycopg.connect(source_db.dsn) as victim,
+        ):
+            pid = victim.info.backend_pid
+            for query in HARMFUL:
+                found = sql(admin, query.replace("{pid}", str(pid)))
+                assert found["success"] is False, query
+                assert found["error"], query
+            assert "pg_terminate_backend" in sql(admin, f"select pg_terminate_backend({pid})")["error"]
+            assert victim.execute("select 1").fetchone() == (1,)
+            assert source_db.fetch("select restart_lsn from pg_replication_slots where slot_name = 'kept'") == before
+            assert source_db.fetch("select count(*) from pg_replication_slots where slot_name = 'another'") == [(0,)]
+            for query in (
+                "select now(), random(), gen_random_uuid(), clock_timestamp(), current_setting('wal_level')",
+                "select slot_name, active from pg_replication_slots",
+                "select pid, state from pg_stat_activity; ",
+                "select pg_size_pretty(pg_total_relation_size('notes')), pg_current_wal_lsn()",
+                "select count(*) filter (where id > 1), max(x) from notes group by owner -- of each",
+                "with a as (select * from notes) select a, a.*, a.owner as id from a order by 1 limit 2",
+                "table notes",
+                "values (1, 'a'), (2, 'b')",
+                "select from notes",
+            ):
+                assert sql(admin, query)["success"] is True, (query, sql(admin, query))
+            assert sql(admin, "select $1::text", "pg_terminate_backend")["results"]["rows"] == [
+                ["pg_terminate_backend"]
+            ]
+    finally:
+        source_db.execute("select pg_drop_replication_slot('kept')")
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("select repeat('x', 100000000)", 0),
+        ("select n, repeat(n::text, 100000000) from generate_series(1, 9) n", 0),
+        ("select array_fill(1, array[3000000])", 0),
+        ("select repeat('x', 3000000) from generate_series(1, 100)", 1),
+        ("select 1, convert_to(repeat('x', 50000000), 'UTF8')", 0),
+    ],
+)
+def test_sql_takes_no_more_from_the_source_than_it_answers(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, query: str, rows: int
+) -> None:
+    monkeypatch.setattr("headwater.api.admin.published.sql.SECONDS", 120)
+    open_to_sql = replace(deployment.settings, debug_api=True)
+    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
+        sql(admin, "select 1")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = sql(admin, query)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (found["success"], len(found["results"]["rows"]), found["results"]["truncated"]) == (True, rows, True)
+    assert after - before < 80_000, "kilobytes"
+
+
 def test_sql_that_waits_is_ended(deployment: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.api.admin.published.sql.SECONDS", 1)
     open_to_sql = replace(deployment.settings, debug_api=True)
     with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
-        assert "timeout" in sql(admin, "select pg_sleep(600)")["error"]
+        assert "timeout" in sql(admin, "select count(*) from generate_series(1, 1000000000000)")["error"]
         with psycopg.connect(source_db.dsn) as holder:
             holder.execute("lock table notes")
             assert "timeout" in sql(admin, "select * from notes")["error"]

@@ -22,6 +22,7 @@ from tests.support.command import Outcome
 from tests.support.fix_admin import SECRET, AdminEndpoint
 from tests.support.fix_api import make_token
 from tests.support.fix_headwater import wait_until
+from tests.support.hostile.requests import ADMIN
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore
 
@@ -68,6 +69,37 @@ def test_a_version_is_deployed_once_and_rolled_back(admin: AdminEndpoint, ruled:
     assert admin.get(f"{OURS}/versions/3")["content"] == SERVED
     assert admin.post(f"{OURS}/rollback", id=2)["new"] is True
     assert admin.refusal("POST", f"{OURS}/rollback", 404, json={"id": 99})["code"] == "HW_6202"
+
+
+POSTS = [(path, body) for path, body in ADMIN if body is not None]
+
+
+@pytest.mark.parametrize(("path", "body"), POSTS, ids=[path for path, _ in POSTS])
+def test_every_route_refuses_what_it_has_no_field_for(
+    admin: AdminEndpoint, ruled: RuledStore, path: str, body: dict[str, Any]
+) -> None:
+    error = admin.refusal("POST", path, 400, json={**body, "unheard_of": 2})
+    assert (error["code"], error["description"]) == ("HW_6201", "the request has unknown fields: unheard_of")
+    for name, value in body.items():
+        if isinstance(value, dict):
+            error = admin.refusal("POST", path, 400, json={**body, name: {**value, "clams": {"role": "admin"}}})
+            assert error["description"] == f"the request has unknown fields: {name}.clams"
+    assert len(ruled.store.versions()) == 1, "nothing was deployed"
+
+
+def test_fields_in_what_a_client_chooses_are_its_own(admin: AdminEndpoint) -> None:
+    client = {"user": "u1", "claims": {"any": {"thing": 1}}, "parameters": {"a": [{"b": 1}]}}
+    subscribed = {**client, "subscriptions": [{"stream": "lists", "parameters": {"c": 1}}]}
+    assert admin.post(f"{OURS}/explain/user", client=client)
+    assert admin.post(f"{OURS}/explain/user", client=subscribed)
+    subscribed["subscriptions"] = [{"stream": "lists", "params": {"c": 1}}]
+    error = admin.refusal("POST", f"{OURS}/explain/user", 400, json={"client": subscribed})
+    assert error["description"] == "the request has unknown fields: client.subscriptions.params"
+
+
+def test_an_unknown_parameter_of_a_query_is_refused(admin: AdminEndpoint) -> None:
+    error = admin.refusal("GET", f"{OURS}/versions/1?with=text", 400)
+    assert error["description"] == "the request has unknown fields: with"
 
 
 def test_a_deploy_takes_yaml_as_it_is(admin: AdminEndpoint) -> None:

@@ -134,9 +134,7 @@ def _parameters(route: AdminRoute, kind: type) -> list[Json]:
 
 
 def _body(route: AdminRoute, schema: Json) -> Json:
-    if route.strict:
-        schema = {"type": "object", "additionalProperties": False, "maxProperties": 0}
-    content: Json = {"application/json": {"schema": schema}}
+    content: Json = {"application/json": {"schema": {**schema, "unevaluatedProperties": False}}}
     if route.yaml:
         content[YAML[0]] = {"schema": {"type": "string"}}
     return content

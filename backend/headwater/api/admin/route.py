@@ -6,7 +6,7 @@ The types are read from the function's annotations, so that the description of t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import get_type_hints
@@ -40,10 +40,10 @@ class AdminRoute:
     """One admin route.
 
     `answer` is the handler. It takes one argument or none, and runs in a thread unless it is a coroutine function. Its
-    argument is read from the JSON body of a POST, and from path and query of a GET. `errors` are the errors that it may
-    raise, for the description. A `bare` answer is not wrapped in `data`, a `pretty` one is indented. `strict` refuses
-    unknown fields. With `yaml`, the body may also be YAML text, which becomes the field of that name. `events` is the
-    type of each event's data, if the answer is a stream of events.
+    argument is read from the JSON body of a POST, and from path and query of a GET. A request with unknown fields is
+    refused. `errors` are the errors that it may raise, for the description. A `bare` answer is not wrapped in `data`, a
+    `pretty` one is indented. With `yaml`, the body may also be YAML text, which becomes the field of that name.
+    `events` is the type of each event's data, if the answer is a stream of events.
     """
 
     method: str
@@ -52,15 +52,15 @@ class AdminRoute:
     errors: tuple[type[ApiError], ...] = ()
     bare: bool = False
     pretty: bool = False
-    strict: bool = False
     yaml: str = ""
     events: type | None = None
 
     @cached_property
     def takes(self) -> type | None:
-        """The type of the argument."""
+        """The type of the argument. That of a POST whose handler takes none is Nothing."""
         names = list(inspect.signature(self.answer).parameters)
-        return get_type_hints(self.answer)[names[0]] if names else None
+        found: type | None = Nothing if self.method == "POST" else None
+        return get_type_hints(self.answer)[names[0]] if names else found
 
     @cached_property
     def gives(self) -> type:
@@ -72,7 +72,10 @@ class AdminRoute:
         """The Starlette route, for AdminRoutes."""
 
         async def respond(request: Request) -> Response:
-            arguments = () if self.takes is None else (await self._argument(request, self.takes),)
+            arguments: tuple[object, ...] = ()
+            if self.takes is not None:
+                argument = await self._argument(request, self.takes)
+                arguments = () if isinstance(argument, Nothing) else (argument,)
             if inspect.iscoroutinefunction(self.answer):
                 return self._response(await self.answer(*arguments))
             return await threads.run(lambda: self._response(self.answer(*arguments)))
@@ -89,10 +92,7 @@ class AdminRoute:
             return _converted({self.yaml: _text(body)}, kind, strict=True)
         if media not in {"", "application/json"}:
             raise UnsupportedMediaTypeError(f"a body of type {media!r} is not read here", fix="send application/json")
-        given = _parsed(body)
-        if self.strict and isinstance(given, dict) and (unknown := given.keys() - _fields(kind)):
-            raise InvalidAdminRequestError(f"the body has unknown fields: {', '.join(sorted(unknown))}"[:200])
-        return _converted(given, kind, strict=True)
+        return _converted(_parsed(body), kind, strict=True)
 
     def _response(self, answer: object) -> Response:
         if isinstance(answer, Response):
@@ -121,10 +121,26 @@ def _text(body: bytes) -> str:
 
 def _converted(given: object, kind: type, *, strict: bool) -> object:
     try:
-        return msgspec.convert(given, kind, strict=strict)
+        found: object = msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise InvalidAdminRequestError(f"the request has the wrong form: {error}", fix="see openapi.json") from None
+        raise InvalidAdminRequestError(f"the request has the wrong form: {error}", fix=_SEE) from None
+    unknown = sorted(_unread(given, msgspec.to_builtins(found)))
+    if unknown:
+        raise InvalidAdminRequestError(f"the request has unknown fields: {', '.join(unknown)}"[:200], fix=_SEE)
+    return found
 
 
-def _fields(kind: type) -> set[str]:
-    return set(inspect.signature(kind).parameters)
+_SEE = "see openapi.json"
+
+
+def _unread(given: object, read: object, path: str = "") -> Iterator[str]:
+    """The fields that were given and not read, at any depth."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for name, value in given.items():
+            if name in read:
+                yield from _unread(value, read[name], f"{path}{name}.")
+            else:
+                yield f"{path}{name}"
+    elif isinstance(given, list) and isinstance(read, list | tuple):
+        for each, found in zip(given, read, strict=False):
+            yield from _unread(each, found, path)

@@ -11,7 +11,6 @@ from headwater.api.admin.published.shapes import (
     Checked,
     Current,
     CurrentRules,
-    Empty,
     SlotName,
 )
 from headwater.api.admin.rules import Rules
@@ -46,7 +45,7 @@ class DeploysDesk:
         """Check a sync config, and list the tables that it reads and those that devices get."""
         return _checked(asked.content)
 
-    def reprocess(self, _: Empty) -> SlotName:
+    def reprocess(self) -> SlotName:
         """Compare all tables with the source, and send devices what differs."""
         return SlotName(reprocess(self._settings))
 

@@ -18,7 +18,6 @@ from headwater.api.admin.published.shapes import (
     DatabaseSchema,
     Diagnostics,
     DiagnosticsAsked,
-    Empty,
     Err,
     ReplicationStatus,
     Reprocessed,
@@ -75,7 +74,7 @@ class DiagnosticsDesk:
                 UNSET if next_ is None else self._status(store, next_, seen, content=content),
             )
 
-    def schema(self, _: Empty) -> DatabaseSchema:
+    def schema(self) -> DatabaseSchema:
         """List the tables of the source that the role has any right to."""
         told = tuple(
             ConnectionSchema(source.tag, source.tag, tuple(_schemas(read_overview(source))))
@@ -96,7 +95,7 @@ class DiagnosticsDesk:
         connection = ReplicationStatus(tag, tag, "", initial_replication_done=False, tables=tables)
         return RulesStatus((connection,), tuple(dict.fromkeys(found)))
 
-    def reprocess(self, _: Empty) -> Reprocessed:
+    def reprocess(self) -> Reprocessed:
         """Compare all tables with the source, and send devices what differs."""
         slot = reprocess(self._settings)
         return Reprocessed((ConnectionSlot(self._settings.source.tag, self._settings.source.tag, slot),))

@@ -26,5 +26,5 @@ def published_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[A
     yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)
     yield AdminRoute("POST", f"{_RULES}/deploy", deploys.deploy, (DeployClosedError, InvalidRulesError), yaml="content")
     yield AdminRoute("POST", f"{_RULES}/validate", deploys.validate, bare=True, pretty=True, yaml="content")
-    yield AdminRoute("POST", f"{_RULES}/reprocess", deploys.reprocess, again, strict=True)
+    yield AdminRoute("POST", f"{_RULES}/reprocess", deploys.reprocess, again)
     yield AdminRoute("GET", f"{_RULES}/current", deploys.current, (NothingServedError,), pretty=True)

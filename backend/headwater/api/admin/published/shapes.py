@@ -104,11 +104,6 @@ class ValidateAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
-    """No field is needed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Column:
     """A column. `sqlite_type` is blob 1, text 2, integer 4 or real 8."""
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from contextlib import closing
 
 import orjson
 import psycopg
-from psycopg import RawServerCursor
 
 from headwater.api.admin.published.shapes import SqlAnswer, SqlAsked, SqlResults
 from headwater.api.admin.settings import AdminSettings
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Kind
 from headwater.source.connect import SourceSettings, connect, source_errors
 
 MOST_ROWS = 1_000
 MOST_CHARACTERS = 4_000_000
 SECONDS = 10
-_AT_ONCE = 100
+
+
+class SqlRefusedError(HeadwaterError):
+    """A statement for the source may do more than read."""
+
+    kind = Kind.REJECT
+    code = "HW_6210"
 
 
 class SqlDesk:
@@ -40,26 +48,78 @@ class SqlDesk:
 
 
 def _rows(source: SourceSettings, asked: SqlAsked) -> SqlResults:
-    """Run the statement through a cursor. DECLARE CURSOR accepts a single SELECT or VALUES and nothing else, and only
-    fetched rows take memory."""
+    """Run the statement within another, which can only be a SELECT or VALUES then, and stream its rows."""
     with connect(source, application_name="headwater sql") as conn:
         conn.execute(f"set statement_timeout = '{SECONDS}s'; set lock_timeout = '2s'")
         with conn.transaction(force_rollback=True):
             conn.execute("set transaction read only")
-            with RawServerCursor(conn, "headwater_sql", scrollable=False) as cursor:
-                cursor.execute(asked.sql.query.encode(), [_value(each) for each in asked.sql.args])
-                return _fetched(cursor)
+            query = asked.sql.query.rstrip("; \t\r\n")
+            _refuse_changes(conn, query)
+            inner = f"(\n{query}\n) as q"
+            arguments = [_value(each) for each in asked.sql.args]
+            limit = f"limit ${len(arguments) + 1}::bigint"
+            cursor = psycopg.RawCursor(conn)
+            cursor.execute(f"select * from {inner} {limit}".encode(), [*arguments, 0])
+            columns = tuple(column.name for column in cursor.description or ())
+            bounded = f"{_bounded(inner, len(columns))} {limit}".encode()
+            return _fetched(columns, cursor.stream(bounded, [*arguments, MOST_ROWS + 1]))
 
 
-def _fetched(cursor: psycopg.RawServerCursor[tuple[object, ...]]) -> SqlResults:
-    columns = tuple(column.name for column in cursor.description or ())
+def _bounded(inner: str, width: int) -> str:
+    """A query for whether a row is small enough, and for its values if it is: a row comes over the wire as a whole."""
+    names = [f"c{number}" for number in range(width)]
+    sizes = " + ".join(["0", *(f"coalesce(octet_length(q.{name}::text), 0)::bigint" for name in names)])
+    values = ", ".join(["size.fits", *(f"case when size.fits then q.{name} end" for name in names)])
+    named = f"{inner} ({', '.join(names)})" if names else inner
+    return (
+        f"select {values} from {named}"
+        f" cross join lateral (select {sizes} <= {MOST_CHARACTERS} as fits offset 0) as size"
+    )
+
+
+_HARMLESS = (
+    *("bernoulli", "clock_timestamp", "gen_random_uuid", "random", "random_normal", "system", "timeofday"),
+    *("uuidv4", "uuidv7", "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "pg_current_wal_lsn"),
+    *("pg_database_size", "pg_indexes_size", "pg_is_in_recovery", "pg_last_wal_receive_lsn", "pg_last_wal_replay_lsn"),
+    *("pg_last_xact_replay_timestamp", "pg_relation_size", "pg_table_size", "pg_tablespace_size"),
+    "pg_total_relation_size",
+)
+"""Functions of Postgres that are volatile, and yet do nothing but tell something."""
+
+_CHANGING = """
+select proname from pg_catalog.pg_proc
+where provolatile = 'v' and prorettype <> all (array['trigger', 'event_trigger']::regtype[])
+  and lower(proname::text)::name = any ($1::text[]::name[])
+  and not (pronamespace = 'pg_catalog'::regnamespace and proname::text = any ($2::text[]))
+union all
+select oprname from pg_catalog.pg_operator join pg_catalog.pg_proc on pg_proc.oid = oprcode
+where provolatile = 'v' and position(oprname::text in $3) > 0
+limit 1
+"""
+_WORD = re.compile(r"[A-Za-z_\x80-\U0010ffff][A-Za-z_\x80-\U0010ffff0-9$]*")
+_ESCAPED_NAME = re.compile(r'u&"', re.IGNORECASE)
+
+
+def _refuse_changes(conn: psycopg.Connection, query: str) -> None:
+    """Raise SqlRefusedError when the query names a function that may do more than read, which a read-only transaction
+    does not prevent: functions that drop slots, end sessions, run a text as SQL or wait are all volatile. Wherever the
+    name stands counts, in a text or comment too, since SQL has more ways to call a function than by parentheses."""
+    if _ESCAPED_NAME.search(query):
+        raise SqlRefusedError('it has a name with escapes (U&"…")')
+    words = list({word.lower() for word in _WORD.findall(query)})
+    found = psycopg.RawCursor(conn).execute(_CHANGING.encode(), [words, list(_HARMLESS), query]).fetchone()
+    if found is not None:
+        raise SqlRefusedError(f"it names {found[0]}, which may do more than read; pass a text as one of args")
+
+
+def _fetched(columns: tuple[str, ...], streamed: Iterator[tuple[object, ...]]) -> SqlResults:
     rows: list[tuple[object, ...]] = []
     size = 0
-    while batch := cursor.fetchmany(_AT_ONCE):
-        for row in batch:
+    with closing(streamed):  # type: ignore[type-var]  # a generator
+        for fits, *row in streamed:
             told = tuple(map(_told, row))
             size += sum(len(each) for each in told if isinstance(each, str))
-            if len(rows) == MOST_ROWS or size > MOST_CHARACTERS:
+            if not fits or len(rows) == MOST_ROWS or size > MOST_CHARACTERS:
                 return SqlResults(columns, tuple(rows), truncated=True)
             rows.append(told)
     return SqlResults(columns, tuple(rows))
