@@ -14,7 +14,7 @@ from headwater.bulk.contract import BulkProgress, SnapshotJob
 from headwater.bulk.work import BulkWork
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.own_slot import slot_note
-from headwater.source.slot import SlotForeignError, SnapshotKeeper, former_slot_name, slot_name
+from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, former_slot_name, slot_name
 from headwater.storage.contract.parts import BulkOutcome
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -311,3 +311,21 @@ def test_a_slot_is_noted_before_it_is_made(
     deployment.start()
     assert right(deployment)
     assert "taken over" not in caplog.text
+
+
+def test_a_login_that_could_not_use_the_slot_claims_it_in_vain(service: Service, source_db: SourceDb) -> None:
+    """Anybody who may connect to the database can take any advisory lock."""
+    ours = service(source_db, "ours").start()
+    ours.caught_up()
+    ours.stop()
+    name = slot_name(ours.settings)
+    source_db.execute("create role stranger login")
+    try:
+        with psycopg.connect(source_db.dsn, user="stranger", autocommit=True) as stranger:
+            claim_slot(stranger, name, "a store of theirs")
+            source_db.execute("insert into notes values ('2', 'two')")
+            ours.start()
+            wait_until(lambda: right(ours), "the stream to go on")
+    finally:
+        source_db.execute("drop role stranger")
+    assert kinds(ours) == ["snapshot"]

@@ -136,11 +136,13 @@ def timeline_ends(settings: SourceSettings, timeline: int) -> dict[int, Lsn]:
     return {int(line[0]): parse_lsn(line[1]) for line in lines}
 
 
-# While a service uses a slot, it holds an advisory lock with the slot's and the store's name
+# While a service uses a slot, it holds an advisory lock with the slot's and the store's name. Anybody may take such a
+# lock, so only those count whose role could use the slot
 _CLAIMS = """
-select pid from pg_locks
-where locktype = 'advisory' and objsubid = 2 and classid = hashtext('headwater ' || %s)::oid
-  and objid <> hashtext(%s)::oid and database = (select oid from pg_database where datname = current_database())
+select l.pid from pg_locks l join pg_stat_activity a on a.pid = l.pid join pg_roles r on r.oid = a.usesysid
+where l.locktype = 'advisory' and l.objsubid = 2 and l.classid = hashtext('headwater ' || %s)::oid
+  and l.objid <> hashtext(%s)::oid and l.database = (select oid from pg_database where datname = current_database())
+  and (r.rolreplication or r.rolsuper or r.rolname = session_user)
 """
 
 
