@@ -9,7 +9,7 @@ import pytest
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import PublishedTable
 from headwater.storage.contract.store import StoredTable
-from tests.support.changed_source import Device, published_rows, settled
+from tests.support.changed_source import published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until
 
 if TYPE_CHECKING:
@@ -99,25 +99,6 @@ def test_what_was_seen_of_columns_outlives_the_replicator(deployment: Deployment
     deployment.start()
     wait_until(lambda: settled(deployment) and compared(deployment) == 1, "the comparison to end")
     assert deployment.rows("a") == published_rows(source, SHOWN)
-
-
-@pytest.mark.parametrize("change", ["", "vacuum full notes", "alter table notes alter n type int using -n"])
-def test_a_store_of_an_earlier_version_is_gone_on_with(deployment: Deployment, change: str) -> None:
-    source, device = deployment.source, Device(deployment)
-    assert device.rows() == published_rows(source, SHOWN)
-    deployment.stop()
-    with deployment.store() as store:
-        lease = store.acquire("default", "test", 30.0)
-        for name, table in catalog(deployment).items():
-            store.add_layout(lease, kept(deployment)[name].id, table.relation, table.former)
-        store.release(lease)
-    source.execute("update notes set n = 50 where id = '5'")
-    source.execute(change)
-    deployment.start()
-    wait_until(lambda: settled(deployment) and device.rows() == published_rows(source, SHOWN), "all to be the same")
-    now = {name: table.shape for name, table in catalog(deployment).items()}
-    assert {name: table.fingerprint for name, table in kept(deployment).items()} == now
-    assert compared(deployment) == (1 if "using" in change else 0)
 
 
 def test_what_is_read_by_parts_stays_together_while_columns_get_defaults(deployment: Deployment) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 
 import orjson
-import xxhash
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
@@ -75,7 +75,7 @@ class Served:
     def held(self, bucket: str) -> Held:
         """Read a bucket as a new device does."""
         ops = size = 0
-        standing: set[int] | None = set()
+        standing: set[bytes] | None = set()
         for chunk in self._chunks(bucket):
             found = orjson.loads(b"[%b]" % chunk)
             ops, size = ops + len(found), size + len(chunk)
@@ -155,12 +155,12 @@ def _plan(yaml: str) -> tuple[SyncPlan, Explanation]:
     return plan, explain(plan)
 
 
-def _count(op: Mapping[str, str], standing: set[int]) -> None:
+def _count(op: Mapping[str, str], standing: set[bytes]) -> None:
     kind = op["op"]
     if kind == "CLEAR":
         standing.clear()
     elif kind in {"PUT", "REMOVE"}:
-        entry = xxhash.xxh3_64_intdigest("\0".join((op["object_type"], op["object_id"], op["subkey"])).encode())
+        entry = blake2b(orjson.dumps((op["object_type"], op["object_id"], op["subkey"])), digest_size=16).digest()
         if kind == "PUT":
             standing.add(entry)
         else:

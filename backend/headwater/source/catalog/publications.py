@@ -14,6 +14,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from headwater.errors import HeadwaterError, Kind
+from headwater.source.catalog.shape import digest_sql
 
 
 class Publication(NamedTuple):
@@ -107,9 +108,9 @@ _ENTRY = """
 """
 
 # Later versions may have more, such as excepted tables, so their own function is used.
-_TOLD = """
+_TOLD = f"""
 select published.relid::int8 as oid, p.pubname as publication, published.attrs::int2[]::int4[] as columns,
-       md5(published.qual::text) as filtered
+       {digest_sql("published.qual::text")} as filtered
 from pg_publication p, lateral pg_get_publication_tables(p.pubname) published
 where p.pubname = any(%(names)s) order by p.pubname
 """
@@ -133,5 +134,5 @@ def _members_query(major: int) -> str:
         return _TOLD
     if major < 15:  # there were no schemas, column lists and filters yet
         return _MEMBERS.format(schemas="", details="null::int4[] as columns, null::text as filtered", entry="")
-    details = "r.prattrs::int2[]::int4[] as columns, md5(r.prqual::text) as filtered"
+    details = f"r.prattrs::int2[]::int4[] as columns, {digest_sql('r.prqual::text')} as filtered"
     return _MEMBERS.format(schemas=_SCHEMAS, details=details, entry=_ENTRY)

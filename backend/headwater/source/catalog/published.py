@@ -20,7 +20,6 @@ from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationUnusable
 from headwater.source.catalog.read import CatalogRead, ColumnRow, TableRow, column_entries, read_catalog
 from headwater.source.catalog.shape import LeafShape, Shape, all_streamed, attached, digest, followed_on
-from headwater.source.catalog.traits import TypeDefinition
 
 NOTHING = "(false)"
 """The row filter of a locked table, whose own can't be read."""
@@ -36,9 +35,8 @@ class PublishedTable:
     were read at different times belong together. `publications` are those that publish the table, `unseen` the kinds of
     change that they do not publish for all rows. `mixed`: the identities of the partitions have nothing in common, so
     updates and deletes are unseen. `left_out` names generated columns that can't be computed, since their inputs are
-    not published; `unsent_key` those that identify a row, but are not streamed. `former` is the shape as earlier
-    versions wrote it. `locked`: the row filter or generated columns can't be read now, so the table has to be left as
-    it was."""
+    not published; `unsent_key` those that identify a row, but are not streamed. `locked`: the row filter or
+    generated columns can't be read now, so the table has to be left as it was."""
 
     relation: Relation
     leaves: tuple[Leaf, ...]
@@ -50,12 +48,11 @@ class PublishedTable:
     left_out: tuple[str, ...] = ()
     unsent_key: tuple[str, ...] = ()
     mixed: bool = False
-    former: str = ""
     locked: bool = False
 
     def followed_on(self, shape: str) -> bool:
-        """Whether the stream continues rows that were stored under that shape, which may be of an earlier version."""
-        return shape == self.former or followed_on(shape, self.shape)
+        """Whether the stream continues rows that were stored under that shape."""
+        return followed_on(shape, self.shape)
 
     def all_streamed_since(self, shape: str) -> bool:
         """Whether the stream has told of all that happened to rows since they were stored under that shape."""
@@ -148,10 +145,12 @@ def _published(read: CatalogRead, table: TableRow, words: Expressions) -> Publis
     pinned = table.kind == "p" or "truncate" in unseen
     made = sorted(read.publications[name].made for name in filters)
     entries = read.publishing[table.oid].entries
+    types = [read.types.get(a.type_oid, "") for a in kept]
     shape = Shape(
         definition=digest(
             relation,
-            [(a.number, a.generated, expressions.get(a.number), _now(read.types, a)) for a in kept],
+            [(a.number, a.generated, expressions.get(a.number)) for a in kept],
+            types,
             (row_filter, made, entries),
         ),
         columns=digest([(a.number, a.changed_by) for a in kept]),
@@ -159,20 +158,12 @@ def _published(read: CatalogRead, table: TableRow, words: Expressions) -> Publis
             leaf.oid: LeafShape(digest(leaf.schema, leaf.name, leaf.attached), leaf.relfilenode) for leaf in leaves
         },
         pinned=pinned,
-        streamed=digest(row_filter, made, entries, sorted(unseen), sorted({_now(read.types, a) or "" for a in kept})),
-    )
-    former = digest(
-        relation,
-        sorted((a.name, a.generated, a.changed_by, _formerly(read.types, a)) for a in kept),
-        row_filter,
-        made,
-        entries,
-        [(leaf.oid, leaf.schema, leaf.name, leaf.attached) for leaf in leaves],
-        [(leaf.oid, leaf.relfilenode) for leaf in leaves] if pinned else (),
+        streamed=digest(row_filter, made, entries, sorted(unseen), sorted(set(types))),
     )
     read_as = digest(
         replace(relation, columns=()),
-        [(replace(a, changed_by=""), a.number in table.key, _now(read.types, a)) for a in kept],
+        [(replace(a, changed_by=""), a.number in table.key) for a in kept],
+        types,
         [(m.publication, m.filtered) for m in members],
         (made, entries),
         sorted(shape.leaves.items()),
@@ -188,7 +179,6 @@ def _published(read: CatalogRead, table: TableRow, words: Expressions) -> Publis
         left_out=tuple(a.name for a in attributes if a.generated == "s" and a not in kept),
         unsent_key=tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen),
         mixed=table.mixed,
-        former=former,
         locked=locked,
     )
 
@@ -208,16 +198,6 @@ def _chosen(read: CatalogRead, table: TableRow) -> list[ColumnRow]:
             "give it the same column list in each, or follow one publication only",
         )
     return chosen
-
-
-def _now(types: Mapping[int, TypeDefinition], column: ColumnRow) -> str | None:
-    found = types.get(column.type_oid)
-    return None if found is None else found.content
-
-
-def _formerly(types: Mapping[int, TypeDefinition], column: ColumnRow) -> str | None:
-    found = types.get(column.type_oid)
-    return None if found is None else found.former
 
 
 def _unseen(

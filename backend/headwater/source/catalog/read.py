@@ -26,7 +26,8 @@ from headwater.source.catalog.publications import (
     load_publications,
     memberships,
 )
-from headwater.source.catalog.traits import PublishingEntries, TypeDefinition, publishing_entries, type_definitions
+from headwater.source.catalog.shape import digest_sql
+from headwater.source.catalog.traits import PublishingEntries, publishing_entries, type_definitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class CatalogRead:
     publishing: Mapping[int, PublishingEntries]
     columns: Mapping[int, list[ColumnRow]]
     leaves: Mapping[int, tuple[Leaf, ...]]
-    types: Mapping[int, TypeDefinition]
+    types: Mapping[int, str]
     found: tuple[TableRow, ...]
     whole: bool
 
@@ -162,10 +163,10 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[Col
     # xmin changes when a type changes in place (ALTER … USING), which leaves name and type as they were; see `shape`
     with conn.cursor(row_factory=class_row(ColumnRow)) as cursor:
         cursor.execute(
-            """select a.attrelid::int8 as table, a.attnum::int4 as number, a.attname as name,
+            f"""select a.attrelid::int8 as table, a.attnum::int4 as number, a.attname as name,
                       a.atttypid::int8 as type_oid, a.atttypmod as type_modifier, a.attgenerated::text as generated,
-                      a.xmin::text as changed_by, md5(d.adbin::text) as computed,
-                      case when d.oid is null then '{}'::int4[] else array(
+                      a.xmin::text as changed_by, {digest_sql("d.adbin::text")} as computed,
+                      case when d.oid is null then '{{}}'::int4[] else array(
                           select refobjsubid from pg_depend
                           where refclassid = 'pg_class'::regclass and refobjid = a.attrelid
                             and refobjsubid not in (0, a.attnum)
@@ -175,7 +176,7 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[Col
                from pg_attribute a
                  left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = 's'
                where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
-               order by a.attrelid, a.attnum""",
+               order by a.attrelid, a.attnum""".encode(),
             [oids],
         )
         columns: dict[int, list[ColumnRow]] = defaultdict(list)

@@ -119,3 +119,9 @@ def _decoded(text: str) -> Shape | None:
 def digest(*parts: object) -> str:
     """A digest of values, by their `repr`."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def digest_sql(text: str) -> str:
+    """The SQL of a digest of a text, which is one expression. Owners of tables choose such texts, and two with the same
+    MD5 can be made."""
+    return f"encode(sha256(convert_to({text}, getdatabaseencoding()::name)), 'hex')"

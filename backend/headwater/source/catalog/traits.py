@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import psycopg
 
+from headwater.source.catalog.shape import digest_sql
+
 
 class PublishingEntries(NamedTuple):
     """The oids of the partitioned tables above a table, and the catalog entries that publish it."""
@@ -62,7 +64,7 @@ def publishing_entries(
 # xmin of a label counts, since it may have been renamed and renamed back, and rows streamed in between. That of an
 # attribute does not: its values can't be changed in place, and its xmin changes with a column default of the table
 # whose row type it is. Built-in types (oids below 16384) never change.
-_DEFINITIONS = """
+_DEFINITIONS = f"""
 with recursive part (root, oid) as (
     select t, t from unnest(%(oids)s::oid[]) t where t >= 16384
     union
@@ -82,32 +84,20 @@ with recursive part (root, oid) as (
     ) inside
     where inside.oid >= 16384
 )
-select part.root::int8, md5(string_agg(definition.text, ', ' order by definition.text)),
-       md5(string_agg(definition.former, ', ' order by definition.former))
+select part.root::int8, {digest_sql("string_agg(definition.text, ', ' order by definition.text)")}
 from part
 join pg_type t on t.oid = part.oid
 cross join lateral (
-    select label.text, label.text as former from pg_enum e
-    cross join lateral (select format('%%s %%s %%s', e.oid, e.enumlabel, e.xmin) as text) label
-    where e.enumtypid = t.oid
+    -- names are quoted, since a name may be chosen so as to look like the text of several
+    select format('%%s %%L %%s', e.oid, e.enumlabel, e.xmin) as text from pg_enum e where e.enumtypid = t.oid
     union all
-    select format('%%s %%s %%s %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.atttypmod),
-           format('%%s %%s %%s %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.xmin)
-    from pg_attribute a
+    select format('%%s %%s %%L %%s %%s', t.oid, a.attnum, a.attname, a.atttypid, a.atttypmod) from pg_attribute a
     where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
 ) definition
 group by part.root
 """
 
 
-class TypeDefinition(NamedTuple):
-    """A digest of the enums and composite types within a type; `former` is the digest of earlier versions."""
-
-    content: str
-    former: str
-
-
-def type_definitions(conn: psycopg.Connection, oids: Iterable[int]) -> Mapping[int, TypeDefinition]:
-    """By oid, the definitions within these types. Types without enums and composite types are left out."""
-    rows = conn.execute(_DEFINITIONS, {"oids": sorted(set(oids))}).fetchall()
-    return {oid: TypeDefinition(*digests) for oid, *digests in rows}
+def type_definitions(conn: psycopg.Connection, oids: Iterable[int]) -> Mapping[int, str]:
+    """By oid, a digest of the enums and composite types within these types. Types without any are left out."""
+    return dict(conn.execute(_DEFINITIONS.encode(), {"oids": sorted(set(oids))}).fetchall())
