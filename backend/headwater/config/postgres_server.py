@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from headwater.config.errors import shown
 from headwater.config.section import GIVE_ANOTHER, Section
 from headwater.source.pooler import known_pooler
 
@@ -108,7 +109,11 @@ def read_uri(section: Section) -> UriParts | None:
         what = f"its port must be a number from {_LOWEST_PORT} to {_HIGHEST_PORT}"
         section.error(what, "uri", code="PSYNC_S1110")
     section.refuse_example("uri", unquote(parts.password or ""), fix=GIVE_ANOTHER)
-    timeout = parse_qs(parts.query).get("connect_timeout", [""])[0]
+    given = parse_qs(parts.query, keep_blank_values=True)
+    timeout = given.pop("connect_timeout", [""])[0]
+    if given:
+        what = f"its parameters {', '.join(map(shown, given))} are not read; sslmode and others are keys beside uri"
+        section.warn(what, "uri")
     return UriParts(
         unquote(parts.hostname or ""),
         port,

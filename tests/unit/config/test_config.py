@@ -106,10 +106,14 @@ def test_explicit_keys_win_over_the_uri(tmp_path: Path) -> None:
     replication: {connections: [{uri: "postgres://a:b@one:6000/x?connect_timeout=7&sslmode=disable", hostname: two,
                                  port: "6001", password: c, publications: [powersync], slot_name_prefix: hw_}]}
     """
-    source = load(tmp_path, text).source()
+    config = load(tmp_path, text)
+    source = config.source()
     assert (source.host, source.port, source.user, source.password) == ("two", 6001, "a", "c")
     assert source.connect_timeout == 7
     assert source.sslmode == "verify-full"  # never taken from the URI
+    assert any(
+        "replication.connections[0].uri: its parameters sslmode are not read" in each for each in config.warnings
+    )
     assert (source.publications, source.slot_prefix) == (("powersync",), "hw_")
 
 
