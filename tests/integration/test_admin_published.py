@@ -297,6 +297,8 @@ HARMFUL = (
     "select lo_import('/etc/passwd')",
     "select unhinged(1)",
     "select app.hidden()",
+    "select owner(row('app'))",
+    'select "app" . owner(\'a\')',
     "select 1 === 1",
 )
 """Calls that change something although the transaction only reads, in every place and way of writing a call."""
@@ -305,6 +307,7 @@ HARMFUL = (
 def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Deployment, source_db: SourceDb) -> None:
     source_db.execute("create sequence s; create schema app")
     source_db.execute("create function unhinged(int) returns int language sql as 'select $1'")
+    source_db.execute("create function app.owner(text) returns text language sql as 'select $1'")
     source_db.execute("create function app.hidden() returns int language sql as 'select 1'")
     source_db.execute("create function same(int, int) returns bool language sql as 'select $1 = $2'")
     source_db.execute("create operator === (function = same, leftarg = int, rightarg = int)")
@@ -335,6 +338,7 @@ def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Dep
                 "table notes",
                 "values (1, 'a'), (2, 'b')",
                 "select from notes",
+                "select owner from notes -- as a function is called, of another schema",
             ):
                 assert sql(admin, query)["success"] is True, (query, sql(admin, query))
             assert sql(admin, "select $1::text", "pg_terminate_backend")["results"]["rows"] == [

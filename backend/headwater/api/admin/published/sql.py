@@ -87,13 +87,17 @@ _HARMLESS = (
 """Functions of Postgres that are volatile, and yet do nothing but tell something."""
 
 _CHANGING = """
-select proname from pg_catalog.pg_proc
+with word (name) as (select unnest($1::text[]::name[]))
+select proname from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = pronamespace
 where provolatile = 'v' and prorettype <> all (array['trigger', 'event_trigger']::regtype[])
-  and lower(proname::text)::name = any ($1::text[]::name[])
-  and not (pronamespace = 'pg_catalog'::regnamespace and proname::text = any ($2::text[]))
+  and lower(proname::text)::name in (select name from word)
+  and (pg_function_is_visible(p.oid) or lower(nspname::text)::name in (select name from word))
+  and not (nspname = 'pg_catalog' and proname::text = any ($2::text[]))
 union all
-select oprname from pg_catalog.pg_operator join pg_catalog.pg_proc on pg_proc.oid = oprcode
+select oprname from pg_catalog.pg_operator o
+  join pg_catalog.pg_namespace n on n.oid = oprnamespace join pg_catalog.pg_proc p on p.oid = oprcode
 where provolatile = 'v' and position(oprname::text in $3) > 0
+  and (pg_operator_is_visible(o.oid) or lower(nspname::text)::name in (select name from word))
 limit 1
 """
 _WORD = re.compile(r"[A-Za-z_\x80-\U0010ffff][A-Za-z_\x80-\U0010ffff0-9$]*")
