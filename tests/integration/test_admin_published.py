@@ -298,7 +298,7 @@ HARMFUL = (
     "select unhinged(1)",
     "select app.hidden()",
     "select owner(row('app'))",
-    'select "app" . owner(\'a\')',
+    "select \"app\" . owner('a')",
     "select 1 === 1",
 )
 """Calls that change something although the transaction only reads, in every place and way of writing a call."""

@@ -151,3 +151,14 @@ def test_the_environment_of_a_compose_file_says_what_is_started() -> None:
 
 def test_a_wrong_option_is_refused() -> None:
     assert "No such option" in error_of(headwater_here("serve", "--confg", "x"))
+
+
+@pytest.mark.parametrize("command", ["serve", "api", "replicate", "doctor", "token u1", "source prepare"])
+def test_the_secret_of_an_example_starts_nothing(command: str, tmp_path: Path) -> None:
+    (tmp_path / "headwater.yaml").write_text("api: {tokens: [!env PS_ADMIN_TOKEN]}\n")
+    done = headwater_here(*command.split(), cwd=tmp_path, PS_ADMIN_TOKEN="change-me-admin-token")
+    assert done.code != 0
+    told = done.out + done.err
+    assert "[HW_7010] api.tokens: is the secret of an example, which everybody knows" in told
+    assert "openssl rand -hex 32" in told
+    assert "change-me" not in told
