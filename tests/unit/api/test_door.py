@@ -16,10 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headwater.api import checkpoints
+from headwater.api.http import pace
 from headwater.api.http.limits import HttpLimits
+from headwater.api.http.protocol import MOST_CALLS, BoundedProtocol
 from headwater.api.streams.admission import StreamLimits
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_headwater import wait_until
+from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import Answer, connected
@@ -92,7 +95,7 @@ def test_headers_of_many_requests_are_not_added_up(endpoint: Endpoint) -> None:
             assert connection.answer().status == 200
             connection.send(told(POST), b"content-length: 600000\r\n\r\n", b" " * 600_000)
             assert connection.answer().status == 400
-        connection.send(told(CHUNKED), b"1\r\nx\r\n" * 50_000, b"0\r\n\r\n")
+        connection.send(told(CHUNKED), b"1\r\nx\r\n" * 900, b"0\r\n\r\n")
         assert connection.answer().status == 400
 
 
@@ -152,6 +155,63 @@ def test_what_is_not_http_is_told_so(endpoint: Endpoint, sent: bytes) -> None:
         connection.send(sent)
         refused(connection.answer(), 400, "HW_6021")
         assert connection.is_ended()
+
+
+# small pieces
+
+
+DRIBBLE = b"1\r\n \r\n"
+
+
+@pytest.mark.parametrize("head", [CHUNKED, GET + b"transfer-encoding: chunked\r\n\r\n"], ids=["read", "unread"])
+def test_a_body_of_tiny_chunks_is_parsed_bit_by_bit_and_cut_off(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(pace, "LATE_SECONDS", 1.0)
+    calls = in_each_turn(monkeypatch, BoundedProtocol, "on_body")
+    with connected(endpoint) as connection:
+        connection.send(told(head), DRIBBLE * 40_000)
+        connection.read_to_the_end()
+    assert endpoint.refused() == {"HW_6032": 1}
+    assert calls.most <= MOST_CALLS + 4096 / len(DRIBBLE)
+    assert calls.all < 10 * pace.MOST_AT_ONCE
+    assert serves(endpoint)
+
+
+def test_others_have_their_turns_while_very_many_send_tiny_chunks(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = in_each_turn(monkeypatch, BoundedProtocol, "on_body")
+    with ExitStack() as stack:
+        many = [stack.enter_context(connected(endpoint)) for _ in range(20)]
+        for each in many:
+            each.send(told(CHUNKED), DRIBBLE)
+        wait_until(lambda: calls.all == len(many), "each to be read")
+        for each in many:
+            each.send(DRIBBLE * 20_000)
+        assert endpoint.http.get("/probes/liveness").status_code == 200
+        wait_until(lambda: calls.all >= len(many) * pace.MOST_AT_ONCE, "as much as is read at once")
+        assert endpoint.http.get("/probes/liveness").status_code == 200
+    assert calls.most < len(many) * 1500
+
+
+def test_a_large_body_in_chunks_of_ordinary_size_is_not_held_up(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "MOST_PER_SECOND", 0.001)
+    with connected(endpoint) as connection:
+        for _ in range(8):
+            connection.send(told(CHUNKED), (b"400\r\n" + b" " * 1024 + b"\r\n") * 1000, b"0\r\n\r\n")
+            assert connection.answer().status == 400
+
+
+def test_a_client_that_was_held_up_goes_on_when_it_has_waited(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "MOST_PER_SECOND", 1000)
+    with connected(endpoint) as connection:
+        connection.send(told(CHUNKED), DRIBBLE * 3 * pace.MOST_AT_ONCE, b"0\r\n\r\n", GET, b"\r\n")
+        assert [connection.answer().status for _ in range(2)] == [400, 200]
 
 
 # time

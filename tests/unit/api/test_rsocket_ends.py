@@ -13,6 +13,8 @@ import bson
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from headwater.api.http import pace
+from headwater.api.http.websocket import FRAMES_AT_ONCE
 from headwater.api.rsocket import connection, frames
 from headwater.api.rsocket.sink import FRAGMENT_BYTES
 from headwater.api.streams import stream
@@ -21,6 +23,7 @@ from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_headwater import wait_until
+from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.rsocket_client import Received, Requester, requester
@@ -187,7 +190,7 @@ def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usabl
 
 def test_requests_that_are_cancelled_before_they_came_whole_take_no_memory(endpoint: Endpoint) -> None:
     unfinished = b"\0\0\0\x01" + b" " * (MEBIBYTE - 1000)
-    rounds = 80
+    rounds = 50
     with requester(str(endpoint.http.base_url)) as found:
         found.set_up(make_token())
         answers_keepalives(found)
@@ -216,6 +219,37 @@ def test_what_a_client_sends_is_read_while_it_reads_no_answer_to_its_keepalives(
         assert large.open_streams() == 1
         connection.sendall(_masked(KEEPALIVE) * 20 + _masked(client.frame(1, client.CANCEL)))
         wait_until(lambda: large.open_streams() == 0, "the end of the cancelled stream")
+
+
+FLOOD = {
+    "cancel": client.frame(1, client.CANCEL),
+    "more": client.frame(1, client.REQUEST_N, 0, b"\0\0\0\1"),
+    "keepalive": KEEPALIVE,
+    "silent keepalive": client.frame(0, client.KEEPALIVE, 0, bytes(8)),
+    "piece": client.frame(1, client.PAYLOAD, client.FOLLOWS),
+    "ignored": client.frame(0, 0x0C, 0x200),
+}
+
+
+@pytest.mark.parametrize("kind", FLOOD)
+def test_a_user_who_floods_a_connection_with_frames_is_slowed_down_and_cut_off(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(pace, "LATE_SECONDS", 1.0)
+    taken = in_each_turn(monkeypatch, connection.Connection, "_take")
+    before = forget_peak()
+    with socket.create_connection(endpoint.address, timeout=60) as flooding:
+        flooding.sendall(UPGRADE.encode())
+        _read_until(flooding, b"\r\n\r\n")
+        flooding.sendall(_masked(client.setup({"token": f"Token {make_token()}"})))
+        with suppress(OSError):
+            flooding.sendall(_masked(FLOOD[kind]) * (4 * MEBIBYTE // len(_masked(FLOOD[kind]))))
+        with endpoint.stream("u2") as stream:
+            stream.completed()
+        wait_until(lambda: endpoint.refused() == {"HW_6030": 1}, "the flooding connection to be cut off")
+    assert taken.most <= FRAMES_AT_ONCE
+    assert taken.all < 3 * pace.MOST_AT_ONCE
+    assert peak() - before < 32 * MEBIBYTE
 
 
 UPGRADE = (

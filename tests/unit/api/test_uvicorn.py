@@ -48,6 +48,7 @@ WEBSOCKET = {
     "handle_cont": ["event"],
     "handle_parser_exception": [],
     "send_receive_event_to_app": [],
+    "receive": [],
     "send": ["message"],
     "shutdown": [],
 }

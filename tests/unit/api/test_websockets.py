@@ -8,6 +8,7 @@ import struct
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_network
 
 import pytest
@@ -16,9 +17,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from headwater.api.http import pace, websocket
 from headwater.api.http.limits import HttpLimits
-from headwater.api.http.websocket import MAX_FIRST_MESSAGE, MAX_MESSAGE
+from headwater.api.http.websocket import FRAMES_AT_ONCE, MAX_FIRST_MESSAGE, MAX_MESSAGE, MOST_FIRST_FRAMES
 from tests.support.fix_api import Endpoint
+from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import RawConnection, connected
@@ -151,14 +154,77 @@ def test_sending_waits_for_a_peer_that_does_not_read(sockets: Endpoint, played: 
         assert peak() - before < 32 * MEBIBYTE
 
 
-def test_pings_of_a_peer_that_does_not_read_are_not_answered_into_memory(sockets: Endpoint) -> None:
+def test_pings_of_a_peer_that_does_not_read_are_not_answered_into_memory(
+    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "MOST_PER_SECOND", 1_000_000)
     before = forget_peak()
     with connected(sockets) as connection:
         upgraded(connection)
+        connection.send(frame(2))
         for _ in range(32):
             connection.send(frame(9, b"x" * 125) * 8000)
         assert peak() - before < 16 * MEBIBYTE
         assert sockets.http.get("/probes/liveness").status_code == 200
+
+
+SMALL = {
+    "ping": frame(9),
+    "pong": frame(10),
+    "binary": frame(2),
+    "in pieces": frame(2, b"x", last=False) + frame(0, b"x", last=False) * 100 + frame(0, b"x"),
+}
+
+
+@pytest.mark.parametrize("kind", ["ping", "pong", "in pieces"])
+def test_a_stranger_sends_few_frames_before_the_first_message_is_there(
+    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    frames = in_each_turn(monkeypatch, websocket._Conversation, "recv_frame")
+    with connected(sockets) as connection:
+        upgraded(connection)
+        connection.send_until_over(SMALL[kind] * 10_000, most=MEBIBYTE)
+        connection.read_to_the_end()
+    assert sockets.refused() == {"HW_6030": 1}
+    assert frames.all == MOST_FIRST_FRAMES + 1
+    assert frames.most <= FRAMES_AT_ONCE
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_small_frames_are_parsed_bit_by_bit_and_whoever_goes_on_is_cut_off(
+    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(pace, "LATE_SECONDS", 1.0)
+    frames = in_each_turn(monkeypatch, websocket._Conversation, "recv_frame")
+    before = forget_peak()
+    with connected(sockets) as connection:
+        upgraded(connection)
+        connection.send(frame(2))
+        while frames.all < 1:
+            assert sockets.http.get("/probes/liveness").status_code == 200
+        for _ in range(16):
+            try:
+                connection.send(SMALL[kind] * (MEBIBYTE // len(SMALL[kind])))
+            except OSError:
+                break
+        connection.read_to_the_end()
+    assert sockets.http.get("/probes/liveness").status_code == 200
+    assert sockets.refused() == {"HW_6030": 1}
+    assert frames.most <= FRAMES_AT_ONCE
+    assert frames.all < 10 * pace.MOST_AT_ONCE
+    assert peak() - before < 16 * MEBIBYTE
+
+
+def test_many_messages_come_and_go_at_the_pace_that_is_allowed(
+    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "MOST_PER_SECOND", 1000)
+    many = 3 * pace.MOST_AT_ONCE
+    with open_at(sockets, "/echo") as websocket, ThreadPoolExecutor(1) as reader:
+        came = reader.submit(lambda: [websocket.recv(timeout=60) for _ in range(many)])
+        for number in range(many):
+            websocket.send(str(number).encode())
+        assert came.result() == [str(number).encode() for number in range(many)]
 
 
 def test_a_websocket_keeps_its_place_until_it_ends(start_sockets: Callable[..., Endpoint]) -> None:

@@ -11,6 +11,7 @@ from headwater.api.errors import ApiError
 from headwater.api.http.crowd import Crowd, address_of, network_of
 from headwater.api.http.errors import CrowdedAddressError, TooManyConnectionsError
 from headwater.api.http.limits import HttpLimits
+from headwater.api.http.pace import Turns
 from headwater.api.refusals import Refusals
 
 _LATER = "try again later"
@@ -57,10 +58,11 @@ class Doorman:
 
 
 class DoorConfig(uvicorn.Config):
-    """Uvicorn's settings, with the doorman that connections share. `beside` has those of our other ports, so that
-    operators get in when all connections of devices are taken."""
+    """Uvicorn's settings, with the doorman and the turns that connections share. `beside` has the doormen of our other
+    ports, so that operators get in when all connections of devices are taken."""
 
     doorman: Doorman
+    turns: Turns
     beside: Mapping[int, Doorman] = MappingProxyType({})
 
     def doorman_at(self, address: tuple[str, int | None] | None) -> Doorman:

@@ -72,6 +72,13 @@ class BrokenWebSocketError(ApiError):
     status = 400
 
 
+class TooManyPiecesError(ApiError):
+    """A body came in very many small chunks, faster than they are read."""
+
+    code = "HW_6032"
+    status = 400
+
+
 class UnsupportedMediaTypeError(ApiError):
     """The body has a content type that is not supported."""
 

@@ -25,9 +25,11 @@ from headwater.api.http.errors import (
     MalformedRequestError,
     PipelineError,
     RequestTimeoutError,
+    TooManyPiecesError,
     UrlTooLongError,
 )
 from headwater.api.http.handover import Lasting, offer
+from headwater.api.http.pace import Pace
 from headwater.api.http.websocket import BoundedWebSocket
 
 MOST_AHEAD = 16
@@ -40,6 +42,14 @@ LINGER_SECONDS = 2.0
 """How long input of a refused client is read and discarded. Closing the connection at once, with unread input, would
 reset it before the client has the answer."""
 
+MOST_CALLS = 256
+"""The most calls of the parser after which a connection waits for another turn of the event loop."""
+
+SMALL = 256
+"""Bytes. Smaller parts of a body are pieces that are counted: each costs as much as one of 64 KB."""
+
+_SLICE = 4 * 1024  # bytes that are parsed before the calls are counted again
+_UNREAD_PIECE = 64 * 1024  # bytes that count as a piece where nobody reads the body
 _NEXT_TURN = 0.001  # seconds: a timer of the event loop's next turn, which comes after reading
 _BODY_AHEAD = 64 * 1024  # bytes that are buffered of the body of a pipelined request
 _OVERHEAD = 8  # bytes of chunk headers that are allowed for each byte of a body
@@ -50,6 +60,31 @@ class _Reading(Enum):
     NOTHING = auto()
     HEAD = auto()
     BODY = auto()
+
+
+class _Flow(FlowControl):
+    """Reads while uvicorn wants to, unless something that was received waits to be parsed."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._plain = transport
+        self.held = False
+
+    def resume_reading(self) -> None:
+        super().resume_reading()
+        if self.held:
+            self._plain.pause_reading()
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        self.held = True
+        self._plain.pause_reading()
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            if not self.read_paused:
+                self._plain.resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -79,6 +114,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead = 0  # bytes received beyond the body and what _OVERHEAD allows for it
         self._body = 0
         self._body_began = 0.0
+        self._unparsed = memoryview(b"")
+        self._calls = 0  # of the parser, in this turn
+        self._pace = Pace(self.loop.time())
 
     # the connection
 
@@ -86,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Not uvicorn's own method: it makes two Python sockets for each connection, only to learn its addresses
         self.connections.add(self)
         self.transport = transport
-        self.flow = FlowControl(transport)
+        self.flow = self._flow = _Flow(transport)
         self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
         self.scheme = "http"
         host = self.client[0] if self.client else ""
@@ -113,11 +151,36 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._clock is None and not self._answering:
             self._start_clock(self._limits.header_seconds)
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+        if not self._flow.held:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse what was received, as far as one turn and the connection's pace allow it."""
+        self._calls = 0
+        while self._unparsed and self._calls < MOST_CALLS and not self._over:
+            part, self._unparsed = self._unparsed[:_SLICE], self._unparsed[_SLICE:]
+            self._feed(part)
+        now = self.loop.time()
+        pause = 0.0 if self._over else self._pace.pause(now, more=bool(self._unparsed))
+        if pause is None:
+            self._refuse(TooManyPiecesError("the body comes in too many small chunks", fix="send larger ones"))
+        if self._over or not (pause or self._unparsed):
+            self._unparsed = memoryview(b"")
+            self._flow.release()
+            return
+        self._flow.hold()
+        if pause:
+            self.loop.call_later(pause, self._parse)
+        else:
+            self._doors.turns.wait(self._parse)
+
+    def _feed(self, part: memoryview) -> None:
         self._begun = False
-        super().data_received(data)
+        super().data_received(part)  # type: ignore[arg-type]  # which the parser takes as well
         if not self._begun:  # otherwise it is unknown how much of the data belongs to the previous request
-            self._overhead += len(data)
-        if self._overhead > self._limits.max_header_bytes and not self._over:
+            self._overhead += len(part)
+        if self._overhead > self._limits.max_header_bytes + self._limits.max_url_bytes and not self._over:
             self._refuse(self._headers_too_large())
 
     def hand_over(self) -> EndlessBody:
@@ -128,6 +191,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over = self._running.response_complete = True
         self._stop_clock()
         self.pipeline.clear()
+        self._unparsed = memoryview(b"")
+        self._flow.release()
         self.flow.resume_reading()
         self.connections.discard(self)
         body = EndlessBody(self.transport, self.server_state, full=self.flow.write_paused)
@@ -138,6 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # callbacks of the parser; an error raised here leads to send_400_response
 
     def on_message_begin(self) -> None:
+        self._calls += 1
         self._state = _Reading.HEAD
         self._begun = True
         self._head = self._fields = self._overhead = self._body = 0
@@ -150,6 +216,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._stop(UrlTooLongError(f"the address is longer than {self._limits.max_url_bytes} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._calls += 1
         self._head += len(name) + len(value) + _FIELD_OVERHEAD
         self._fields += 1
         if self._head > self._limits.max_header_bytes or self._fields > self._limits.max_header_fields:
@@ -167,6 +234,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_clock(self._limits.body_seconds)
 
     def on_body(self, body: bytes) -> None:
+        self._calls += 1
+        if len(body) < SMALL:
+            self._pace.spend(1, self.loop.time())
+        elif not self._answering:
+            self._pace.spend(len(body) / _UNREAD_PIECE, self.loop.time())
         self._body += len(body)
         self._overhead -= len(body) * (1 + _OVERHEAD)
         super().on_body(body)
@@ -237,6 +309,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over = True
         self._unset_keepalive_if_required()
         self._tell_gone()
+        self._flow.release()
         self.flow.resume_reading()
         self.flow.resume_writing()
         if not self.transport.is_closing():
@@ -284,7 +357,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._state is _Reading.NOTHING:
             if not self._answering:
                 self.transport.close()
-        elif self.flow.read_paused or self._goes_on():
+        elif self.flow.read_paused or self._flow.held or self._goes_on():
             self._start_clock(1.0)
         else:
             part = "headers" if self._state is _Reading.HEAD else "body"

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.api.http.doorman import DoorConfig, Doorman
 from headwater.api.http.limits import HttpLimits
+from headwater.api.http.pace import Turns
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.refusals import Refusals
@@ -79,7 +80,7 @@ class BoundedServer(uvicorn.Server):
             timeout_keep_alive=limits.keep_alive_seconds,
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
-        config.doorman = Doorman(limits, refusals)
+        config.doorman, config.turns = Doorman(limits, refusals), Turns()
         config.beside = {port: Doorman(replace(limits, max_connections=_FEW), refusals) for port in beside}
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -16,10 +16,11 @@ from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.exceptions import InvalidState
+from websockets.exceptions import InvalidState, ProtocolError
 from websockets.frames import DATA_OPCODES, Frame
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
+from websockets.streams import StreamReader
 
 from headwater.api.bell import Bell
 from headwater.api.errors import ApiError, GoneError
@@ -27,6 +28,7 @@ from headwater.api.http.body import MAX_BODY
 from headwater.api.http.doorman import DoorConfig
 from headwater.api.http.errors import BrokenWebSocketError, HandshakeError
 from headwater.api.http.handover import offer
+from headwater.api.http.pace import Pace
 
 MAX_FIRST_MESSAGE = 64 * 1024
 """The most bytes of the first message, which contains the token: before it, a client may be anybody."""
@@ -37,6 +39,12 @@ MAX_MESSAGE = 2 * MAX_BODY
 MOST_FRAMES = 1024
 """The most frames of one message: empty frames add nothing to its size, but take memory."""
 
+MOST_FIRST_FRAMES = 64
+"""The most frames up to the end of the first message, pings and all."""
+
+FRAMES_AT_ONCE = 32
+"""The most frames of a connection that are parsed in one turn of the event loop."""
+
 LINGER_SECONDS = 5.0
 """How long a closed connection waits for its peer to read the remaining data."""
 
@@ -44,18 +52,51 @@ LAST_SECONDS = 1.0
 """How long streams may take to send their end after the drain."""
 
 _TOO_BIG = 1009
+_POLICY = 1008
+_PIECE = 64 * 1024  # bytes of a frame that count as another piece
+
+
+class _Received(StreamReader):
+    """What was received. The parser asks it before each frame, and waits when it has parsed enough for now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = 0
+        """How many frames may be parsed."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether there may be more frames."""
+        return not self.frames and bool(self.buffer)
+
+    def at_eof(self) -> Generator[None, None, bool]:
+        while not self.frames:
+            yield
+        return (yield from super().at_eof())
 
 
 class _Conversation(ServerProtocol):
-    """Limits the first message of a client more than those that follow."""
+    """Limits the first message of a client more than those that follow, and the frames that are parsed at once."""
 
     def __init__(self) -> None:
         super().__init__(max_size=MAX_FIRST_MESSAGE, logger=logging.getLogger("uvicorn.error"))
+        self.reader: _Received = _Received()
+        self.parser = self.parse()  # with this reader
+        next(self.parser)
+        self.pieces = 0.0  # of the frames that were parsed last
+        self._first_frames: int | None = 0
 
     def recv_frame(self, frame: Frame) -> None:
+        self.reader.frames -= 1
+        self.pieces += 1 + len(frame.data) / _PIECE
+        if self._first_frames is not None:
+            self._first_frames += 1
+            if self._first_frames > MOST_FIRST_FRAMES:
+                raise ProtocolError("too many frames before the end of the first message")
         super().recv_frame(frame)
         if frame.fin and frame.opcode in DATA_OPCODES:
             self.max_message_size = MAX_MESSAGE
+            self._first_frames = None
 
 
 class _Queue:
@@ -112,7 +153,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """One websocket connection, upgraded from HTTP. Once taken over, it stays open after its request, until
     `finish`."""
 
-    __slots__ = ("_alive_at", "_queue", "_taken", "_then")
+    __slots__ = ("_alive_at", "_held", "_pace", "_queue", "_taken", "_then", "_turn_due")
 
     def __init__(
         self,
@@ -122,10 +163,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = _Conversation()
+        self.conn: _Conversation = _Conversation()
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
         self._alive_at = 0.0  # when the peer last sent anything or took what waited, by the loop's time
+        self._pace = Pace(self.loop.time())
+        self._held = False  # whether nothing is read until the frames that wait are parsed
+        self._turn_due = False  # whether they are parsed once the application has taken the messages before them
         self._taken = False
         self._then: tuple[Callable[[], None], ...] = ()
 
@@ -225,7 +269,60 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._alive_at = self.loop.time()
+        if self._held:
+            self.conn.reader.feed_data(data)
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes = b"") -> None:
+        """Parse what was received, as far as one turn and the connection's pace allow it."""
+        self.conn.pieces, self.conn.reader.frames = 0.0, FRAMES_AT_ONCE
         super().data_received(data)
+        now = self.loop.time()
+        self._pace.spend(self.conn.pieces, now)
+        pause = self._pace.pause(now, more=self.conn.reader.waits)
+        self._held = not self.transport.is_closing() and (pause != 0 or self.conn.reader.waits)
+        if not self._held:
+            if not self.read_paused:
+                self.transport.resume_reading()
+        elif pause is None:
+            self._fail(_POLICY, "too many frames")
+        else:
+            self.transport.pause_reading()
+            self._go_on_after(pause)
+
+    def _go_on_after(self, pause: float) -> None:
+        if pause:
+            self.loop.call_later(pause, self._go_on)
+        else:
+            assert isinstance(self.config, DoorConfig)
+            self.config.turns.wait(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.disconnected or self.transport.is_closing():
+            return
+        if self.read_paused:
+            self._turn_due = True
+        else:
+            self._parse()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        if self._held and not self.read_paused:
+            self.transport.pause_reading()  # which uvicorn has just resumed
+            if self._turn_due:
+                self._turn_due = False
+                self._go_on_after(0)
+        return message
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Close the connection, since the peer sends what it must not."""
+        if self.close_sent or self.conn.close_rcvd is not None:
+            self._abort()
+            return
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
+        self._linger()
 
     def resume_writing(self) -> None:
         self._alive_at = self.loop.time()
@@ -275,8 +372,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if len(self.frames) < MOST_FRAMES:
             super().handle_cont(event)
             return
-        self.conn.fail(_TOO_BIG, "too many frames")
-        self.handle_parser_exception()
+        self._fail(_TOO_BIG, "too many frames")
 
     def shutdown(self) -> None:
         """Close the connection after the drain. Until then its streams end by themselves."""
