@@ -25,6 +25,7 @@ from headwater.api.error_handlers import ErrorHandlers
 from headwater.api.http.front import Front
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.requests import Requests
+from headwater.api.parsing import Parsing
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.endpoint import RSocketEndpoint
@@ -81,6 +82,7 @@ class Endpoint:
         self._drain_seconds = settings.http.drain_seconds
         cached = CachedReader(reader, settings.chunk_cache_bytes)
         self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
+        self._parsing = Parsing()
         self._closing = False
         self.refusals = Refusals()
         self.requests = Requests()
@@ -89,7 +91,14 @@ class Endpoint:
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
         self.streams = Streams(
-            self._threads, self.hub, plans, self.traffic, settings.streams, settings.body, self.revocations
+            self._threads,
+            self.hub,
+            plans,
+            self.traffic,
+            settings.streams,
+            settings.body,
+            self.revocations,
+            self._parsing,
         )
         self._tasks = Tasks()
         self.stream = StreamEndpoint(self.streams, verifier, self._tasks)
@@ -97,8 +106,9 @@ class Endpoint:
         self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
         self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
         self.answers: Answers = {CLIENTS: self._admin.own_clients} if self._admin else {}
-        self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, self.hub)
-        self.uploads = () if settings.upload is None else (UploadRoute(verifier, settings.upload, self.refusals),)
+        self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, self.hub, self._parsing)
+        uploads = settings.upload
+        self.uploads = () if uploads is None else (UploadRoute(verifier, uploads, self.refusals, self._parsing),)
 
     def health(self) -> Health:
         looked_at = self.hub.looked_at
@@ -142,6 +152,7 @@ class Endpoint:
             for upload in self.uploads:
                 await upload.close()
             self._threads.close()
+            self._parsing.close()
             if self._admin:
                 self._admin.close()
 

@@ -25,6 +25,7 @@ from headwater.api.arrivals import Arrival
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
 from headwater.api.http.body import read_body, require_json
+from headwater.api.parsing import Parsing
 from headwater.api.refusals import prove
 from headwater.api.shares import Shares
 from headwater.api.streams.hub import Hub
@@ -187,7 +188,8 @@ def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]
 class WriteCheckpointRoute:
     """The handlers of the routes."""
 
-    def __init__(self, verifier: Verifier, writes: WriteCheckpoints, hub: Hub) -> None:
+    def __init__(self, verifier: Verifier, writes: WriteCheckpoints, hub: Hub, parsing: Parsing) -> None:
+        self._parsing = parsing
         self._verifier = verifier
         self._writes = writes
         self._hub = hub
@@ -215,7 +217,8 @@ class WriteCheckpointRoute:
         require_json(request)
         user = await self._admit(request)
         with self._shares.take(user.user_id):
-            asked = parse_checkpoint_request(await read_body(request, MAX_BODY))
+            body = await read_body(request, MAX_BODY)
+            asked = await self._parsing.parsed(user.user_id, body, parse_checkpoint_request)
             stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 

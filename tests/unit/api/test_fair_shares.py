@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
-from tests.support.fix_api import Endpoint
+from headwater.api.parsing import SMALL
+from headwater.api.rsocket import connection
+from headwater.api.streams import endpoint as stream_endpoint
+from headwater.sync.request import BodyLimits, StreamRequest, parse_stream_request
+from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_headwater import wait_until
 from tests.support.model_client import ModelClient
+from tests.support.rsocket_client import requester
 from tests.support.slow_store import SlowStore
 
 GREEDY = 10
@@ -72,6 +78,63 @@ def test_others_can_download_while_nobody_waits_for_what_is_read(
         assert ("todos", "u1") in shown(endpoint, "u1").rows
     finally:
         slow_store.go.set()
+
+
+class Reader:
+    """Stands in for a function that parses requests. Those of the greedy user take until `go` says so, one by one."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.begun: list[str | None] = []
+
+    def __call__(self, body: bytes, limits: BodyLimits) -> StreamRequest:
+        asked = parse_stream_request(body, limits)
+        if len(body) > SMALL:
+            self.begun.append(asked.client_id)
+            assert self.go.acquire(timeout=100)
+        return asked
+
+
+LARGE = {"text": "x" * 500_000}
+
+
+def over_http(endpoint: Endpoint, user: str) -> None:
+    with endpoint.stream(user, client_id=user, app_metadata=LARGE) as stream:
+        stream.completed()
+
+
+def over_a_websocket(endpoint: Endpoint, user: str) -> None:
+    with requester(str(endpoint.http.base_url)) as found:
+        found.set_up(make_token(user))
+        found.request(body={"client_id": user, "app_metadata": LARGE})
+        list(found.documents("checkpoint_complete"))
+
+
+@pytest.mark.parametrize("connect", [over_http, over_a_websocket])
+def test_others_are_served_while_the_large_requests_of_a_user_are_parsed(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, connect: Callable[[Endpoint, str], None]
+) -> None:
+    reader = Reader()
+    monkeypatch.setattr(connection, "parse_stream_request", reader)
+    monkeypatch.setattr(stream_endpoint, "parse_stream_request", reader)
+    with ThreadPoolExecutor(GREEDY + 1) as pool:
+        try:
+            greedy = [pool.submit(connect, endpoint, "greedy") for _ in range(GREEDY)]
+            wait_until(lambda: reader.begun == ["greedy"], "the first one to be parsed")
+            for _ in range(10):
+                assert endpoint.http.get("/probes/liveness").status_code == 200
+                shown(endpoint, "u1")
+            other = pool.submit(connect, endpoint, "u2")
+            for _ in range(100):
+                assert endpoint.http.get("/probes/liveness").status_code == 200
+            assert reader.begun == ["greedy"]
+            reader.go.release(2)
+            other.result(60)
+            assert reader.begun[:2] == ["greedy", "u2"]
+        finally:
+            reader.go.release(2 * GREEDY)
+        for each in greedy:
+            each.result(60)
 
 
 def test_changes_reach_others_meanwhile(endpoint: Endpoint, slow_store: SlowStore) -> None:

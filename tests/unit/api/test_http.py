@@ -38,7 +38,8 @@ def error_of(endpoint: Endpoint, method: str, path: str, **request: object) -> d
     [
         (b"{", "not valid JSON"),
         (b"[1]", "body has the wrong type"),
-        (b"[" * 100_000, "not valid JSON"),
+        (b"[" * 40_000, "not valid JSON"),
+        (b"[" * 100_000, "more than 42,000 arrays and objects"),
         (b'{"client_id":"a\\u0000"}', "NUL"),
         (b'{"buckets":[{"name":"a","after":"x"}]}', "not an op id"),
     ],

@@ -7,6 +7,8 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
+import bson
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +127,21 @@ def test_whoever_has_no_good_token_is_refused_at_setup(connected: Requester, tok
     number, message = ended(connected)
     assert number == frames.ErrorCode.REJECTED_SETUP
     assert message.startswith(f"[{code}] ")
+
+
+@pytest.mark.parametrize("mime", ["application/json", "application/bson"])
+def test_a_stranger_has_no_large_object_parsed(
+    connected: Requester, monkeypatch: pytest.MonkeyPatch, mime: str
+) -> None:
+    decoded: list[object] = []
+    monkeypatch.setattr(bson, "decode", decoded.append)
+    monkeypatch.setattr(orjson, "loads", decoded.append)
+    metadata = b"[" * 60_000 if mime == "application/json" else b"\x0d\0\1\0\0\0\0" * 8_000
+    kind = bytes([len(mime)]) + mime.encode()
+    body = struct.pack(">HHII", 1, 0, 20_000, 90_000) + kind + kind + len(metadata).to_bytes(3, "big") + metadata
+    connected.send(client.frame(0, client.SETUP, client.METADATA, body))
+    assert ended(connected)[1].startswith("[PSYNC_S2001] the metadata has too many values")
+    assert decoded == []
 
 
 @pytest.mark.parametrize("credit", [0, 1])

@@ -25,7 +25,7 @@ from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 
 MEBIBYTE = 1024 * 1024
-LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": []}] * 50_000}).encode()
+LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": [], "tx_id": 1}] * 30_000}).encode()
 SMALL = b'{"client_id":"phone","transactions":[]}'
 UPLOADS = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
 SETTINGS = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UPLOADS)

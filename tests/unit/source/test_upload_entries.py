@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.source.upload.entries import entry_of, transaction_of
-from headwater.source.upload.json_text import Json, Number, read_json, write_json
+from headwater.source.upload.json_text import MOST_NAMES, Json, Number, TooManyValuesError, read_json, write_json
 from headwater.source.upload.letters import transaction_in
 
 ANY = st.recursive(
@@ -51,6 +54,47 @@ def test_half_a_surrogate_pair_can_be_written_down() -> None:
 def test_what_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - json's own
         read_json(text)
+
+
+@given(ANY)
+def test_text_with_very_many_values_reads_alike(value: object) -> None:
+    text = json.dumps([value, "[," * 200_000])
+    assert write_json(read_json(text)) == write_json([read_json(json.dumps(value)), "[," * 200_000])
+
+
+def filled(part: str, size: int = 4 << 20) -> str:
+    return "[" + part * (size // len(part)) + "1]"
+
+
+@pytest.mark.parametrize("part", ["[],", "{},", "[[]],", '{"a":{}},'])
+def test_more_arrays_and_objects_than_a_client_has_reason_to_send_are_refused(part: str) -> None:
+    with pytest.raises(TooManyValuesError):
+        read_json(filled(part))
+
+
+def test_an_object_has_no_more_names_than_a_table_could_have_columns() -> None:
+    names = {f"n{number}": 1 for number in range(MOST_NAMES)}
+    assert isinstance(read_json(json.dumps([names])), list)
+    with pytest.raises(TooManyValuesError):
+        read_json(json.dumps([names | {"one": 1}]))
+
+
+@pytest.mark.parametrize("part", ["[],", '"",', "null,"])
+def test_other_threads_run_while_json_is_read(part: str) -> None:
+    """Without that, whoever uploads this stops everybody for as long as it takes."""
+    over, turns = threading.Event(), 0
+
+    def others() -> None:
+        nonlocal turns
+        while not over.wait(0.001):
+            turns += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(others)
+        with suppress(TooManyValuesError):
+            read_json(filled(part))
+        over.set()
+    assert turns > 20
 
 
 FIELDS: dict[str, Json] = {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +178,47 @@ def test_metadata_is_cut_for_it_is_only_logged() -> None:
     assert set(kept.values()) == {"v" * 300}
     with pytest.raises(InvalidRequestError):
         parse_stream_request(json.dumps({"app_metadata": {**metadata, "last": 1}}).encode())
+
+
+@pytest.mark.parametrize("part", [b"[],", b"{},", b"[" * 90 + b"]" * 90 + b",", b'[{"a\\"":[]}],'])
+def test_more_arrays_and_objects_than_a_device_needs_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, part: bytes
+) -> None:
+    body = b'{"parameters":{"a":[' + part * (1_000_000 // len(part)) + b"1]}}"
+    monkeypatch.setattr(orjson, "loads", None)
+    with pytest.raises(InvalidRequestError, match="arrays and objects"):
+        parse_stream_request(body)
+
+
+def test_brackets_in_names_of_buckets_are_text() -> None:
+    name = '1#a["\\' + "[{" * 5 + '"]'
+    buckets = [{"name": f"{name}{number}", "after": "1"} for number in range(12_000)]
+    asked = parse_stream_request(json.dumps({"buckets": buckets}).encode())
+    assert list(asked.positions) == [each["name"] for each in buckets]
+
+
+WORST = [b"[],", b"1,", b'"",', b"{},", b"[" * 90 + b"]" * 90 + b",", b"1e308,"]
+
+
+@pytest.mark.parametrize("field", [b"parameters", b"app_metadata", b"only", b"buckets", b"streams", b"client_id"])
+def test_no_body_costs_far_more_than_that_of_a_device_with_many_buckets(field: bytes) -> None:
+    usual = {"buckets": [{"name": f'1#todos["{number:032}"]', "after": str(number)} for number in range(12_000)]}
+    most = 6 * _seconds(json.dumps(usual).encode())
+    for part in WORST:
+        content = part * (900_000 // len(part))
+        assert _seconds(b'{"%b":{"a":[%b1]}}' % (field, content)) < most, part
+        assert _seconds(b'{"%b":[%b1]}' % (field, content)) < most, part
+
+
+def _seconds(body: bytes) -> float:
+    """The least of several times, of this thread alone."""
+    found = []
+    for _ in range(3):
+        began = time.thread_time()
+        with suppress(InvalidRequestError):
+            parse_stream_request(body)
+        found.append(time.thread_time() - began)
+    return min(found)
 
 
 def test_parameters_have_a_number_of_values_in_all() -> None:

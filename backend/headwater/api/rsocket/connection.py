@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import bson
 import orjson
@@ -40,7 +41,13 @@ from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.service import MAX_AGENT, Opening, Streams
 from headwater.errors import HeadwaterError
 from headwater.sync.formats import Bson
-from headwater.sync.request import InvalidRequestError, parse_stream_request, stream_request
+from headwater.sync.request import (
+    BodyLimits,
+    InvalidRequestError,
+    StreamRequest,
+    parse_stream_request,
+    stream_request,
+)
 
 SETUP_SECONDS = 10.0
 """How long a client may take for its first frame."""
@@ -59,6 +66,9 @@ MAX_REQUEST = 1024 * 1024
 
 REQUEST_SECONDS = 30.0
 """How long the fragments of a request may take to arrive."""
+
+MOST_MARKS = 1000
+"""The most characters of the metadata of a frame that may begin a value. That of the SDKs has two or three values."""
 
 PATH = "/sync/stream"
 
@@ -190,7 +200,7 @@ class Connection:
         if {setup.metadata_type, setup.data_type} - {_JSON, _BSON}:
             raise UnsupportedSetupError("the media type is not supported", fix=f"use {_JSON}")
         self._types = setup.metadata_type, setup.data_type
-        told_us = _fields(setup.metadata, setup.metadata_type)
+        told_us = _few_fields(setup.metadata, setup.metadata_type)
         token, agent = told_us.get("token"), told_us.get("user_agent") or self.facts.get("user_agent")
         self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
         self._user_agent = agent[:MAX_AGENT] if isinstance(agent, str) else None
@@ -286,7 +296,7 @@ class Connection:
 
     async def _serve(self, number: int, stream: _Stream) -> None:
         try:
-            await self.streams.serve(self._opening(stream), stream.sink)
+            await self.streams.serve(await self._opening(stream), stream.sink)
         except GoneError:
             pass
         except Exception as failure:
@@ -300,17 +310,14 @@ class Connection:
             self._open.pop(number, None)
             self._rest()
 
-    def _opening(self, stream: _Stream) -> Opening:
+    async def _opening(self, stream: _Stream) -> Opening:
         assert self._user is not None
         metadata, data = bytes(stream.metadata), bytes(stream.data)
         stream.drop_request()
-        if _fields(metadata, self._types[0]).get("path") != PATH:
+        if _few_fields(metadata, self._types[0]).get("path") != PATH:
             raise UnknownStreamError("there is no stream at this path", fix=f"request {PATH}")
-        limits = self.streams.asked
-        if self._types[1] == _JSON:
-            asked = parse_stream_request(data, limits)
-        else:
-            asked = stream_request(_fields(data, _BSON), limits)
+        parse = partial(parse_stream_request if self._types[1] == _JSON else _request_in, limits=self.streams.asked)
+        asked = await self.streams.parsing.parsed(self._user.user_id, data, parse)
         return Opening(asked, self._user, self._user_agent, _FORM, self.request)
 
     async def _send(self, frame: bytes) -> None:
@@ -362,6 +369,19 @@ def _frame_in(message: bytes | str) -> Frame:
     if isinstance(message, str):
         raise FrameError("the client sent a text message, but frames are binary")
     return read_frame(message)
+
+
+def _request_in(content: bytes, limits: BodyLimits) -> StreamRequest:
+    return stream_request(_fields(content, _BSON), limits)
+
+
+def _few_fields(content: bytes, media_type: str) -> Mapping[str, object]:
+    """Decode an object of few values, at once: the client may be anybody. Raises InvalidRequestError."""
+    # each element of BSON has a name that ends with NUL
+    marks = b"\0" if media_type == _BSON else b",[{"
+    if sum(content.count(mark) for mark in marks) > MOST_MARKS:
+        raise InvalidRequestError("the metadata has too many values", "metadata", "send what the SDKs send")
+    return _fields(content, media_type)
 
 
 def _fields(content: bytes, media_type: str) -> Mapping[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -47,7 +48,8 @@ class StreamEndpoint:
         prove(request, user.user_id)
         self._streams.admission.check(user.user_id)
         with self._streams.requests.take(user.user_id):
-            asked = parse_stream_request(await read_body(request), self._streams.asked)
+            parse = partial(parse_stream_request, limits=self._streams.asked)
+            asked = await self._streams.parsing.parsed(user.user_id, await read_body(request), parse)
         headers = request.headers
         form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=asked.raw_data)
         agent = headers.get("x-user-agent") or headers.get("user-agent")

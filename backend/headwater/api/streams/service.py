@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocations
 from headwater.api.http.requests import RequestName
+from headwater.api.parsing import Parsing
 from headwater.api.streams.admission import Admission, StreamLimits
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Dialogue, Resolver
@@ -52,6 +53,7 @@ class Streams:
         limits: StreamLimits,
         asked: BodyLimits,
         revocations: Revocations,
+        parsing: Parsing,
     ) -> None:
         self._threads = threads
         self._hub = hub
@@ -60,6 +62,7 @@ class Streams:
         self._limits = limits
         self.asked = asked
         """Limits on the lists in a request."""
+        self.parsing = parsing
         self._left_out = LeftOutMemory()
         self._open: set[Stream] = set()
         self._revocations = revocations

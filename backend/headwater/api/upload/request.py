@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from headwater.api.errors import ApiError
 from headwater.source.upload.entries import ClientTransaction, Entry, entry_of, sendable, transaction_of
-from headwater.source.upload.json_text import Json, Number, read_json
+from headwater.source.upload.json_text import Json, Number, TooManyValuesError, read_json
 from headwater.sync.request import MAX_CLIENT_ID
 
 MAX_OP_ID = 2**63 - 1
@@ -47,6 +47,8 @@ def parse_upload(body: bytes) -> Upload:
     """Parse the body. Raises InvalidUploadError, which names the field, and TooManyTransactionsError."""
     try:
         document = read_json(body)
+    except TooManyValuesError as error:
+        raise InvalidUploadError(f"the body is refused: {error}", fix="send fewer at once") from None
     except ValueError:
         raise InvalidUploadError("the body is not JSON", fix=_SHAPE) from None
     if not isinstance(document, Mapping):

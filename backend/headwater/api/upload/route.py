@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -14,6 +16,7 @@ from starlette.routing import Route
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import ApiError
 from headwater.api.http.body import read_body, require_json
+from headwater.api.parsing import Parsing
 from headwater.api.refusals import Refusals, prove
 from headwater.api.upload.limits import UploadLimits
 from headwater.api.upload.request import InvalidUploadError, parse_upload
@@ -41,13 +44,15 @@ class UploadLaterError(ApiError):
 class UploadRoute:
     """Applies the transactions of a request in order, each by itself."""
 
-    def __init__(self, verifier: Verifier, settings: UploadSettings, refusals: Refusals) -> None:
+    def __init__(self, verifier: Verifier, settings: UploadSettings, refusals: Refusals, parsing: Parsing) -> None:
         self._verifier = verifier
+        self._parsing = parsing
         self._refusals = refusals
         self._settings = settings
         self._uploads = Uploads(settings)
         self._working = asyncio.Semaphore(settings.max_connections)
         self._large = asyncio.Lock()
+        self._large_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._limits = UploadLimits(
             settings.max_connections + settings.max_waiting,
             settings.max_per_user,
@@ -67,15 +72,24 @@ class UploadRoute:
         prove(request, user.user_id)
         with self._limits.room_for(user.user_id) as hold:
             body = await read_body(request, self._settings.max_body_bytes, hold)
-            async with self._large if len(body) > LARGE else nullcontext(), self._working:
+            async with self._turn(user.user_id, len(body)), self._working:
                 await _stay(request)
-                upload = await asyncio.to_thread(parse_upload, body)
+                upload = await self._parsing.parsed(user.user_id, body, parse_upload)
                 device = Device(user.user_id, upload.client_id, _claims(user))
                 answers = []
                 for transaction in upload.transactions:
                     await _stay(request)
                     answers.append(await self._take(device, transaction))
         return JSONResponse({"transactions": answers})
+
+    @asynccontextmanager
+    async def _turn(self, user_id: str, size: int) -> AsyncIterator[None]:
+        """Wait until the body may be parsed: a large one for those of its user, and then for that of another user."""
+        if size <= LARGE:
+            yield
+            return
+        async with self._large_of.setdefault(user_id, asyncio.Lock()), self._large:
+            yield
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
         """Apply one transaction and return its part of the answer. Raises UploadLaterError when the device should send
