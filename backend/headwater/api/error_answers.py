@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -46,8 +48,8 @@ def told(error: Exception) -> Told:
             return Told(UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
 
 
-def error_response(error: Exception) -> Response:
-    """The answer to a request that failed with `error`."""
+def error_response(error: Exception, beside: Mapping[str, object] = MappingProxyType({})) -> Response:
+    """The answer to a request that failed with `error`. `beside` is told beside it."""
     known = told(error)
     headers = _headers(error, known.status)
     if isinstance(error, TooManyRequestsError):
@@ -60,7 +62,7 @@ def error_response(error: Exception) -> Response:
     }
     if known.details:
         body["details"] = known.details
-    return JSONResponse({"error": body}, status_code=known.status, headers=headers)
+    return JSONResponse({"error": body, **beside}, status_code=known.status, headers=headers)
 
 
 def _headers(error: Exception, status: int) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,6 +14,7 @@ from httpx import ASGITransport, AsyncClient, Response
 from starlette.types import Message
 
 from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth import claims
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.upload import route
 from headwater.api.upload.limits import TooManyUploadsError, UploadLimits
@@ -20,6 +22,7 @@ from headwater.api.upload.request import MAX_TRANSACTIONS, TooManyTransactionsEr
 from headwater.source.upload.apply import Outcome, Taken, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from tests.support.fix_admin import NOWHERE
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
@@ -112,6 +115,44 @@ def test_large_uploads_wait_for_each_other_and_small_ones_do_not(
     answers = asyncio.run(story())
     assert {answer.status_code for answer in answers} == {200}
     assert parsing.most == 1
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_an_upload_ends_with_its_token_and_tells_what_was_applied(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    crud = [{"crud": [{"op_id": number, "op": "DELETE", "type": "notes", "id": "1"}]} for number in (1, 2, 3)]
+    taken = []
+    app = create_app(SETTINGS, memory_store, PlayedHead())
+    http = AsyncClient(
+        transport=ASGITransport(app),
+        base_url="http://headwater",
+        headers={"authorization": f"Token {make_token('ann')}"},
+    )
+
+    async def take(_: Uploads, __: Device, transaction: ClientTransaction) -> Outcome:
+        taken.append(transaction.first_op)
+        if transaction.first_op == 2 and how == "expired":
+            monkeypatch.setattr(claims, "TOLERANCE", -1000)
+        elif transaction.first_op == 2:
+            memory_store.revoked.append(Revocation(1, RevokedKind.USER, "ann", time.time() + 60, time.time() + 600))
+            async with asyncio.timeout(60):
+                while (await http.post("/sync/stream", content=b"none")).status_code != 401:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        return Outcome(Taken.APPLIED)
+
+    monkeypatch.setattr(Uploads, "take", take)
+
+    async def story() -> Response:
+        async with app.router.lifespan_context(app), http:
+            return await http.post("/upload", json={"client_id": "phone", "transactions": crud})
+
+    answer = asyncio.run(story())
+    assert taken == [1, 2]
+    assert answer.status_code == 401
+    told = answer.json()
+    assert told["error"]["code"] == {"revoked": "PSYNC_S2101", "expired": "PSYNC_S2103"}[how]
+    assert [each["last_op_id"] for each in told["transactions"]] == [1, 2]
 
 
 def test_the_rest_of_an_upload_whose_client_has_gone_is_left(

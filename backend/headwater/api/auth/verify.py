@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import jwt
 
-from headwater.api.auth.claims import Principal, principal_of
-from headwater.api.auth.errors import AuthError, TokenMissingError
+from headwater.api.auth.claims import Principal, is_over, principal_of
+from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenMissingError
 from headwater.api.auth.hints import signed_otherwise
 from headwater.api.auth.keys import Key, KeySource, candidates
 from headwater.api.auth.material import HMAC, SIGNATURES
@@ -66,6 +66,13 @@ class Verifier:
             user = await self._verified(token)
         self.revocations.check(user)
         return user
+
+    def recheck(self, user: Principal) -> None:
+        """Raise TokenExpiredError or TokenRevokedError if the token of a user whom `verify` returned is no longer
+        valid. Whatever goes on for some time for one token calls this before each step."""
+        if is_over(user, time.time()):
+            raise TokenExpiredError("the token has expired", fix="fetch a new one")
+        self.revocations.check(user)
 
     async def _verified(self, token: str) -> Principal:
         read = _read(token)

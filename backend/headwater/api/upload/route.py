@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -13,11 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headwater.api.auth.errors import AuthError
 from headwater.api.auth.verify import Principal, Verifier
+from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
 from headwater.api.http.body import read_body, require_json
 from headwater.api.parsing import Parsing
-from headwater.api.refusals import Refusals, prove
+from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.limits import UploadLimits
 from headwater.api.upload.request import InvalidUploadError, parse_upload
 from headwater.errors import HeadwaterError, Kind
@@ -76,11 +78,22 @@ class UploadRoute:
                 await _stay(request)
                 upload = await self._parsing.parsed(user.user_id, body, parse_upload)
                 device = Device(user.user_id, upload.client_id, _claims(user))
-                answers = []
+                answers: list[dict[str, object]] = []
                 for transaction in upload.transactions:
                     await _stay(request)
+                    try:
+                        self._verifier.recheck(user)
+                    except AuthError as error:
+                        return self._ended(request, error, answers)
                     answers.append(await self._take(device, transaction))
         return JSONResponse({"transactions": answers})
+
+    def _ended(self, request: Request, error: AuthError, answers: Sequence[Mapping[str, object]]) -> Response:
+        """The answer to an upload whose token is valid no longer. It tells what happened to the transactions so far."""
+        response = error_response(error, {"transactions": answers})
+        facts = {"status": response.status_code, "reason": error.what, **facts_of(request)}
+        self._refusals.note(error.code, proven(request), "upload ended", facts)
+        return response
 
     @asynccontextmanager
     async def _turn(self, user_id: str, size: int) -> AsyncIterator[None]:
