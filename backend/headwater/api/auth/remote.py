@@ -18,12 +18,14 @@ REFRESH_SECONDS = 300.0
 KEEP_SECONDS = 3600.0
 """How long fetched keys stay in use while they can't be fetched again."""
 
-WAIT_SECONDS = 3.0
+WAIT_SECONDS = 5.0
 """How long a request waits for a fetch."""
 
-MOST_LOOKS = 10
+MOST_LOOKS = 20
 LOOK_SECONDS = 60.0
-"""At most MOST_LOOKS fetches for unknown keys are made in this time, since anybody can send tokens with such keys."""
+"""At most MOST_LOOKS fetches for unknown keys are made in this time, since anybody can send tokens with such keys. When
+they are used up, there is one after every LOOK_SECONDS / MOST_LOOKS, which is less than a request waits: so strangers
+do not keep out a token of a key that is new."""
 
 _SHOWN = 20
 
@@ -38,16 +40,17 @@ class Allowance:
     left: float = MOST_LOOKS
     counted_at: float | None = None
 
-    def take(self) -> bool:
-        """Count a fetch and return True, or return False when too many were made of late."""
+    def pause(self) -> float:
+        """How many seconds the next fetch has to wait, because too many were made of late."""
         now = self.now()
         passed = 0.0 if self.counted_at is None else now - self.counted_at
         self.left = min(MOST_LOOKS, self.left + passed * MOST_LOOKS / LOOK_SECONDS)
         self.counted_at = now
-        if self.left < 1:
-            return False
+        return max(0.0, 1 - self.left) * LOOK_SECONDS / MOST_LOOKS
+
+    def take(self) -> None:
+        """Count a fetch, which waits for its pause."""
         self.left -= 1
-        return True
 
 
 class RemoteKeys:
@@ -81,13 +84,15 @@ class RemoteKeys:
         return self._keys
 
     async def look_again(self) -> bool:
-        """Fetch the keys now, or wait for the fetch in progress. Returns False when too many were made of late. Raises
+        """Fetch the keys, now or as soon as it is allowed, or wait for the fetch that somebody else waits for. Raises
         JwksError when the fetch fails, or takes longer than WAIT_SECONDS."""
-        if self._fetching is None and not self._allowance.take():
-            if self._failure is not None:
+        pause = 0.0
+        if self._fetching is None:
+            pause = self._allowance.pause()
+            if pause and self._failure is not None:
                 raise _again(self._failure)
-            return False
-        done, _ = await asyncio.wait([self._task()], timeout=WAIT_SECONDS)
+            self._allowance.take()
+        done, _ = await asyncio.wait([self._task(pause)], timeout=WAIT_SECONDS)
         if not done:
             raise JwksError("the keys of tokens are still being fetched", self._address, "try again")
         if self._failure is not None:
@@ -117,16 +122,18 @@ class RemoteKeys:
             await asyncio.wait([self._task()])
             await asyncio.sleep(self.pause())
 
-    def _task(self) -> asyncio.Task[None]:
+    def _task(self, pause: float = 0.0) -> asyncio.Task[None]:
+        """The fetch that is in progress, or one that begins after the pause."""
         if self._fetching is None:
-            self._fetching = asyncio.create_task(self._refresh())
+            self._fetching = asyncio.create_task(self._refresh(pause))
             self._fetching.add_done_callback(self._done)
         return self._fetching
 
     def _done(self, _: asyncio.Task[None]) -> None:
         self._fetching = None
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, pause: float) -> None:
+        await asyncio.sleep(pause)
         try:
             found = await self._fetch()
         except JwksError as error:
