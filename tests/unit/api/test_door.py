@@ -214,6 +214,26 @@ def test_a_client_that_was_held_up_goes_on_when_it_has_waited(
         assert [connection.answer().status for _ in range(2)] == [400, 200]
 
 
+@pytest.mark.parametrize("hosts", [b"", b"host: x\r\nHost: y\r\n", b"HOST: x\r\nhost: x\r\n"])
+@pytest.mark.parametrize("request_line", [b"GET /probes/liveness", b"POST /sync/stream", b"OPTIONS /sync/stream"])
+def test_a_request_names_one_host(endpoint: Endpoint, request_line: bytes, hosts: bytes) -> None:
+    more = b"upgrade: websocket\r\nconnection: upgrade\r\n" if request_line.startswith(b"GET") else b""
+    for extra in {more, b""}:
+        with connected(endpoint) as connection:
+            connection.send(request_line, b" HTTP/1.1\r\n", hosts, extra, b"\r\n")
+            refused(connection.answer(), 400, "HW_6021")
+            assert connection.is_ended()
+
+
+def test_a_probe_in_http_1_0_needs_no_host(endpoint: Endpoint) -> None:
+    with connected(endpoint) as connection:
+        connection.send(b"GET /probes/liveness HTTP/1.0\r\n\r\n")
+        assert connection.answer().status == 200
+    with connected(endpoint) as connection:
+        connection.send(b"GET /probes/liveness HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n")
+        refused(connection.answer(), 400, "HW_6021")
+
+
 # time
 
 

@@ -7,7 +7,7 @@ from headwater.errors import Kind
 
 
 class MalformedRequestError(ApiError):
-    """The client sent something that is not HTTP/1.1."""
+    """The client sent something that is not HTTP/1.1, or a request without exactly one Host header."""
 
     code = "HW_6021"
     status = 400

@@ -111,6 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = False  # whether a request began in the data that is being parsed
         self._head = 0  # bytes of the headers that were parsed
         self._fields = 0
+        self._hosts = 0
         self._overhead = 0  # bytes received beyond the body and what _OVERHEAD allows for it
         self._body = 0
         self._body_began = 0.0
@@ -206,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._calls += 1
         self._state = _Reading.HEAD
         self._begun = True
-        self._head = self._fields = self._overhead = self._body = 0
+        self._head = self._fields = self._hosts = self._overhead = self._body = 0
         self._start_clock(self._limits.header_seconds)
         super().on_message_begin()
 
@@ -221,12 +222,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._fields += 1
         if self._head > self._limits.max_header_bytes or self._fields > self._limits.max_header_fields:
             raise self._stop(self._headers_too_large())
+        if self._state is _Reading.HEAD and name.lower() == b"host":
+            self._hosts += 1
         if self._state is _Reading.HEAD:  # after a body they are trailers, which are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
             raise self._stop(PipelineError(f"more than {MOST_AHEAD} requests wait on this connection"))
+        if self._hosts > 1 or (self._hosts == 0 and self.parser.get_http_version() != "1.0"):
+            # two proxies could take such a request for one of different hosts
+            raise self._stop(MalformedRequestError("the request needs one Host header", fix="send exactly one"))
         super().on_headers_complete()
         self._state = _Reading.BODY
         self._overhead = 0
