@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -79,6 +81,51 @@ def test_processes_share_a_port_and_one_that_dies_is_replaced(
     running.ask_to_end()
     assert running.wait() == 0
     assert not psutil.pid_exists(other)
+
+
+FILES, EARLY = 160, 20
+WAITING = {"workers": 1, "http": {"header_seconds": 60}}
+
+
+def test_connections_leave_open_files_to_the_store(deployment: Deployment, launch: Launch, source_db: SourceDb) -> None:
+    port = free_port()
+    running = launch("api", {**config_of(deployment, port), "api": WAITING})
+    resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))  # long before it looks
+    wait_until(lambda: '"ready":true' in answer(port, "/probes/readiness"), "an active config")
+    with ExitStack() as stack:
+
+        def connected() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+
+        early = [connected() for _ in range(EARLY)]
+        others = [connected() for _ in range(3 * FILES)]
+        assert b"503" in others[-1].recv(100)
+        for number, each in enumerate(early):
+            each.sendall(asking(token_for(f"user{number}")))
+        for each in early:
+            assert b"checkpoint_complete" in read_until(each, b"checkpoint_complete")
+        source_db.execute("insert into notes values ('2', 'new')")
+        for each in early:
+            read_until(each, b"new")
+    assert "too many open files" not in running.output.lower()
+    assert " ERROR " not in running.output
+    assert f"the machine allows {FILES} open files, so there may be {FILES // 2} connections" in running.output
+    wait_until(lambda: answer(port, "/probes/liveness") != "", "room for others")
+
+
+def asking(token: str) -> bytes:
+    """The request of a stream."""
+    head = f"POST /sync/stream HTTP/1.1\r\nhost: x\r\nauthorization: Token {token}\r\ncontent-length: 2\r\n\r\n{{}}"
+    return head.encode()
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    found = b""
+    while mark not in found:
+        part = connection.recv(1 << 16)
+        assert part, found
+        found += part
+    return found
 
 
 def test_operators_reach_all_processes_by_whichever_answers(deployment: Deployment, launch: Launch) -> None:

@@ -33,7 +33,7 @@ GRACE_SECONDS = 5
 
 _BACKLOG = 2048
 _OTHER_FILES = 500  # files that may be open besides connections of devices
-_FEW = 250  # connections of operators' tools
+_FEW = 100  # connections of operators' tools
 _NO_NEWS = (
     "without completing response",  # the stream has logged why it was cut off
     "Invalid HTTP request",  # Refusals counts and logs these
@@ -81,7 +81,8 @@ class BoundedServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
         config.doorman, config.turns = Doorman(limits, refusals), Turns()
-        config.beside = {port: Doorman(replace(limits, max_connections=_FEW), refusals) for port in beside}
+        few = replace(limits, max_connections=min(_FEW, max(1, limits.max_connections // 4)))
+        config.beside = {port: Doorman(few, refusals) for port in beside}
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
 
@@ -192,24 +193,41 @@ def serve_app(
     """Serve until SIGTERM or SIGINT; blocks. `beside` are applications for some of the ports. The event loop calls
     `beat` every second, which shows that it does not hang."""
     limits: HttpLimits = app.state.http_limits
-    _allow_files(limits.max_connections + _OTHER_FILES)
+    app.state.http_limits = replace(limits, max_connections=_room_for(limits.max_connections))
     for host, port, *_ in (each.getsockname() for each in sockets):
         log.info("listening on port %d of %s", port, host)
     ApiServer(app, beside, beat).run(sockets)
 
 
-def _allow_files(wanted: int) -> None:
-    """Raise the process's limit of open files to `wanted`, as far as its hard limit allows. Each connection is one."""
+def _room_for(connections: int) -> int:
+    """How many of these connections may be open. Each is an open file, and those that the store and the rest need are
+    not left to connections, also where the machine allows few."""
+    wanted = connections + _OTHER_FILES
+    allowed = _allow_files(wanted)
+    room = min(connections, allowed - min(_OTHER_FILES, allowed // 2))
+    if room < connections:
+        log.warning(
+            "the machine allows %d open files, so there may be %d connections and not api.http.max_connections (%d); "
+            "raise ulimit -n",
+            allowed,
+            room,
+            connections,
+        )
+    return room
+
+
+def _allow_files(wanted: int) -> int:
+    """Raise the process's limit of open files to `wanted`, as far as its hard limit allows. Returns how many may be
+    open, which may be more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
+        return wanted
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     except (OSError, ValueError):  # macOS enforces a lower limit than it reports
-        allowed = soft
-    if allowed < wanted:
-        log.warning("the machine allows %d open files, too few for api.http.max_connections; raise ulimit -n", allowed)
+        return soft
+    return allowed
 
 
 def _is_news(record: logging.LogRecord) -> bool:
