@@ -205,6 +205,15 @@ def test_a_large_body_in_chunks_of_ordinary_size_is_not_held_up(
             assert connection.answer().status == 400
 
 
+def test_very_many_small_bodies_of_a_proxy_are_not_held_up(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(pace, "MOST_PER_SECOND", 0.001)
+    with connected(endpoint) as connection:
+        for _ in range(100):
+            connection.send(told(POST), b"content-length: 2\r\n\r\n[]")
+            assert connection.answer().status == 400
+
+
 def test_a_client_that_was_held_up_goes_on_when_it_has_waited(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._calls += 1
-        if len(body) < SMALL:
+        if len(body) < SMALL and self._body:  # the first part may be a whole body, which is small
             self._pace.spend(1, self.loop.time())
         elif not self._answering:
             self._pace.spend(len(body) / _UNREAD_PIECE, self.loop.time())
