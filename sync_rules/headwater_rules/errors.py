@@ -37,6 +37,8 @@ class Code(StrEnum):
     """An option has an invalid value."""
     EDITION = "HW_R004"
     """The config uses something that its edition does not have."""
+    CHANGED = "HW_R005"
+    """YAML cuts off or changes the SQL of a query, so that it would not be what the file shows."""
     SQL_SYNTAX = "HW_R101"
     """The SQL can't be parsed."""
     UNSUPPORTED = "HW_R102"

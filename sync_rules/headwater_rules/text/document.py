@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,9 +11,12 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from headwater_rules.errors import Code, Place, Report, RuleError, did_you_mean, place_in
 from headwater_rules.text.sqltext import SqlText
+from headwater_rules.text.written import AS_BLOCK, read_written
 from headwater_rules.text.yaml import TAG, NotYamlError, compose
 
 _MAX_TEXT = 2_000_000
+_LINES_BEFORE = 3
+_SELECT = re.compile(r"(?i)(?:.*\b)?SELECT\b")
 T = TypeVar("T")
 
 
@@ -69,10 +73,12 @@ class Item:
         return value
 
     def sql(self, what: str) -> SqlText:
-        value = self.string(what)
+        if isinstance(self.node, MappingNode) and _SELECT.match(self.text, self.node.start_mark.index):
+            raise self.fail(f"{what} must be a text, and YAML reads `: ` as the end of a key", AS_BLOCK, Code.CHANGED)
+        self.string(what)
         assert isinstance(self.node, ScalarNode)  # it has been read as a text
         start, end = self.node.start_mark.index, self.node.end_mark.index
-        return SqlText(self.text, start, end, self.node.style, value)
+        return SqlText(self.text, start, end, read_written(self.text, self.node))
 
 
 class Mapping:
@@ -84,6 +90,10 @@ class Mapping:
         self._entries: dict[str, tuple[Item, Item]] = {}
         self._duplicates: list[RuleError] = []
         for key_node, value_node in item.node.value:
+            if key_node.tag == TAG + "merge":
+                raise Item(item.text, key_node).fail(
+                    "`<<` is not supported", "write the keys here, or give an alias as a whole value: `query: *name`"
+                )
             key, value = Item(item.text, key_node), Item(item.text, value_node)
             name = str(key_node.value) if isinstance(key_node, ScalarNode) else ""
             if not name:
@@ -137,7 +147,16 @@ def load(text: str) -> Item:
         node = compose(text)
     except NotYamlError as error:
         place = None if error.start is None or error.end is None else place_in(text, error.start, error.end)
-        raise RuleError(Code.YAML, f"not valid YAML: {error.problem}", place, error.hint) from None
+        hint = error.hint or _hint_for_sql(text, place)
+        raise RuleError(Code.YAML, f"not valid YAML: {error.problem}", place, hint) from None
     if node is None:
         raise RuleError(Code.YAML, "the sync config is empty", place_in(text, 0, 0), "define at least one stream")
     return Item(text, node)
+
+
+def _hint_for_sql(text: str, place: Place | None) -> str:
+    """A hint for a syntax error in a value that seems to be SQL."""
+    if place is None:
+        return ""
+    before = text[: place.start - place.column + 1].splitlines()[-_LINES_BEFORE:]
+    return f"if this is SQL, {AS_BLOCK}" if any(map(_SELECT.match, [*before, place.source_line])) else ""

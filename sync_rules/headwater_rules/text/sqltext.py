@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.parsers.postgres import PostgresParser
-from sqlglot.tokenizer_core import TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from headwater_rules.errors import Code, Place, RuleError, place_in
-from headwater_rules.text.escapes import escape_at
+from headwater_rules.text.written import AS_BLOCK, Written
 
 _CLOSING = re.compile(r"\s*\)")
+_HEXADECIMAL = re.compile(r"\\[xuU]")
 MAX_SQL = 100_000  # characters of one query
 
 
@@ -53,6 +51,9 @@ def _operand(parser: PostgresParser) -> exp.Expr:
 class RuleDialect(Postgres):
     """Postgres' grammar with all functions left as written, because the rule language has its own list of them."""
 
+    class Tokenizer(Postgres.Tokenizer):
+        pass
+
     class Parser(PostgresParser):
         FUNCTIONS: ClassVar = {}
         NO_PAREN_FUNCTIONS: ClassVar = {}
@@ -71,15 +72,21 @@ class RuleDialect(Postgres):
         }
 
 
-@dataclass(frozen=True)
+RuleDialect.Tokenizer._COMMENTS.pop("{#")  # sqlglot knows comments of templates, which are no SQL
+
+
+@dataclass(frozen=True, slots=True)
 class SqlText:
-    """An SQL string. `sql` is its value; `start` and `end` delimit the scalar as written in `document`."""
+    """An SQL string. `sql` has the lines of the file; `start` and `end` delimit the scalar in `document`."""
 
     document: str
     start: int
     end: int
-    style: str | None
-    sql: str
+    written: Written
+
+    @property
+    def sql(self) -> str:
+        return self.written.text
 
     def place(self, start: int = 0, end: int | None = None) -> Place:
         """The place of characters [start, end) of the SQL in the file."""
@@ -116,40 +123,8 @@ class SqlText:
         return start, end
 
     def _offset(self, position: int) -> int:
-        return self._offsets[min(max(position, 0), len(self._offsets) - 1)]
-
-    @cached_property
-    def _offsets(self) -> Sequence[int]:
-        """The offset in the document of each character of the value. Folding and indentation only change white space,
-        so the other characters come in the same order."""
-        verbatim = self.document.find(self.sql, self.start, self.end)
-        if verbatim >= 0:
-            return range(verbatim, verbatim + len(self.sql))
-        raw = self.start
-        if self.style in {"|", ">"}:
-            raw = self.document.find("\n", raw) + 1
-        offsets = []
-        for character in self.sql:
-            if character.isspace():
-                offsets.append(min(raw, self.end))
-                raw += self.document[raw : raw + 1].isspace()
-                continue
-            raw, after = self._written(raw, character)
-            offsets.append(min(raw, self.end))
-            raw = after
-        return offsets
-
-    def _written(self, raw: int, character: str) -> tuple[int, int]:
-        """Start and end of the next `character` at or after `raw`, which may be written as an escape."""
-        while raw < self.end and self.document[raw] != character:
-            after = raw + 1
-            if self.style == '"' and self.document[raw] == "\\":
-                meant, behind = escape_at(self.document, raw, self.end)
-                if meant == character:
-                    return raw, behind
-                after = behind if meant or self.document[raw + 1] in "ntr" else after
-            raw = after
-        return raw, raw + (2 if self.style == '"' and character == "\\" else 1)
+        offsets = self.written.offsets
+        return offsets[min(max(position, 0), len(offsets) - 1)]
 
 
 def parse_select(text: SqlText) -> exp.Select:
@@ -157,8 +132,11 @@ def parse_select(text: SqlText) -> exp.Select:
     if len(text.sql) > MAX_SQL:
         raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL} characters", text.place())
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns about statements that are refused below
+    dialect = RuleDialect()
     try:
-        statements = [statement for statement in sqlglot.parse(text.sql, dialect=RuleDialect) if statement]
+        tokens = dialect.tokenize(text.sql)
+        _check_tokens(text, tokens)
+        statements = [statement for statement in dialect.parser().parse(tokens, text.sql) if statement]
     except ParseError as error:
         raise _syntax_error(text, error) from None
     except TokenError:
@@ -189,6 +167,28 @@ def parse_select(text: SqlText) -> exp.Select:
     for searched in list(statement.find_all(exp.In)):
         _read_brackets(searched)
     return statement
+
+
+def _check_tokens(text: SqlText, tokens: list[Token]) -> None:
+    """Raise RuleError for quoted text over lines that YAML joins, and for an escape that hides a part of a comment."""
+    behind = 0
+    for token in tokens:
+        _check_comments(text, behind, token.start)
+        behind = token.end + 1
+        quoted = any(quote in text.sql[token.start : behind] for quote in "'\"$")
+        if quoted and not text.written.joined.isdisjoint(range(token.start, behind)):
+            message = "a quoted text goes over several lines, which YAML joins"
+            raise RuleError(Code.CHANGED, message, text.place(token.start, behind), AS_BLOCK)
+    _check_comments(text, behind, len(text.sql))
+
+
+def _check_comments(text: SqlText, start: int, end: int) -> None:
+    """`start` and `end` delimit white space and comments."""
+    for position in range(start, end):
+        offset = text.written.offsets[position]
+        if text.sql[position] in "-/*\n" and _HEXADECIMAL.match(text.document, offset):
+            message = "an escape stands for a part of a comment"
+            raise RuleError(Code.CHANGED, message, text.place(position, position + 1), AS_BLOCK)
 
 
 def _read_brackets(node: exp.In) -> None:
