@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from headwater_rules.compiler.expressions.fragment import Frag, Kind, Ref, joined
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, joined
+from headwater_rules.compiler.expressions.trust import Trust, any_of, every
 from headwater_rules.errors import Code, Place, RuleError
-from headwater_rules.plan import AUTHENTICATED
 
 MAX_TERMS = 100
 
@@ -16,12 +16,11 @@ MAX_TERMS = 100
 @dataclass(frozen=True, slots=True)
 class Atom:
     """One condition with the value 0 or 1. `link` holds both sides if it is an equality; `tables` are further tables
-    that have to be joined for it; `whole` is the condition that it was merged from, if any."""
+    that have to be joined for it."""
 
     frag: Frag
     link: tuple[Frag, Frag] | None = None
     tables: frozenset[int] = frozenset()
-    whole: Condition | None = None
 
     @property
     def place(self) -> Place:
@@ -51,19 +50,6 @@ def terms(condition: Condition, owner: Owner, place: Place) -> list[list[Atom]]:
 
 def dependencies(frag: Frag, owner: Owner) -> frozenset[int]:
     return frozenset(owner(source) for source in frag.sources)
-
-
-def is_vouched_for(condition: Condition) -> bool:
-    """Whether every way to fulfil a condition on the request depends on a value of the token."""
-    match condition:
-        case Atom():
-            if condition.whole is not None:
-                return is_vouched_for(condition.whole)
-            return any(isinstance(part, Ref) and part.column in AUTHENTICATED for part in condition.frag.parts)
-        case All(items):
-            return any(map(is_vouched_for, items))
-        case Either(items):
-            return all(map(is_vouched_for, items))
 
 
 def _expand(condition: Condition, place: Place) -> list[tuple[Atom, ...]]:
@@ -121,7 +107,7 @@ def _merged(items: list[Condition], owner: Owner) -> Condition:
 
 
 def _either(atoms: list[Atom]) -> Atom:
-    return atoms[0] if len(atoms) == 1 else _combined(Either(tuple(atoms)), atoms, " OR ")
+    return atoms[0] if len(atoms) == 1 else _combined(atoms, " OR ", any_of)
 
 
 def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
@@ -137,7 +123,7 @@ def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
     joins = frozenset[int]().union(*(atom.tables for atom in found))
     if len(sources) > 1 or not joins <= sources:
         return None
-    return found[0] if len(found) == 1 else _combined(All(tuple(found)), found, " AND ")
+    return found[0] if len(found) == 1 else _combined(found, " AND ", every)
 
 
 def _atoms(condition: Condition) -> Iterator[Atom | None]:
@@ -151,7 +137,7 @@ def _atoms(condition: Condition) -> Iterator[Atom | None]:
             yield None
 
 
-def _combined(whole: Condition, atoms: list[Atom], between: str) -> Atom:
-    frag = joined(Kind.CERTAIN, atoms[0].place, [atom.frag for atom in atoms], between)
-    tables = frozenset[int]().union(*(atom.tables for atom in atoms))
-    return Atom(frag, tables=tables, whole=whole)
+def _combined(atoms: list[Atom], between: str, trusted: Callable[[list[Trust]], Trust]) -> Atom:
+    trust = trusted([atom.frag.trust for atom in atoms])
+    frag = joined(Kind.CERTAIN, atoms[0].place, [atom.frag for atom in atoms], between, trust)
+    return Atom(frag, tables=frozenset[int]().union(*(atom.tables for atom in atoms)))

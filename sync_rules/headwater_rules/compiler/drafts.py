@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headwater_rules.compiler.catalog import Catalog
@@ -18,7 +17,7 @@ from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleErr
 from headwater_rules.evaluate.binding import Bound, Layout
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.inputs import stage_statement
-from headwater_rules.plan import AUTHENTICATED, Expr, Star, TablePattern, Variant
+from headwater_rules.plan import Expr, Star, TablePattern, Variant
 from headwater_rules.text.options import Options
 
 MAX_VARIANTS = 100
@@ -63,7 +62,7 @@ def draft_query(
 
 def check_danger(job: Job, draft: VariantDraft, place: Place) -> None:
     """Report a draft for which values chosen by the client alone decide."""
-    if not _dangerous(draft):
+    if not draft.dangerous:
         return
     warning = RuleError(
         Code.DANGEROUS,
@@ -136,19 +135,3 @@ def _not_accepted(reason: str, place: Place) -> RuleError:
         return RuleError(Code.TOO_MANY, message, place, "split it, or compare with a list: `x IN (…)`")
     message = f"SQLite does not accept an expression of this query: {reason}"
     return RuleError(Code.INTERNAL, message, place, "write the expression in a simpler way")
-
-
-def _dangerous(draft: VariantDraft) -> bool:
-    """Whether a client can choose everything that determines which buckets it gets: the values that lead to them or, if
-    there are none, the conditions on the request. Lookups that no request value leads to are the same for everybody."""
-    leading = _inputs(source.expr for source in draft.requested())
-    arrays = _inputs((*draft.arrays.arrays, *draft.arrays.filters) if draft.arrays is not None else ())
-    if leading or (arrays and (any(draft.params) or draft.lookups)):
-        return not (leading | arrays) & AUTHENTICATED
-    vouched = draft.vouched or bool(arrays & AUTHENTICATED)
-    return bool(arrays | _inputs(draft.gates)) and not vouched
-
-
-def _inputs(exprs: Iterable[Expr]) -> set[str]:
-    """The request values that expressions read."""
-    return {name for expr in exprs for name in expr.inputs if not name.startswith("\x00")}

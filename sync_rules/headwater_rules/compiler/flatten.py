@@ -12,6 +12,7 @@ from headwater_rules.compiler.conditions import All, Atom, Condition, Either
 from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
 from headwater_rules.compiler.expressions.scalars import Scalars, identifier, in_list
 from headwater_rules.compiler.expressions.semantics import Requests
+from headwater_rules.compiler.expressions.trust import element
 from headwater_rules.compiler.names import ELEMENT, ScopeNames
 from headwater_rules.compiler.relations import Column, Context, Each, Everything, Relation, Scope, Selection
 from headwater_rules.compiler.watch import Watch
@@ -126,9 +127,9 @@ class _Select:
         else:
             array = self._value(call.expressions[0])
         number, _ = self._element(array)
-        self._name(name or function, self._renamed(number, columns, node) if columns else number, node)
+        self._name(name or function, self._renamed(number, array, columns, node) if columns else number, node)
 
-    def _renamed(self, number: int, columns: list[exp.Expr], node: exp.Expr) -> dict[str, Frag]:
+    def _renamed(self, number: int, array: Frag, columns: list[exp.Expr], node: exp.Expr) -> dict[str, Frag]:
         """The elements of an array under other column names: `json_each(array) AS a (key, value)`."""
         names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
         if len(names) != len(columns) or len(set(names)) != len(ELEMENT):
@@ -136,8 +137,10 @@ class _Select:
             raise self._fail(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
         self._tables.add(number)
         place = self._text.place_of(node)
+        trust = element(array.trust)
         return {
-            name: Frag((Ref(number, column),), Kind.ANY, place) for name, column in zip(names, ELEMENT, strict=True)
+            name: Frag((Ref(number, column),), Kind.ANY, place, trust)
+            for name, column in zip(names, ELEMENT, strict=True)
         }
 
     def _derive(self, node: exp.Expr, name: str, selection: Selection) -> None:
@@ -320,7 +323,7 @@ class _Select:
     def _element(self, array: Frag) -> tuple[int, Frag]:
         self._watch.json(array, array.place, "an expanded array")
         number = self._context.add_each(array)
-        return number, Frag((Ref(number, "value"),), Kind.ANY, array.place)
+        return number, Frag((Ref(number, "value"),), Kind.ANY, array.place, element(array.trust))
 
     def _overlap(self, node: exp.ArrayOverlaps, *, negate: bool) -> Condition:
         if negate:

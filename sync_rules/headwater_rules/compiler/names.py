@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from headwater_rules.compiler.expressions.fragment import Frag, Kind, Ref
 from headwater_rules.compiler.expressions.scalars import identifier
+from headwater_rules.compiler.expressions.trust import NEITHER, element
 from headwater_rules.compiler.relations import Context, Each, Relation, Scope, Table
 from headwater_rules.compiler.watch import Watch
 from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
@@ -50,7 +51,8 @@ class ScopeNames:
             name = RowFunction.TABLE_SUFFIX.value
         elif isinstance(instance, Table):
             self._watch.column(instance, name, node.this, self._text)
-        return Frag((Ref(relation, name),), Kind.ANY, place)
+        trust = element(instance.array.trust) if isinstance(instance, Each) else NEITHER
+        return Frag((Ref(relation, name),), Kind.ANY, place, trust)
 
     def _has_suffix(self, relation: int) -> bool:
         """Whether the older name of `table_suffix()`, which is a column, applies."""

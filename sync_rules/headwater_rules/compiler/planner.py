@@ -6,11 +6,12 @@ tables before it, until only the synced table is left. The values that it is com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from headwater_rules.compiler.conditions import Atom, Condition, dependencies, is_vouched_for
+from headwater_rules.compiler.conditions import Atom, Condition, dependencies
 from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
+from headwater_rules.compiler.expressions.trust import Proof, Trust, element
 from headwater_rules.compiler.relations import Column, Context, Each, Everything, Table
 from headwater_rules.compiler.target import Target
 from headwater_rules.errors import Code, RuleError
@@ -44,14 +45,14 @@ class LookupDraft:
 @dataclass(frozen=True, slots=True)
 class VariantDraft:
     """A variant whose bucket and lookups have no names yet. Its first stage is `arrays`, if rows are made from the
-    request; each of `lookups` is a further stage. `vouched`: some gate depends on values of the token only."""
+    request; each of `lookups` is a further stage. `dangerous`: values of the client decide, whatever the token says."""
 
     row: RowSource
     gates: tuple[Expr, ...]
     arrays: RequestStage | None
     lookups: tuple[LookupDraft, ...]
     params: tuple[tuple[ParamSource, ...], ...]
-    vouched: bool
+    dangerous: bool
 
     def requested(self) -> list[FromRequest]:
         """The request values that lead to lookups and buckets."""
@@ -133,7 +134,6 @@ class _Term:
         self._elements = _Parts()
         self._links: list[_Link] = []
         self._gates: list[Frag] = []
-        self._vouched = False
         for number in sorted(joined):
             owner = context.owner(number)
             if isinstance(context.instances[owner], Each):
@@ -157,15 +157,14 @@ class _Term:
         for number, uses in self._request_arrays.items():
             if not uses:
                 array = self._array(number)
-                condition = build(Kind.CERTAIN, array.place, "EXISTS (SELECT 1 FROM json_each(", array, "))")
-                self._gate(Atom(condition))
+                self._gates.append(build(Kind.CERTAIN, array.place, "EXISTS (SELECT 1 FROM json_each(", array, "))"))
         return VariantDraft(
             self._row_source(tuple(row_params)),
             tuple(self._sorted(self._gates)),
             self._request_stage(outputs.get(_ELEMENTS, ())),
             lookups,
             tuple(tuple(sources) for sources in row_params.values()),
-            self._vouched,
+            self._dangerous(),
         )
 
     # classifying atoms
@@ -185,7 +184,7 @@ class _Term:
         owners = dependencies(atom.frag, self._context.owner)
         if owners <= {REQUEST}:
             if atom.frag.parts != ("1",):
-                self._gate(atom)
+                self._gates.append(atom.frag)
         elif owners <= {REQUEST, *self._request_arrays}:
             self._elements.filters.append(atom.frag)
             self._need_elements(owners)
@@ -198,10 +197,6 @@ class _Term:
             if left == right:
                 raise _mixed(self._context, atom)
             self._links.append(_Link(atom.link, (left, right)))
-
-    def _gate(self, atom: Atom) -> None:
-        self._gates.append(atom.frag)
-        self._vouched = self._vouched or is_vouched_for(atom)
 
     def _owner(self, side: Frag, atom: Atom) -> int:
         """The owner of one side of a link. Raises RuleError for a mixture."""
@@ -233,6 +228,32 @@ class _Term:
 
     def _merged(self, owner: int) -> int:
         return _ELEMENTS if owner in self._elements.arrays else owner
+
+    # who decides
+
+    def _dangerous(self) -> bool:
+        """Whether the client decides which buckets it gets: by the values that lead to them, if the token has no
+        part in any of them, or by the conditions on the request. Lookups that no request value leads to are the same
+        for everybody."""
+        leading = list(self._leading())
+        tests = [frag.trust for frag in (*self._gates, *self._elements.filters)]
+        if not any(trust.client for trust in (*tests, *(trust for trust, _ in leading))):
+            return False
+        repeated = frozenset[object]().union(*(test.repeated for test in tests))
+        if any(trust.bound or parts in repeated for trust, parts in leading):
+            return False
+        needed = Proof.TOKEN if any(trust.client for trust, _ in leading) else Proof.REPEATED
+        return max((test.true for test in tests), default=Proof.NONE) < needed
+
+    def _leading(self) -> Iterator[tuple[Trust, object]]:
+        """The values of the request that tables are searched by: the trust in them, and their SQL."""
+        for link in self._links:
+            for side, owner in zip(link.sides, link.owners, strict=True):
+                if owner in self._request_arrays:
+                    array = self._array(owner)
+                    yield element(array.trust), array.parts
+                elif owner in {REQUEST, _ELEMENTS}:
+                    yield side.trust, side.parts
 
     # the order of lookups
 

@@ -7,11 +7,22 @@ fragments around, looking only at what they depend on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from headwater_rules.compiler.expressions.trust import (
+    CLIENT,
+    NEITHER,
+    TOKEN,
+    Trust,
+    chained,
+    one_of,
+    opposite,
+    repeating,
+    together,
+)
 from headwater_rules.errors import Code, Place, RuleError
-from headwater_rules.plan import Expr
+from headwater_rules.plan import AUTHENTICATED, Expr, RequestInput
 
 REQUEST = -1
 """The source number of claims and parameters, besides the numbers of tables."""
@@ -46,6 +57,7 @@ class Frag:
     parts: tuple[str | Ref, ...]
     kind: Kind
     place: Place
+    trust: Trust = field(default=NEITHER, compare=False)
 
     @property
     def sources(self) -> frozenset[int]:
@@ -68,9 +80,15 @@ class Frag:
         return part if len(self.parts) == 1 and isinstance(part, Ref) else None
 
 
-def build(kind: Kind, place: Place, *pieces: str | Frag) -> Frag:
-    """Concatenate pieces to a fragment. Raises RuleError when it gets too large, which a few subqueries that each
-    double a column can cause."""
+def request_value(value: RequestInput, kind: Kind, place: Place) -> Frag:
+    """A value of the request."""
+    trust = TOKEN if value.value in AUTHENTICATED else CLIENT
+    return Frag((Ref(REQUEST, value.value),), kind, place, trust)
+
+
+def build(kind: Kind, place: Place, *pieces: str | Frag, trust: Trust | None = None) -> Frag:
+    """Concatenate pieces to a fragment. Without `trust`, nothing is known of it but what it depends on. Raises
+    RuleError when it gets too large, which a few subqueries that each double a column can cause."""
     _bound(place, pieces)
     parts: list[str | Ref] = []
     for piece in pieces:
@@ -79,7 +97,9 @@ def build(kind: Kind, place: Place, *pieces: str | Frag) -> Frag:
                 parts[-1] += part
             else:
                 parts.append(part)
-    return Frag(tuple(parts), kind, place)
+    if trust is None:
+        trust = together([piece.trust for piece in pieces if isinstance(piece, Frag)])
+    return Frag(tuple(parts), kind, place, trust)
 
 
 def _bound(place: Place, pieces: Sequence[str | Frag]) -> None:
@@ -89,16 +109,20 @@ def _bound(place: Place, pieces: Sequence[str | Frag]) -> None:
         raise RuleError(Code.TOO_MANY, message, place, "name a column once instead of several times")
 
 
-def joined(kind: Kind, place: Place, items: list[Frag], between: str) -> Frag:
+def joined(kind: Kind, place: Place, items: list[Frag], between: str, trust: Trust | None = None) -> Frag:
     """The items separated by `between`, in brackets."""
     pieces: list[str | Frag] = ["("]
     for number, item in enumerate(items):
         pieces += [between, item] if number else [item]
-    return build(kind, place, *pieces, ")")
+    return build(kind, place, *pieces, ")", trust=trust)
 
 
 def truth(frag: Frag) -> Frag:
     """The value as 0 or 1: a number is true unless 0, text by its integer prefix; null and blobs are false."""
+    return frag if frag.kind is Kind.CERTAIN else replace(_truth(frag), trust=frag.trust)
+
+
+def _truth(frag: Frag) -> Frag:
     place = frag.place
     match frag.kind:
         case Kind.CERTAIN:
@@ -126,13 +150,15 @@ def _any_truth(frag: Frag) -> Frag:
 
 def negated(frag: Frag) -> Frag:
     """1 if false or null, else 0."""
-    return build(Kind.CERTAIN, frag.place, "(NOT ", truth(frag), ")")
+    return build(Kind.CERTAIN, frag.place, "(NOT ", truth(frag), ")", trust=opposite(frag.trust))
 
 
 def text(frag: Frag) -> Frag:
     """The value as `||` prints it: reals without `.0`."""
-    if frag.kind is Kind.TEXT:
-        return frag
+    return frag if frag.kind is Kind.TEXT else replace(_text(frag), trust=frag.trust)
+
+
+def _text(frag: Frag) -> Frag:
     if frag.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER}:
         # the plus removes the affinity that a cast would add to a comparison
         return build(Kind.TEXT, frag.place, "(+CAST(", frag, " AS TEXT))")
@@ -145,7 +171,30 @@ def text(frag: Frag) -> Frag:
 
 def equal(left: Frag, right: Frag, place: Place) -> Frag:
     """`left = right`, null if either is."""
-    return build(Kind.LOGICAL, place, "(", left, " = ", right, ")")
+    return build(Kind.LOGICAL, place, "(", left, " = ", right, ")", trust=equality(left, right))
+
+
+def choice(values: Sequence[Frag], conditions: Sequence[Frag] = ()) -> Trust:
+    """The trust in one of the values. A null selects nothing."""
+    chosen = [value.trust for value in values if value.parts != ("NULL",)]
+    return one_of(chosen, [condition.trust for condition in conditions])
+
+
+def chain(items: Sequence[Frag]) -> Trust:
+    """The trust in the texts of `items` one after another."""
+    return chained([item.trust for item in items if item.parts != ("''",)])
+
+
+def equality(left: Frag, right: Frag) -> Trust:
+    """The trust in `left = right`."""
+    if ("NULL",) in {left.parts, right.parts}:
+        return together([left.trust, right.trust])
+    for value, other in ((left, right), (right, left)):
+        if value.trust.mixed and other.parts == ("1",) and value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
+            return value.trust
+        if value.trust.mixed and other.parts == ("0",) and value.kind is Kind.CERTAIN:
+            return opposite(value.trust)
+    return repeating(left.trust, right.trust, (left.parts, right.parts))
 
 
 def to_expr(frag: Frag, name: Callable[[Ref], str]) -> Expr:

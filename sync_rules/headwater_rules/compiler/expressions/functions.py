@@ -10,8 +10,9 @@ from itertools import product
 from sqlglot import exp
 
 from headwater_rules.compiler.expressions import moments
-from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, text, truth
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, chain, choice, text, truth
 from headwater_rules.compiler.expressions.hints import single_extreme, unknown_function
+from headwater_rules.compiler.expressions.trust import Trust, holding
 from headwater_rules.errors import Code, Place, RuleError
 
 _MAX_INDEX_SEGMENTS = 3
@@ -101,12 +102,13 @@ def call(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], place:
         raise RuleError(Code.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", place)
     if plain:
         taken = [text(argument) for argument in arguments] if plain.texts else arguments
-        return _written(plain.sql, taken, plain.kind, place)
+        return _written(plain.sql, taken, plain.kind, place, _trust(name, taken))
     if name in moments.FUNCTIONS:
         return moments.call(name, arguments, nodes, place)
     match name:
         case "iif":
-            return _written("iif", [truth(arguments[0]), *arguments[1:]], Kind.ANY, place)
+            condition, trust = truth(arguments[0]), choice(arguments[1:], arguments[:1])
+            return _written("iif", [condition, *arguments[1:]], Kind.ANY, place, trust)
         case "min" | "max":
             return _extreme(name, arguments, place)
         case "substring" | "substr":
@@ -147,7 +149,7 @@ def _object(arguments: Sequence[Frag], place: Place) -> Frag:
             "write `json_object('key', x)`",
         )
     pairs = [argument if number % 2 else text(argument) for number, argument in enumerate(arguments)]
-    return _written("json_object", pairs, Kind.TEXT, place)
+    return _written("json_object", pairs, Kind.TEXT, place, holding([pair.trust for pair in pairs]))
 
 
 def json_access(value: Frag, path: exp.Expr, operator: str, place: Place, *, fixed: bool = True) -> Frag:
@@ -173,11 +175,29 @@ def quoted(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _written(name: str, arguments: Sequence[Frag], kind: Kind, place: Place) -> Frag:
+def _trust(name: str, arguments: Sequence[Frag]) -> Trust | None:
+    """The trust in the value of a function that keeps the token's part of its arguments; None for all others."""
+    match name:
+        case "coalesce" | "ifnull":
+            return choice(arguments)
+        case "nullif":
+            return choice(arguments[:1], arguments[1:])
+        case "concat":
+            return chain(arguments)
+        case "concat_ws":
+            return chain([part for argument in arguments[1:] for part in (arguments[0], argument)])
+        case "json_array":
+            return holding([argument.trust for argument in arguments])
+        case "upper" | "lower" | "trim" | "hex" | "base64" | "json" if len(arguments) == 1:
+            return holding([arguments[0].trust])
+    return None
+
+
+def _written(name: str, arguments: Sequence[Frag], kind: Kind, place: Place, trust: Trust | None = None) -> Frag:
     pieces: list[str | Frag] = [f"{name}("]
     for number, argument in enumerate(arguments):
         pieces += [", ", argument] if number else [argument]
-    return build(kind, place, *pieces, ")")
+    return build(kind, place, *pieces, ")", trust=trust)
 
 
 def _reading(value: Frag, operator: str, path: str, kind: Kind, place: Place, fixed: bool) -> Frag:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, request_value
 from headwater_rules.compiler.expressions.functions import json_access, quoted
 from headwater_rules.compiler.expressions.semantics import Requests, Semantics
 from headwater_rules.errors import Code, Place, RuleError
@@ -44,7 +44,7 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, place: 
         message = f"`{schema}.{name}` is not available in this query"
         raise RuleError(Code.UNKNOWN_FUNCTION, message, place, _CALLED[semantics.requests])
     if name == "user_id" and not arguments and schema in {"auth", "request"}:
-        return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, place)
+        return request_value(RequestInput.USER_ID, Kind.ANY, place)
     if name == "jwt" and not arguments and schema == "request":
         return _whole(RequestInput.CLAIMS, semantics, place)
     if name == "parameters" and not arguments:
@@ -63,9 +63,9 @@ def request_column(table: str, name: str, place: Place) -> Frag:
     """`token_parameters.user_id` is the claim `sub`, other columns of it are claims under `parameters`;
     `user_parameters.x` is a client parameter."""
     if table == "token_parameters" and name == "user_id":
-        return Frag((Ref(REQUEST, RequestInput.USER_ID.value),), Kind.ANY, place)
+        return request_value(RequestInput.USER_ID, Kind.ANY, place)
     source = RequestInput.CLAIMS if table == "token_parameters" else RequestInput.CONNECTION
-    whole = Frag((Ref(REQUEST, source.value),), Kind.TEXT, place)
+    whole = request_value(source, Kind.TEXT, place)
     path = '$."parameters"' if table == "token_parameters" else "$"
     return build(Kind.ANY, place, "(", whole, f" ->> {quoted(path + _key(name))})")
 
@@ -76,7 +76,7 @@ def _key(name: str) -> str:
 
 
 def _whole(source: RequestInput, semantics: Semantics, place: Place) -> Frag:
-    whole = Frag((Ref(REQUEST, source.value),), Kind.TEXT, place)
+    whole = request_value(source, Kind.TEXT, place)
     if source is RequestInput.SUBSCRIPTION and semantics.empty_subscription:
         return build(Kind.TEXT, place, "ifnull(", whole, ", '{}')")
     return whole

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sqlglot import exp
 
 from headwater_rules.compiler.expressions import functions
-from headwater_rules.compiler.expressions.fragment import Frag, Kind, build, equal, joined, negated, text, truth
+from headwater_rules.compiler.expressions.fragment import (
+    Frag,
+    Kind,
+    build,
+    chain,
+    choice,
+    equal,
+    equality,
+    joined,
+    negated,
+    text,
+    truth,
+)
 from headwater_rules.compiler.expressions.request_values import (
     REQUEST_SCHEMAS,
     is_request_table,
@@ -16,6 +29,7 @@ from headwater_rules.compiler.expressions.request_values import (
 )
 from headwater_rules.compiler.expressions.scope import Names, Watcher
 from headwater_rules.compiler.expressions.semantics import Semantics
+from headwater_rules.compiler.expressions.trust import NEITHER, any_of, element, every, opposite, repeating
 from headwater_rules.errors import Code, RuleError, did_you_mean
 from headwater_rules.evaluate.engine import MAX_PATTERN
 from headwater_rules.text.sqltext import SqlText
@@ -250,11 +264,12 @@ class Scalars:
 
     def _concat(self, node: exp.DPipe, names: Names) -> Frag:
         items = [text(self.frag(item, names)) for item in node.flatten()]
-        return joined(Kind.TEXT, self._source.place_of(node), items, " || ")
+        return joined(Kind.TEXT, self._source.place_of(node), items, " || ", chain(items))
 
     def _logic(self, node: exp.Connector, names: Names, between: str) -> Frag:
         items = [truth(self.frag(item, names)) for item in node.flatten()]
-        return joined(Kind.CERTAIN, self._source.place_of(node), items, between)
+        trust = (every if isinstance(node, exp.And) else any_of)([item.trust for item in items])
+        return joined(Kind.CERTAIN, self._source.place_of(node), items, between, trust)
 
     def _is(self, node: exp.Is, names: Names) -> Frag:
         wanted = node.expression
@@ -264,12 +279,15 @@ class Scalars:
             against = str(int(bool(wanted.this)))
         else:
             raise self.refused(node)
-        sign = "IS NOT" if node.args.get("negate") else "IS"
-        return self._build(node, Kind.CERTAIN, "(", self.frag(node.this, names), f" {sign} {against})")
+        value, negate = self.frag(node.this, names), bool(node.args.get("negate"))
+        tested = build(Kind.CERTAIN, value.place, "(", value, f" {'IS NOT' if negate else 'IS'} {against})")
+        same = equality(value, replace(tested, parts=(against,), trust=NEITHER))
+        return replace(tested, place=self._source.place_of(node), trust=opposite(same) if negate else same)
 
     def _distinct(self, node: exp.Binary, names: Names, sign: str) -> Frag:
         left, right = self.frag(node.this, names), self.frag(node.expression, names)
-        return self._build(node, Kind.CERTAIN, "(", left, f" {sign} ", right, ")")
+        trust = equality(left, right) if sign == "IS" else opposite(equality(left, right))
+        return build(Kind.CERTAIN, self._source.place_of(node), "(", left, f" {sign} ", right, ")", trust=trust)
 
     def _like(self, node: exp.Like, names: Names, escape: str = "") -> Frag:
         pattern = node.expression
@@ -307,11 +325,15 @@ class Scalars:
         for item in listed:
             self._watch.compared(left, item, item.place)
         items = joined(Kind.ANY, left.place, listed, ", ")
-        return self._build(node, Kind.LOGICAL, "(", left, " IN ", items, ")")
+        trust = any_of([equality(left, item) for item in listed])
+        return build(Kind.LOGICAL, self._source.place_of(node), "(", left, " IN ", items, ")", trust=trust)
 
     def in_array(self, left: Frag, array: Frag) -> Frag:
         """Whether `left` is an element of a JSON array text."""
-        return build(Kind.LOGICAL, left.place, "(", left, " IN (SELECT value FROM json_each(", array, ")))")
+        trust = repeating(left.trust, element(array.trust), (left.parts, array.parts))
+        return build(
+            Kind.LOGICAL, left.place, "(", left, " IN (SELECT value FROM json_each(", array, ")))", trust=trust
+        )
 
     def refuse_ambiguous(self, node: exp.In) -> None:
         """Reject `x IN (y)`, which is a comparison in SQL and a search in an array in the rule language."""
@@ -336,16 +358,22 @@ class Scalars:
     def _case(self, node: exp.Case, names: Names) -> Frag:
         subject = node.args.get("this")
         pieces: list[str | Frag] = ["(CASE"]
+        conditions: list[Frag] = []
+        values: list[Frag] = []
         if subject is not None:
-            pieces += [" ", self.frag(subject, names)]
+            conditions.append(self.frag(subject, names))
+            pieces += [" ", conditions[0]]
         for branch in node.args["ifs"]:
             when = self.frag(branch.this, names)
-            pieces += [" WHEN ", when if subject is not None else truth(when)]
-            pieces += [" THEN ", self.frag(branch.args["true"], names)]
+            conditions.append(when if subject is not None else truth(when))
+            values.append(self.frag(branch.args["true"], names))
+            pieces += [" WHEN ", conditions[-1], " THEN ", values[-1]]
         default = node.args.get("default")
         if default is not None:
-            pieces += [" ELSE ", self.frag(default, names)]
-        return self._build(node, Kind.ANY, *pieces, " END)")
+            values.append(self.frag(default, names))
+            pieces += [" ELSE ", values[-1]]
+        trust = choice(values, conditions)
+        return build(Kind.ANY, self._source.place_of(node), *pieces, " END)", trust=trust)
 
     def _cast(self, node: exp.Cast, names: Names) -> Frag:
         target = _CASTS.get(node.to.this)
