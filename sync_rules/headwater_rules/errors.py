@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import difflib
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 _SHOWN = 140  # characters of a source line beside its error
+_MOST_TOLD = 1_000  # characters of a source line in JSON
+_MOST_FINDINGS = 1_000
+_MOST_WORK = 150_000
+_IN_ONE_LINE = 20
+_COMPARED = 200  # names, and characters of one, that are searched for a similar one
 
 
 class Severity(Enum):
@@ -91,44 +97,58 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A range of the YAML text: character offsets, the line and column of its start (from 1), its text, and the line
-    that it starts on."""
+    """A range of the YAML text: character offsets in `document`. Everything else is looked up on demand, because every
+    name of a config has a place and few have errors. Lines and columns count from 1."""
 
+    document: str = field(repr=False)
     start: int
     end: int
-    line: int
-    column: int
-    text: str
-    source_line: str
+
+    @property
+    def line(self) -> int:
+        """The line of the start."""
+        return bisect_right(_line_starts(self.document), self.start)
+
+    @property
+    def column(self) -> int:
+        """The column of the start. What is behind a carriage return is at the end of its line."""
+        return min(self.start - self._line_start, len(self.source_line)) + 1
+
+    @property
+    def text(self) -> str:
+        return self.document[self.start : self.end]
+
+    @property
+    def source_line(self) -> str:
+        """The line of the start."""
+        line_end = self.document.find("\n", self.start)
+        return self.document[self._line_start : len(self.document) if line_end < 0 else line_end].rstrip("\r")
 
     @property
     def end_line(self) -> int:
-        return self.line + self.text.count("\n")
+        return self.line + self.document.count("\n", self.start, self.end)
 
     @property
     def end_column(self) -> int:
         """The column after the last character."""
-        last = self.text.rpartition("\n")[2]
-        return len(last) + (1 if "\n" in self.text else self.column)
+        last = self.document.rfind("\n", self.start, self.end)
+        return self.column + self.end - self.start if last < 0 else self.end - last
+
+    @property
+    def _line_start(self) -> int:
+        return _line_starts(self.document)[self.line - 1]
 
 
 def place_in(document: str, start: int, end: int) -> Place:
     """The place of `document[start:end]`; offsets outside the document are moved to its end."""
     start = min(max(start, 0), len(document))
-    end = min(max(end, start), len(document))
-    starts = _line_starts(document)
-    line = bisect_right(starts, start)
-    line_start = starts[line - 1]
-    line_end = document.find("\n", start)
-    source_line = document[line_start : len(document) if line_end < 0 else line_end].rstrip("\r")
-    column = min(start - line_start, len(source_line)) + 1  # what is behind a \r is at the end of its line
-    return Place(start, end, line, column, document[start:end], source_line)
+    return Place(document, start, min(max(end, start), len(document)))
 
 
 @lru_cache(maxsize=4)
-def _line_starts(document: str) -> list[int]:
-    """The offset of each line. Cached, because every name of a config needs its line."""
-    return [0, *(found.end() for found in re.finditer("\n", document))]
+def _line_starts(document: str) -> Sequence[int]:
+    """The offset of each line. Cached, because every error of a config needs its line."""
+    return array("q", [0, *(found.end() for found in re.finditer("\n", document))])
 
 
 class RuleError(Exception):
@@ -189,7 +209,16 @@ class RuleError(Exception):
 
 
 def _place_dict(place: Place) -> dict[str, object]:
-    return {**asdict(place), "end_line": place.end_line, "end_column": place.end_column}
+    return {
+        "start": place.start,
+        "end": place.end,
+        "line": place.line,
+        "column": place.column,
+        "text": place.text[:_MOST_TOLD],
+        "source_line": place.source_line[:_MOST_TOLD],
+        "end_line": place.end_line,
+        "end_column": place.end_column,
+    }
 
 
 def _cropped(line: str, column: int) -> tuple[str, int]:
@@ -212,7 +241,8 @@ class RuleErrors(Exception):
 
     def __str__(self) -> str:
         count = f"{len(self.errors)} errors" if len(self.errors) != 1 else "an error"
-        return f"[{self.code}] the sync config has {count}: " + ", ".join(str(error) for error in self.errors)
+        more = ", …" if len(self.errors) > _IN_ONE_LINE else ""
+        return f"[{self.code}] the sync config has {count}: {', '.join(map(str, self.errors[:_IN_ONE_LINE]))}{more}"
 
     def to_dict(self) -> dict[str, object]:
         """For JSON: the code and all findings."""
@@ -233,20 +263,51 @@ class EvaluationError(Exception):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?` with the closest known name, or an empty string."""
+    known = [each for each in known if len(each) <= _COMPARED]
+    if len(known) > _COMPARED or len(name) > _COMPARED:
+        return ""
     close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else ""
 
 
+class StoppedError(Exception):
+    """A compilation ended before its time. Its findings are in the report."""
+
+
 class Report:
-    """Collects the findings of one compilation."""
+    """Collects the findings of one compilation, and limits its work."""
 
     def __init__(self) -> None:
         self.errors: list[RuleError] = []
         self.warnings: list[RuleError] = []
+        self._work = 0
+        self._last: list[RuleError] = []
 
     def add(self, finding: RuleError) -> None:
-        target = self.errors if finding.severity is Severity.FATAL else self.warnings
-        target.append(finding)
+        """Keep a finding. Raises StoppedError when there are too many errors; further warnings are left out."""
+        finding.with_traceback(None)  # it would keep everything that the compiler knew
+        finding.__context__ = None
+        if finding.severity is Severity.WARNING:
+            if len(self.warnings) < _MOST_FINDINGS:
+                self.warnings.append(finding)
+            return
+        self.errors.append(finding)
+        if len(self.errors) >= _MOST_FINDINGS:
+            self.stop(RuleError(Code.TOO_MANY, "there are more errors, which were not looked for"))
+
+    def spend(self, work: int, place: Place) -> None:
+        """Count work that grows with the config: words of SQL, and steps of the planner. Raises StoppedError when it is
+        more than one config may cause."""
+        self._work += work
+        if self._work > _MOST_WORK:
+            message = "the queries of this config are too many or too long to compile"
+            hint = "shorten them, or split the config; aliases and `with` queries count wherever they are used"
+            self.stop(RuleError(Code.TOO_MANY, message, place, hint))
+
+    def stop(self, error: RuleError) -> NoReturn:
+        """End the compilation with a last error."""
+        self._last.append(error)
+        raise StoppedError
 
     @contextmanager
     def collecting(self, place: Place | None = None) -> Iterator[None]:
@@ -261,7 +322,7 @@ class Report:
     def sorted_errors(self) -> list[RuleError]:
         """Errors in the order of the file, without duplicates: an error in a shared expression is found by all its
         users."""
-        return list({str(error): error for error in sorted(self.errors, key=_position)}.values())
+        return [*{str(error): error for error in sorted(self.errors, key=_position)}.values(), *self._last]
 
     def sorted_warnings(self) -> list[RuleError]:
         return list({str(warning): warning for warning in sorted(self.warnings, key=_position)}.values())

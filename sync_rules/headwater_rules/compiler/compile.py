@@ -10,7 +10,7 @@ from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.drafts import Job
 from headwater_rules.compiler.streams import compile_stream, warn_of_unused
 from headwater_rules.describe.per_row import buckets_per_row
-from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity
+from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity, StoppedError
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import Stream, SyncPlan
 from headwater_rules.schema import SourceSchema
@@ -36,9 +36,17 @@ def compile_config(
     report = Report()
     try:
         config = read_config(load(text), report)
-        _bound(config)
+        return _compiled(config, default_schema, schema, report, advise=advise)
     except RuleError as error:
         raise RuleErrors([*report.sorted_errors(), error], report.sorted_warnings()) from None
+    except StoppedError:
+        raise RuleErrors(report.sorted_errors(), report.sorted_warnings()) from None
+
+
+def _compiled(
+    config: Config, default_schema: str, schema: SourceSchema | None, report: Report, *, advise: bool
+) -> Compiled:
+    _bound(config)
     custom_types = config.options.conversion.custom_postgres_types
     checks = None if schema is None else SourceChecks(schema, custom_types=custom_types)
     job = Job(config.options, Catalog(config.options.conversion), default_schema, report, checks)

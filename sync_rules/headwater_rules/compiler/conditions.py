@@ -58,18 +58,19 @@ def _expand(condition: Condition, place: Place) -> list[tuple[Atom, ...]]:
             return [(condition,)]
         case Either(items):
             expanded = [term for item in items for term in _expand(item, place)]
-            _bound(len(expanded), place)
+            bound_terms(len(expanded), place)
             return expanded
         case All(items):
             sides = [_expand(item, place) for item in items]
             size = 1
             for side in sides:
                 size *= len(side)
-                _bound(size, place)
+                bound_terms(size, place)
             return [tuple(atom for part in choice for atom in part) for choice in product(*sides)]
 
 
-def _bound(size: int, place: Place) -> None:
+def bound_terms(size: int, place: Place) -> None:
+    """Raise RuleError for more than MAX_TERMS alternatives."""
     if size > MAX_TERMS:
         raise RuleError(
             Code.TOO_MANY,

@@ -21,6 +21,7 @@ from headwater_rules.plan import Expr, Star, TablePattern, Variant
 from headwater_rules.text.options import Options
 
 MAX_VARIANTS = 100
+_WORDS_PER_TERM = 30  # planning a further one takes as long as compiling so many words
 _BEYOND_LIMITS = re.compile("too large|too many|at most|stack overflow", re.IGNORECASE)
 
 
@@ -52,7 +53,9 @@ def draft_query(
     _warn_of_alias(context, selection, target)
     condition = All((selection.condition, beside))
     drafts: list[VariantDraft] = []
-    for term in terms(condition, context.owner, place):
+    joined = len(selection.tables | tables)
+    for number, term in enumerate(terms(condition, context.owner, place)):
+        context.report.spend((_WORDS_PER_TERM if number else 0) + joined**2 // 10, place)
         with context.report.collecting(place):
             drafts.append(plan_term(context, target, selection.tables | tables, term))
     for draft in drafts:

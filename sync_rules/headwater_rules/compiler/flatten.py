@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater_rules.compiler.conditions import All, Atom, Condition, Either
+from headwater_rules.compiler.conditions import All, Atom, Condition, Either, bound_terms
 from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
 from headwater_rules.compiler.expressions.scalars import Scalars, identifier, in_list
 from headwater_rules.compiler.expressions.semantics import Requests
@@ -33,6 +33,7 @@ def flatten(context: Context, text: SqlText, outer: Scope | None = None) -> Sele
 
 def flatten_select(context: Context, text: SqlText, node: exp.Select, outer: Scope | None = None) -> Selection:
     """`flatten` for a parsed SELECT of `text`."""
+    context.report.spend(text.words(), text.place())
     return _Select(context, text, outer).run(node)
 
 
@@ -307,8 +308,9 @@ class _Select:
         whole = truth(self._value(node))
         if len({self._context.owner(source) for source in whole.sources}) <= 1:
             return Atom(whole)
-        left = self._value(node.this)
-        return Either(tuple(self._link(left, self._value(item), node) for item in in_list(node) or ()))
+        items, left = in_list(node) or [], self._value(node.this)
+        bound_terms(len(items), self._text.place_of(node))
+        return Either(tuple(self._link(left, self._value(item), node) for item in items))
 
     def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
         link = self._link(left, self._single(selection, node), node, selection.tables)

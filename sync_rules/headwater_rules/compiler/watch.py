@@ -12,7 +12,7 @@ from sqlglot import exp
 from headwater_rules.compiler.checks import SourceChecks, Written
 from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind
 from headwater_rules.compiler.relations import Column, Each, Everything, Table
-from headwater_rules.errors import Code, Place, Report, RuleError, Severity
+from headwater_rules.errors import Code, Place, Report, RuleError, Severity, place_in
 from headwater_rules.plan import TablePattern
 from headwater_rules.schema import SourceColumn, ValueKind
 from headwater_rules.text.sqltext import SqlText
@@ -34,7 +34,7 @@ class Watch:
     def failed(self, error: RuleError) -> Frag:
         """Report an error, and return a placeholder value. The query is rejected in the end."""
         self._report.add(error)
-        return Frag(("NULL",), Kind.ANY, error.place or Place(0, 0, 1, 1, "", ""))
+        return Frag(("NULL",), Kind.ANY, error.place or place_in("", 0, 0))
 
     def cases(self, node: exp.Select, text: SqlText) -> None:
         """Report names in a SELECT that SQL converts to lower case."""

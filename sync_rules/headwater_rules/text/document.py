@@ -14,7 +14,7 @@ from headwater_rules.text.sqltext import SqlText
 from headwater_rules.text.written import AS_BLOCK, read_written
 from headwater_rules.text.yaml import TAG, NotYamlError, compose
 
-_MAX_TEXT = 2_000_000
+_MAX_TEXT = 400_000
 _LINES_BEFORE = 3
 _SELECT = re.compile(r"(?i)(?:.*\b)?SELECT\b")
 T = TypeVar("T")
@@ -141,7 +141,7 @@ class Mapping:
 def load(text: str) -> Item:
     """The root of the document. Raises RuleError if the text is not one YAML document."""
     if len(text) > _MAX_TEXT:
-        message = f"the sync config is longer than {_MAX_TEXT} characters"
+        message = f"the sync config is longer than {_MAX_TEXT:,} characters"
         raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))
     try:
         node = compose(text)

@@ -17,6 +17,8 @@ from headwater_rules.errors import Code, Place, RuleError, place_in
 from headwater_rules.text.written import AS_BLOCK, Written
 
 _CLOSING = re.compile(r"\s*\)")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_WORDS_PER_QUERY = 10  # what each costs besides its words
 _HEXADECIMAL = re.compile(r"\\[xuU]")
 MAX_SQL = 100_000  # characters of one query
 
@@ -88,6 +90,10 @@ class SqlText:
     def sql(self) -> str:
         return self.written.text
 
+    def words(self) -> int:
+        """Approximate number of words and signs, and so of the work that the text causes."""
+        return sum(1 for _ in _WORD.finditer(self.sql)) + _WORDS_PER_QUERY
+
     def place(self, start: int = 0, end: int | None = None) -> Place:
         """The place of characters [start, end) of the SQL in the file."""
         if not self.sql:
@@ -130,7 +136,7 @@ class SqlText:
 def parse_select(text: SqlText) -> exp.Select:
     """The one SELECT in `text`. Raises RuleError for anything else."""
     if len(text.sql) > MAX_SQL:
-        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL} characters", text.place())
+        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL:,} characters", text.place())
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns about statements that are refused below
     dialect = RuleDialect()
     try:

@@ -1,0 +1,157 @@
+"""No text makes the compiler take much memory or time: it compiles, or is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import Code
+from tests.unit.rules.rules_store import errors_of
+
+HEAD = "config: {edition: 3}\nstreams:\n"
+MEGABYTE = 1_000_000
+MOST_MEMORY, MOST_CPU = 300, 60
+"""Megabytes and seconds of a process, a multiple of what each of these takes on an idle machine."""
+
+CHILD = """
+import resource, sys
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import RuleErrors
+
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
+text = sys.stdin.read()
+try:
+    warnings = compile_config(text, advise=True).warnings
+    print("ok", len("".join(each.render() for each in warnings)))
+except RuleErrors as errors:
+    print(errors.errors[-1].code, len(errors.render()), len(str(errors.to_dict())))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def query(condition: str) -> str:
+    return f"{HEAD}  s:\n    query: |\n      SELECT * FROM t WHERE {condition}\n"
+
+
+def each_stream(count: int, line: str) -> str:
+    return HEAD + "".join(f"  s{number}: {line}\n" for number in range(count))
+
+
+def repeated(condition: str) -> str:
+    return f"{HEAD}  s:\n    queries:\n    - &q SELECT * FROM t WHERE {condition}\n" + "    - *q\n" * 4_900
+
+
+def any_of(count: int, condition: str) -> str:
+    return " OR ".join(condition.format(number) for number in range(count))
+
+
+LAUGHS = "".join(
+    f"x{number}: &x{number} [{', '.join([f'*x{number - 1}' if number else 'ha'] * 9)}]\n" for number in range(12)
+)
+SHAPES = {
+    "aliases of aliases": LAUGHS + query("1"),
+    "one query by many aliases": repeated(any_of(3_000, "a = {}")),
+    "one wrong query by many aliases": repeated(any_of(1_500, "nonsense(a)")),
+    "a stream of many queries by many aliases": HEAD
+    + "  s: &s\n    queries:\n"
+    + "".join(f"    - SELECT a{number} FROM t\n" for number in range(1_000))
+    + "".join(f"  s{number}: *s\n" for number in range(4_000)),
+    "a long query used by many streams": "config: {edition: 3}\n"
+    f"with: {{c: SELECT a FROM m WHERE {any_of(200, 'a = {}')}}}\n"
+    + each_stream(4_000, "{query: SELECT * FROM t WHERE a IN c}").partition("\n")[2],
+    "3,000 terms": query(any_of(3_000, "a{0} = {0}")),
+    "3,000 terms with AND": query(any_of(3_000, "a{0} = {0}").replace(" OR ", " AND ")),
+    "3,000 wrong terms": query(any_of(3_000, "nonsense(a{})")),
+    "2,000 terms of the token": query(any_of(2_000, "a{0} = auth.parameter('p{0}')")),
+    "a list of columns": query(f"auth.user_id() IN ({', '.join(f'a{number}' for number in range(14_000))})"),
+    "a list of numbers": query(f"a IN ({', '.join(map(str, range(14_000)))})"),
+    "brackets": query("(" * 40_000 + "1" + ")" * 40_000),
+    "denials": query("NOT " * 20_000 + "1"),
+    "a sum": query("a" + " + a" * 20_000),
+    "comments in comments": query("/*" * 20_000 + "*/" * 20_000 + " 1"),
+    "joins": query("1").replace("FROM t", "FROM t " + " ".join(f"JOIN j{n} ON j{n}.a = t.b" for n in range(3_000))),
+    "many queries with many joins": HEAD
+    + "".join(
+        f"  s{number}:\n    query: SELECT t.* FROM t {' '.join(f'JOIN j{n} ON j{n}.a = t.b{n}' for n in range(90))}\n"
+        for number in range(130)
+    ),
+    "many streams of many ways": HEAD
+    + "".join(
+        f"  s{number}:\n    query: SELECT * FROM t WHERE {any_of(99, f'a{{0}} = auth.parameter({number})')}\n"
+        for number in range(110)
+    ),
+    "parameters times data": "bucket_definitions:\n  b:\n    parameters:\n"
+    + "".join(f"    - SELECT a{n} AS x FROM t WHERE o = request.user_id()\n" for n in range(70))
+    + "    data:\n"
+    + "".join(f"    - SELECT * FROM d{n} WHERE a = bucket.x\n" for n in range(70)),
+    "100,000 streams": each_stream(100_000, "{query: SELECT * FROM t}"),
+    "as many streams as may stand in a file": each_stream(15_000, "{query: SELECT a}"),
+    "wrong streams": each_stream(29_000, "1"),
+    "unknown keys": "".join(f"key{number}: 1\n" for number in range(29_000)),
+    "one key again and again": HEAD + "  s: 1\n" * 56_000,
+    "one line": "{config: {edition: 3}, streams: {"
+    + ", ".join(f"s{n}: {{query: SELECT nonsense(a) FROM t}}" for n in range(9_000))
+    + "}}",
+    "one long text": query(f"a = '{'x' * MEGABYTE}'"),
+    "long names": query(f"{'b' * 45_000} = 1 AND s.{'c' * 45_000} = 1"),
+    "escapes": f'{HEAD}  s:\n    query: "{chr(92)}x41' * 60_000,
+    "anchors": "".join(f"- &a{number} x\n" for number in range(28_000)),
+    "documents": "---\n" * 95_000,
+    "lists in lists": "- " * 190_000,
+    "braces": "{" * 390_000,
+    "colons": "a: " * 130_000,
+    "tags": "!a " * 130_000,
+    "lines": "\n" * MEGABYTE,
+    "quotes": "a: '" + "''" * 190_000,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_hostile_text_takes_little_memory_and_time(shape: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", CHILD, str(MOST_CPU)],
+        input=SHAPES[shape],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    told, memory = found.stdout.splitlines()
+    assert int(memory) < MOST_MEMORY
+    assert sum(map(int, told.split()[1:])) < 10 * MEGABYTE
+
+
+def test_a_text_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    (error,) = errors_of(each_stream(100_000, "{query: SELECT * FROM t}")).errors
+
+    assert (error.code, error.message) == (Code.YAML, "the sync config is longer than 400,000 characters")
+
+
+def test_only_so_many_errors_are_looked_for_and_this_is_said_at_the_end() -> None:
+    errors = errors_of(each_stream(4_000, "{query: SELECT nonsense(a) FROM t}")).errors
+
+    assert len(errors) == 1_001
+    assert (errors[-1].code, errors[-1].place) == (Code.TOO_MANY, None)
+    assert {error.code for error in errors[:-1]} == {Code.UNKNOWN_FUNCTION}
+
+
+def test_thousands_of_queries_compile() -> None:
+    plan = compile_config(each_stream(4_000, "{query: SELECT a FROM t WHERE o = auth.user_id()}")).plan
+
+    assert len(plan.streams) == 4_000
+
+
+def test_errors_keep_nothing_of_the_compiler() -> None:
+    for error in errors_of(query("nonsense(a) AND x.y = 1")).errors:
+        assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
+
+
+def test_a_place_of_a_long_line_is_told_in_part() -> None:
+    (error,) = errors_of(query(f"nonsense('{'x' * 50_000}')")).errors
+    place = error.to_dict()["place"]
+
+    assert isinstance(place, dict)
+    assert len(str(place["source_line"])) == len(str(place["text"])) == 1_000
