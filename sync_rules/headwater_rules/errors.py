@@ -79,6 +79,8 @@ class Code(StrEnum):
     """A query under `with` uses the name of another one there, which means the table of that name."""
     BUCKET_PER_ROW = "HW_R209"
     """Each row of a table gets its own bucket."""
+    EVERYBODY = "HW_R210"
+    """Every user gets the rows of a query, because nothing in it, or in a part of it, depends on the user."""
     NO_TABLE = "HW_R301"
     """The source has no such table."""
     NO_COLUMN = "HW_R302"

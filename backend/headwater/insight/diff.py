@@ -8,6 +8,8 @@ from headwater.insight.estimate import Estimate, estimates
 from headwater.insight.rows import CurrentRows
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.open import open_backend
+from headwater_rules.compiler.compile import Compiled
+from headwater_rules.compiler.everybody import ForEverybody
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.errors import RuleError
 from headwater_rules.plan import SyncPlan
@@ -18,8 +20,8 @@ from headwater_rules.versions import Change, Comparison, Kind, SideChange, compa
 class Diff:
     """What `file` would change compared with `against`. `stored` are the store's statistics by definition, `estimates`
     those of new definitions. `missing` are tables without rows in the store, `unsent` describes tables whose rows can't
-    be replicated, `per_row` lists definitions of `file` with one bucket per row; `allowed` is the number of buckets a
-    device may have."""
+    be replicated, `per_row` lists definitions of `file` with one bucket per row, `everybody` those that every user
+    gets and `shared` their estimates; `allowed` is the number of buckets a device may have."""
 
     file: str
     against: str
@@ -29,6 +31,8 @@ class Diff:
     estimates: dict[str, Estimate] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     per_row: tuple[BucketPerRow, ...] = ()
+    everybody: tuple[ForEverybody, ...] = ()
+    shared: dict[str, Estimate] = field(default_factory=dict)
     unsent: tuple[RuleError, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -38,6 +42,11 @@ class Diff:
         if guess is not None and guess.tables:
             return guess.buckets
         return None if stats is None else stats.buckets
+
+    def rows(self, found: ForEverybody) -> int | None:
+        """The number of rows that every user gets; None if it is not known."""
+        guess = self.shared.get(found.definition)
+        return None if guess is None or not guess.tables else guess.rows
 
     def as_dict(self) -> dict[str, object]:
         """The whole answer in a form that can be written as JSON."""
@@ -50,6 +59,10 @@ class Diff:
             "streams": [{**asdict(stream), "change": stream.change.value} for stream in self.comparison.streams],
             "missing_tables": list(self.missing),
             "one_bucket_per_row": [{**asdict(each), "buckets": self.buckets(each)} for each in self.per_row],
+            "for_everybody": [
+                {"stream": each.stream, "definition": each.definition, "table": each.table, "rows": self.rows(each)}
+                for each in self.everybody
+            ],
             "unsent": [finding.to_dict() for finding in self.unsent],
             "notes": list(self.notes),
         }
@@ -70,20 +83,25 @@ class Diff:
 
 
 def diff_with_rows(
-    rows: CurrentRows, plan: SyncPlan, other: SyncPlan, *, file: str, against: str, allowed: int, sample: int | None
+    rows: CurrentRows, new: Compiled, other: SyncPlan, *, file: str, against: str, allowed: int, sample: int | None
 ) -> Diff:
-    """What `plan`, called `file`, would change compared with `other`, in terms of the store's rows. `sample` limits the
+    """What `new`, called `file`, would change compared with `other`, in terms of the store's rows. `sample` limits the
     rows evaluated per table; None evaluates all."""
+    plan = new.plan
     comparison = compare(other, plan)
-    new = {side.name for side in comparison.having(Change.ADDED, Change.CHANGED, kind=Kind.BUCKET)}
+    changed = {side.name for side in comparison.having(Change.ADDED, Change.CHANGED, kind=Kind.BUCKET)}
+    shared = {each.definition for each in new.everybody}
+    found = estimates(rows, plan, changed | shared, sample)
     return Diff(
         file=file,
         against=against,
         comparison=comparison,
         allowed=allowed,
         stored={stats.definition: stats for stats in open_backend(rows.store.address).definition_stats()},
-        estimates=estimates(rows, plan, new, sample),
+        estimates={name: guess for name, guess in found.items() if name in changed},
         missing=tuple(rows.missing(plan)),
         per_row=buckets_per_row(plan),
+        everybody=new.everybody,
+        shared={name: guess for name, guess in found.items() if name in shared},
         notes=tuple(rows.notes),
     )

@@ -36,6 +36,10 @@ class Catalog:
     def lookups(self) -> tuple[LookupDefinition, ...]:
         return tuple(lookup for _, lookup in self._lookups.values())
 
+    def name(self, position: int) -> str:
+        """The name of a bucket definition."""
+        return list(self._buckets)[position]
+
     def variant(self, stream: str, draft: VariantDraft, place: Place, priority: int | None = None) -> Variant:
         """The draft as a variant that refers to its definitions by position. Raises RuleError when two digests shorten
         to the same name."""

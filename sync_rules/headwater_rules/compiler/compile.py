@@ -8,6 +8,7 @@ from headwater_rules.compiler.catalog import Catalog
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.drafts import Job
+from headwater_rules.compiler.everybody import ForEverybody, warnings
 from headwater_rules.compiler.streams import compile_stream, warn_of_unused
 from headwater_rules.describe.per_row import buckets_per_row
 from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity, StoppedError
@@ -22,17 +23,19 @@ MAX_QUERIES = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A plan, and the warnings for its author."""
+    """A plan, the warnings for its author, and what every user gets without that its author says so."""
 
     plan: SyncPlan
     warnings: tuple[RuleError, ...]
+    everybody: tuple[ForEverybody, ...] = ()
 
 
 def compile_config(
     text: str, *, default_schema: str = "public", schema: SourceSchema | None = None, advise: bool = False
 ) -> Compiled:
     """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and so
-    does `advise`, about rules that work but may be costly. Raises RuleErrors with all errors."""
+    does `advise`, about rules that work but may be costly or give more than is meant. Raises RuleErrors with all
+    errors."""
     report = Report()
     try:
         config = read_config(load(text), report)
@@ -58,7 +61,9 @@ def _compiled(
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
     if advise:
         _advise(config, plan, report)
-    return Compiled(plan, tuple(report.sorted_warnings()))
+        for warning in warnings(job.everybody):
+            report.add(warning)
+    return Compiled(plan, tuple(report.sorted_warnings()), tuple(job.everybody))
 
 
 def _advise(config: Config, plan: SyncPlan, report: Report) -> None:

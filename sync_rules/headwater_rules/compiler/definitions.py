@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from headwater_rules.compiler.catalog import merged
 from headwater_rules.compiler.conditions import All
-from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
+from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query, find_everybody
 from headwater_rules.compiler.expressions.fragment import Frag, Kind
 from headwater_rules.compiler.expressions.scalars import identifier
 from headwater_rules.compiler.expressions.semantics import Requests
@@ -52,10 +52,14 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
                 _check_only(job, query, node)
                 continue
             for each in parameters:
-                for draft in _drafts(job, each, query, node):
-                    variants.append(job.catalog.variant(source.name, draft, query.place(), each.priority))
-                    if not source.accepts_dangerous:
-                        check_danger(job, draft, each.query[0].place() if each.query else query.place())
+                deciding = each.query[0] if each.query else query
+                drafts = _drafts(job, each, query, node)
+                found = [job.catalog.variant(source.name, draft, query.place(), each.priority) for draft in drafts]
+                variants += found
+                for draft in drafts if not source.accepts_dangerous else ():
+                    check_danger(job, draft, deciding.place())
+                pairs = list(zip(drafts, found, strict=True))
+                find_everybody(job, source.name, pairs, deciding, automatic=True)
     check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
     return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=merged(variants))
 

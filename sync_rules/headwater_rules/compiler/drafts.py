@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from headwater_rules.compiler.catalog import Catalog
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.conditions import All, Condition, terms
+from headwater_rules.compiler.everybody import ForEverybody, allowed, for_everybody
 from headwater_rules.compiler.expressions.semantics import Requests, Semantics
 from headwater_rules.compiler.planner import VariantDraft, plan_term
 from headwater_rules.compiler.relations import Column, Context, Everything, Selection, Table
@@ -19,6 +21,7 @@ from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.inputs import stage_statement
 from headwater_rules.plan import Expr, Star, TablePattern, Variant
 from headwater_rules.text.options import Options
+from headwater_rules.text.sqltext import SqlText
 
 MAX_VARIANTS = 100
 _WORDS_PER_TERM = 30  # planning a further one takes as long as compiling so many words
@@ -34,6 +37,7 @@ class Job:
     default_schema: str
     report: Report
     checks: SourceChecks | None = None
+    everybody: list[ForEverybody] = field(default_factory=list)
 
     def semantics(self, requests: Requests) -> Semantics:
         """The edition's meaning of SQL."""
@@ -75,6 +79,19 @@ def check_danger(job: Job, draft: VariantDraft, place: Place) -> None:
         Severity.WARNING,
     )
     job.report.add(warning.as_fatal() if job.options.strict else warning)
+
+
+def find_everybody(
+    job: Job, stream: str, found: Sequence[tuple[VariantDraft, Variant]], query: SqlText, *, automatic: bool
+) -> None:
+    """Keep what every user gets by a query, unless its author says that this is meant."""
+    if allowed(query):
+        return
+    by_draft = {id(draft): variant for draft, variant in found}
+    for draft, whole in for_everybody([draft for draft, _ in found], automatic=automatic):
+        table = draft.row.table
+        definition = job.catalog.name(by_draft[id(draft)].buckets[0])
+        job.everybody.append(ForEverybody(stream, definition, f"{table.schema}.{table.name}", whole, query))
 
 
 def check_number(variants: list[Variant], what: str, place: Place, report: Report) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headwater_rules.compiler.catalog import merged
 from headwater_rules.compiler.conditions import All
-from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query
+from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query, find_everybody
 from headwater_rules.compiler.expressions.semantics import Requests
 from headwater_rules.compiler.flatten import flatten
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
@@ -28,11 +28,14 @@ def compile_stream(job: Job, source: StreamSource, used: set[str]) -> Stream:
     names: set[str] = set()
     for query in source.queries:
         with job.report.collecting(query.place()):
-            for draft in _drafts(job, source, query, names):
-                drafts.append(draft)
-                variants.append(job.catalog.variant(source.name, draft, query.place()))
-                if not source.accepts_dangerous:
-                    check_danger(job, draft, query.place())
+            own = _drafts(job, source, query, names)
+            found = [job.catalog.variant(source.name, draft, query.place()) for draft in own]
+            drafts += own
+            variants += found
+            for draft in own if not source.accepts_dangerous else ():
+                check_danger(job, draft, query.place())
+            pairs = list(zip(own, found, strict=True))
+            find_everybody(job, source.name, pairs, query, automatic=source.auto_subscribe)
     if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
         message = f"`{source.name}` has `auto_subscribe`, but gives nothing without subscription parameters"
         hint = "remove `auto_subscribe`, or add a query without `subscription.…`"

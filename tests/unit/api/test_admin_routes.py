@@ -134,7 +134,7 @@ def test_a_diff_is_that_of_the_command(admin: AdminEndpoint, headwater_here: Run
         admin.post(f"{OURS}/diff", content=STREAM_ADDED),
         printed(headwater_here, "rules", "diff", "new.yaml"),
     )
-    for key in ("same", "streams", "definitions", "missing_tables", "one_bucket_per_row"):
+    for key in ("same", "streams", "definitions", "missing_tables", "one_bucket_per_row", "for_everybody"):
         assert told[key] == command[key], key
     assert told["definitions"][2]["to_download"]["rows"] == 400
 

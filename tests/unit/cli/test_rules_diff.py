@@ -139,6 +139,24 @@ NOT_COMPARED = (
 PER_ROW = SERVED.replace("owner = auth.user_id()", "id IN (SELECT list_id FROM members WHERE user_id = auth.user_id())")
 
 
+def test_rows_that_everybody_gets_are_warned_of_with_their_number(
+    ruled: RuledStore, headwater_here: Run, tmp_path: Path
+) -> None:
+    ruled.serve(SERVED)
+    whole = SERVED.replace("owner = auth.user_id()", "owner = auth.user_id() OR true")
+    (tmp_path / "new.yaml").write_text(whole)
+    told = f"warning: every user gets {LISTS} rows of public.lists from stream lists\n"
+    assert headwater_here("rules", "diff", "new.yaml").err == told + NOT_COMPARED
+    (found,) = json.loads(headwater_here("rules", "diff", "new.yaml", "--json").out)["for_everybody"]
+    assert (found["stream"], found["table"], found["rows"]) == ("lists", "public.lists", LISTS)
+    ruled.serve(whole)
+    assert headwater_here("rules", "diff", "new.yaml").err == told + NOT_COMPARED, "what is stored is counted too"
+    (tmp_path / "other.yaml").write_text(SERVED)
+    (tmp_path / "headwater.yaml").unlink()
+    alone = headwater_here("rules", "diff", "new.yaml", "--against", "other.yaml").err
+    assert "warning: every user gets all rows of public.lists from stream lists\n" in alone
+
+
 def test_buckets_of_one_row_are_warned_of_with_their_number(
     ruled: RuledStore, headwater_here: Run, tmp_path: Path
 ) -> None:

@@ -142,6 +142,8 @@ def test_what_an_author_should_know_is_said_at_the_deploy(
     outcome = headwater_here("rules", "deploy", "open.yaml", "--no-wait")
     assert outcome.code == 0
     assert "warning [HW_R201]" in outcome.err
+    (tmp_path / "open.yaml").write_text(SERVED.replace("owner = auth.user_id()", "owner = auth.user_id() OR true"))
+    assert "warning [HW_R210]" in headwater_here("rules", "deploy", "open.yaml", "--no-wait").err
 
 
 @pytest.mark.parametrize("arguments", [("deploy", "sync.yaml"), ("versions",), ("rollback",), ("show",),

@@ -108,6 +108,7 @@ class DiffTold:
     streams: tuple[StreamTold, ...]
     missing_tables: tuple[str, ...]
     one_bucket_per_row: tuple[Mapping[str, object], ...]
+    for_everybody: tuple[Mapping[str, object], ...]
     unsent: tuple[RuleFinding, ...]
     notes: tuple[str, ...]
 
@@ -171,13 +172,13 @@ class RulesDesk:
 
     def diff(self, asked: Compare) -> DiffTold:
         """Compare a sync config with the active one: what changes, and what devices would download again."""
-        plan = compiled(asked.content).plan
+        new = compiled(asked.content)
         patience = Patience("headwater rules diff")
         with self._settings.store() as store:
             served = in_state(store, VersionState.ACTIVE)
             found = diff_with_rows(
                 CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
-                plan,
+                new,
                 _NOTHING if served is None else compiled(served.yaml).plan,
                 file=_FILE,
                 against="no version: none is served yet" if served is None else f"version {served.id}",

@@ -17,6 +17,8 @@ from headwater.insight.diff import Diff, diff_with_rows
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
 from headwater.storage.open import open_backend
+from headwater_rules.compiler.compile import Compiled
+from headwater_rules.compiler.everybody import ForEverybody
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import ConversionOptions, SyncPlan
@@ -31,17 +33,24 @@ def show_diff(
     """Compare `file` with another file or, without one, with the served version. Rows and bytes come from the store of
     `config`; `sample` limits the rows evaluated per table, None evaluates all."""
     text = read_rules(file)
-    plan = compile_rules(text, str(file), as_json=as_json).plan
+    new = compile_rules(text, str(file), as_json=as_json)
+    plan = new.plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
         note = "numbers of rows and bytes need a store"
         allowed = MOST_BUCKETS if config is None else config.api.max_buckets_per_connection
         found = Diff(
-            str(file), str(against), compare(other, plan), allowed, per_row=buckets_per_row(plan), notes=(note,)
+            str(file),
+            str(against),
+            compare(other, plan),
+            allowed,
+            per_row=buckets_per_row(plan),
+            everybody=new.everybody,
+            notes=(note,),
         )
     else:
         assert config is not None, "the command has loaded one"
-        found = _with_store(config, file, plan, against, other, sample)
+        found = _with_store(config, file, new, against, other, sample)
     if config is not None:
         refused = unsent(config, text)
         found = replace(found, unsent=refused.findings, notes=(*found.notes, *filter(None, [refused.note])))
@@ -52,12 +61,14 @@ def show_diff(
         click.echo(line)
     for each in found.per_row:
         click.echo(f"warning: {_per_row(found, each)}", err=True)
+    for shared in found.everybody:
+        click.echo(f"warning: {_for_everybody(found, shared)}", err=True)
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
 
 
 def _with_store(
-    config: ServiceConfig, file: Path, plan: SyncPlan, against: Path | None, other: SyncPlan | None, sample: int | None
+    config: ServiceConfig, file: Path, new: Compiled, against: Path | None, other: SyncPlan | None, sample: int | None
 ) -> Diff:
     with existing_store(config) as store:
         name = str(against)
@@ -70,7 +81,7 @@ def _with_store(
                 other = compile_rules(version.yaml, f"version {version.id}").plan
         return diff_with_rows(
             CurrentRows(store, config.source(), ScanProgress),
-            plan,
+            new,
             other,
             file=str(file),
             against=name,
@@ -171,3 +182,12 @@ def _per_row(diff: Diff, found: BucketPerRow) -> str:
     there = "" if buckets is None else f": {about}{buckets:,} now"
     allowed = f"a device may have {diff.allowed:,} (api.parameters.max_buckets_per_connection)"
     return f"stream {found.stream} has one bucket for each row of {found.table}, by {found.value}{there}, and {allowed}"
+
+
+def _for_everybody(diff: Diff, found: ForEverybody) -> str:
+    rows = diff.rows(found)
+    guess = diff.shared.get(found.definition)
+    about = "" if guess is None or guess.exact else "about "
+    many = "all rows" if found.whole else "the same rows"
+    told = many if rows is None else f"{about}{count(rows, 'row')}"
+    return f"every user gets {told} of {found.table} from stream {found.stream}"

@@ -46,10 +46,10 @@ def read_text(file: Path, what: str) -> str:
         raise ConfigError(str(file), [issue]) from error
 
 
-def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
+def compile_rules(text: str, origin: str, *, as_json: bool = False, advise: bool = False) -> Compiled:
     """Compile a sync config, called `origin` in messages. Raises WrongRules."""
     try:
-        return compile_config(text)
+        return compile_config(text, advise=advise)
     except RuleErrors as error:
         raise WrongRules(origin, error, as_json=as_json) from None
 

@@ -44,7 +44,7 @@ def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False
     """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRules if it does not
     compile, and UnsentTablesError if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_rules(file)
-    compiled = compile_rules(text, str(file))
+    compiled = compile_rules(text, str(file), advise=True)
     for warning in compiled.warnings:
         click.echo(warning.render(), err=True)
     with existing_store(config) as store:

@@ -1,0 +1,133 @@
+"""Rows that every user gets are told once, unless the author says that they are meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import Code, RuleError
+
+OPEN = "SELECT * FROM t"
+HEAD = "config: {edition: 3}\nstreams:\n  s:\n    auto_subscribe: true\n"
+
+
+def told(text: str) -> list[RuleError]:
+    return [warning for warning in compile_config(text, advise=True).warnings if warning.code is Code.EVERYBODY]
+
+
+def stream(query: str, *, automatic: bool = True) -> str:
+    return f"{HEAD.replace('true', str(automatic).lower())}    query: |\n      {query}\n"
+
+
+def definition(parameters: str, data: str) -> str:
+    given = f"    parameters: {parameters}\n" if parameters else ""
+    return f"bucket_definitions:\n  b:\n{given}    data:\n      - {data}\n"
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize(
+    ("condition", "whole"),
+    [
+        ("owner = auth.user_id() OR true", True),
+        ("owner = auth.user_id() OR 1 = 1", True),
+        ("true OR owner = auth.user_id()", True),
+        ("(owner = auth.user_id() AND a = 1) OR NOT false", True),
+        ("auth.parameter('role') = 'admin' OR 'a' = 'a'", True),
+        ("owner IN (SELECT id FROM m WHERE u = auth.user_id()) OR true", True),
+        ("owner = auth.user_id() OR id = id", True),
+        ("owner = auth.user_id() OR a IS NULL OR a IS NOT NULL", True),
+        ("owner = auth.user_id() OR a = b OR a != b", True),
+        ("owner = auth.user_id() OR coalesce(a, 1) = coalesce(a, 1)", True),
+        ("owner = auth.user_id() OR id IS NOT NULL", True),
+        ("owner = auth.user_id()", False),
+        ("owner = auth.user_id() OR public", False),
+        ("owner = auth.user_id() OR a != 'secret''s'", False),
+        ("owner = auth.user_id() OR a != 17", False),
+        ("owner = auth.user_id() OR a IS NOT NULL", False),
+        ("owner = auth.user_id() OR a IN (SELECT id FROM m)", False),
+        ("owner = auth.user_id() OR false", False),
+        ("false", False),
+    ],
+)
+def test_an_alternative_that_every_row_passes_is_told(condition: str, whole: bool, automatic: bool) -> None:
+    found = told(stream(f"{OPEN} WHERE {condition}", automatic=automatic))
+
+    assert [warning.message for warning in found] == (
+        ["every user gets all rows of `public.t`: a part of the condition is true for everybody"] if whole else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        (OPEN, "all rows"),
+        (f"{OPEN} WHERE true", "all rows"),
+        (f"{OPEN} WHERE published", "the same rows"),
+        (f"{OPEN} WHERE a IN (SELECT id FROM m)", "the same rows"),
+    ],
+)
+def test_a_stream_that_all_get_without_asking_is_told(query: str, what: str) -> None:
+    (warning,) = told(stream(query))
+
+    assert warning.message == f"every user gets {what} of `public.t`: nothing in this query depends on who it is"
+    assert told(stream(query, automatic=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "data", "marked"),
+    [
+        ("", "SELECT * FROM records", "SELECT * FROM records"),
+        ("SELECT x FROM selections", "SELECT * FROM records WHERE id = bucket.x", "SELECT x FROM selections"),
+        ("SELECT request.user_id() AS x", "SELECT * FROM records WHERE o = bucket.x", None),
+        ("SELECT x FROM selections WHERE u = request.user_id()", "SELECT * FROM records WHERE id = bucket.x", None),
+        ("SELECT x FROM selections WHERE u = token_parameters.u", "SELECT * FROM records WHERE id = bucket.x", None),
+    ],
+)
+def test_a_parameter_query_without_the_user_is_told(parameters: str, data: str, marked: str | None) -> None:
+    places = [warning.place for warning in told(definition(parameters, data))]
+
+    assert [place.text for place in places if place is not None] == ([] if marked is None else [marked])
+
+
+def test_it_is_told_once_for_each_query_and_only_where_it_is_asked_for() -> None:
+    text = "bucket_definitions:\n  b:\n    parameters: SELECT x FROM m\n    data:\n" + "".join(
+        f"      - SELECT * FROM {table} WHERE id = bucket.x\n" for table in ("a", "b")
+    )
+    (warning,) = told(text)
+
+    assert "`public.a`, `public.b`" in warning.message
+    assert compile_config(text).warnings == ()
+
+
+SAID = "# headwater: everybody"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"{SAID}\n    query: {OPEN}",
+        f"#headwater:everybody\n    query: {OPEN}",
+        f"# of all\n    {SAID}\n    # countries\n    query: |\n      {OPEN}",
+        f"queries:\n    {SAID}\n    - {OPEN}",
+        f"query:\n      {SAID}\n      {OPEN}",
+    ],
+)
+def test_a_comment_above_the_query_says_that_it_is_meant(lines: str) -> None:
+    assert told(f"{HEAD}    {lines}\n") == []
+    assert len(told(f"{HEAD}    {lines.replace('everybody', 'everyone')}\n")) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SAID}\nconfig: {{edition: 3}}\nstreams:\n  s: {{auto_subscribe: true,\n    query: {OPEN}}}\n",
+        f"config: {{edition: 3}}\nstreams:\n  {SAID}\n  s:\n    auto_subscribe: true\n    query: {OPEN}\n",
+        f"config: {{edition: 3}}\nstreams:\n  s:\n    query: {OPEN}\n    {SAID}\n    auto_subscribe: true\n",
+        f"{HEAD}    {SAID}\n\n    query: {OPEN}\n",
+        f"{HEAD}    # not {SAID[2:]}\n    query: {OPEN}\n",
+        f"{HEAD}    query: |\n      -- {SAID}\n      {OPEN}\n",
+        f"{HEAD}    queries:\n    {SAID}\n    - SELECT * FROM u\n    - {OPEN}\n",
+    ],
+)
+def test_a_comment_elsewhere_does_not(text: str) -> None:
+    assert ["`public.t`" in warning.message for warning in told(text)] == [True]
