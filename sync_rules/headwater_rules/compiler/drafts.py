@@ -88,7 +88,7 @@ def find_everybody(
     if allowed(query):
         return
     by_draft = {id(draft): variant for draft, variant in found}
-    for draft, whole in for_everybody([draft for draft, _ in found], automatic=automatic):
+    for draft, whole in for_everybody([each for each, _ in found], job.report, query.place(), automatic=automatic):
         table = draft.row.table
         definition = job.catalog.name(by_draft[id(draft)].buckets[0])
         job.everybody.append(ForEverybody(stream, definition, f"{table.schema}.{table.name}", whole, query))

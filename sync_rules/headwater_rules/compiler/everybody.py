@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from headwater_rules.compiler.planner import VariantDraft
-from headwater_rules.errors import Code, EvaluationError, RuleError, Severity
+from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.plan import Expr, RowFunction, Value
 from headwater_rules.text.sqltext import SqlText
@@ -17,7 +18,8 @@ _ALLOWED = re.compile(r"#[ \t]*headwater:[ \t]*everybody")
 _WRITTEN = re.compile(r"'((?:[^']|'')*)'|\b(\d+(?:\.\d+)?)\b")
 _SAMPLES: tuple[Value, ...] = (None, 0, 1, -1, 2.5, "", "a", "B", "1", "[]", "{}", "2020-01-31", b"")
 _NEVER_NULL = frozenset({"id", *(function.value for function in RowFunction)})
-_MOST_TRIED = 5_000
+_MOST_TRIED = 1_000
+_TRIED_PER_WORD = 10  # trying so many values takes as long as compiling a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class ForEverybody:
     query: SqlText
 
 
-def for_everybody(drafts: Sequence[VariantDraft], *, automatic: bool) -> list[tuple[VariantDraft, bool]]:
+def for_everybody(
+    drafts: Sequence[VariantDraft], report: Report, place: Place, *, automatic: bool
+) -> list[tuple[VariantDraft, bool]]:
     """Those of a query's alternatives that depend on nobody, and whether they select whole tables. If others depend on
     the user, only whole tables are returned: rows such as public ones may be for everybody. If none does, only streams
     that are `automatic` are."""
-    found = [(draft, _is_whole(draft)) for draft in drafts if _is_open(draft)]
+    found = [(draft, _is_whole(draft, report, place)) for draft in drafts if _is_open(draft)]
     if len(found) < len(drafts):
         return [(draft, whole) for draft, whole in found if whole]
     return found if automatic else []
@@ -78,21 +82,28 @@ def _is_open(draft: VariantDraft) -> bool:
     return all(not gate.inputs and _holds(gate, ()) for gate in draft.gates)
 
 
-def _is_whole(draft: VariantDraft) -> bool:
+def _is_whole(draft: VariantDraft, report: Report, place: Place) -> bool:
     row = draft.row
-    return not (draft.lookups or row.each or row.params) and all(map(_always, row.filters))
+    if draft.lookups or row.each or row.params:
+        return False
+    return all(_always(test, report, place) for test in row.filters)
 
 
-def _always(test: Expr) -> bool:
+def _always(test: Expr, report: Report, place: Place) -> bool:
     """Whether a condition on a row is true for all values that were tried, among them those that it names."""
     written = [text.replace("''", "'") if text or not number else float(number)
                for text, number in _WRITTEN.findall(test.sql)]  # fmt: skip
     values = (*_SAMPLES, *written)
     choices = [[value for value in values if value is not None or name not in _NEVER_NULL] for name in test.inputs]
-    tried = 1
-    for choice in choices:
-        tried *= len(choice)
-    return tried <= _MOST_TRIED and all(_holds(test, chosen) for chosen in product(*choices))
+    if prod(map(len, choices)) > _MOST_TRIED:
+        return False
+    tried = 0
+    for chosen in product(*choices):
+        tried += 1
+        if not _holds(test, chosen):
+            return False
+    report.spend(tried // _TRIED_PER_WORD, place)
+    return True
 
 
 def _holds(test: Expr, values: Sequence[Value]) -> bool:

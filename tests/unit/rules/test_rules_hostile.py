@@ -83,6 +83,12 @@ SHAPES = {
         f"  s{number}:\n    query: SELECT * FROM t WHERE {any_of(99, f'a{{0}} = auth.parameter({number})')}\n"
         for number in range(110)
     ),
+    "many tests that every row passes": HEAD
+    + "".join(
+        f"  s{number}:\n    auto_subscribe: true\n    query: SELECT * FROM t WHERE a = {number} OR a IS NULL OR b = b"
+        " OR b IS NULL\n"
+        for number in range(3_500)
+    ),
     "parameters times data": "bucket_definitions:\n  b:\n    parameters:\n"
     + "".join(f"    - SELECT a{n} AS x FROM t WHERE o = request.user_id()\n" for n in range(70))
     + "    data:\n"
