@@ -8,9 +8,10 @@ import psycopg
 import pytest
 
 from headwater.decode.pgoutput import Decoder
-from headwater.oplog.change import Insert, LogicalMessage
+from headwater.oplog.change import Insert, LogicalMessage, Message
+from headwater.oplog.lsn import ZERO
 from headwater.source.connect import connect
-from headwater.source.triggers import Installed, install, is_hint, remove, triggers_on
+from headwater.source.triggers import Installed, install, is_hint, remove, told_names, triggers_on
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import TRIGGERED, Deploy, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -96,6 +97,16 @@ def test_a_role_that_may_not_make_them_is_told_so_and_goes_without(source_db: So
 
 def streamed(source: SourceDb, *statements: str) -> list[str]:
     """What a stream brings of these: rows by their first value, and hints."""
+    found = []
+    for message in messages(source, *statements):
+        if isinstance(message, Insert):
+            found.append(str(message.new[0]))
+        if isinstance(message, LogicalMessage) and is_hint(message):
+            found.append("hint")
+    return found
+
+
+def messages(source: SourceDb, *statements: str) -> list[Message]:
     source.execute("select pg_create_logical_replication_slot('peek', 'pgoutput')")
     source.execute("set synchronous_commit = on")  # else the slot does not see the commit yet
     for statement in statements:
@@ -104,13 +115,7 @@ def streamed(source: SourceDb, *statements: str) -> list[str]:
         "select data from pg_logical_slot_get_binary_changes('peek', null, null,"
         " 'proto_version', '1', 'publication_names', 'headwater', 'messages', 'true')"
     )
-    found = []
-    for message in Decoder().decode([bytes(row[0]) for row in payloads]):
-        if isinstance(message, Insert):
-            found.append(str(message.new[0]))
-        if isinstance(message, LogicalMessage) and is_hint(message):
-            found.append("hint")
-    return found
+    return list(Decoder().decode([bytes(row[0]) for row in payloads]))
 
 
 CHANGES = (
@@ -152,6 +157,33 @@ def test_a_change_leaves_a_message_in_the_stream(source_db: SourceDb, sql: str) 
     source_db.execute("create publication headwater for table t")
     install(settings_for(source_db))
     assert "hint" in streamed(source_db, sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ('alter table t rename to "Größe"', ("public", "Größe")),
+        ("alter table t set schema s", ("s", "t")),
+        ("alter schema public rename to hidden", ("hidden", "t")),
+        ("do $$ begin execute 'alter table t rename to u'; end $$", ("public", "u")),
+        ("alter table t add column x int", ("public", "t")),
+    ],
+)
+def test_the_message_tells_the_name_of_a_partitioned_table(
+    source_db: SourceDb, sql: str, name: tuple[str, str]
+) -> None:
+    source_db.execute("create schema s; create table plain (id int)")
+    source_db.execute("create table t (id int primary key, b int) partition by list (id)")
+    source_db.execute("create publication headwater for table t")
+    install(settings_for(source_db))
+    ((oid,),) = source_db.fetch("select 't'::regclass::oid::int8")
+    told = messages(source_db, "alter table plain add column x int", sql)
+    assert [told_names(m) for m in told if isinstance(m, LogicalMessage)] == [{}, {oid: name}]
+
+
+@pytest.mark.parametrize("content", ["ddl", "ddl 7b", "ddl zz", "ddl 5b5d", "ddl 7b2278223a317d", "ping", "ddl ä"])
+def test_a_message_that_is_not_of_the_triggers_tells_no_names(content: str) -> None:
+    assert told_names(LogicalMessage(True, ZERO, "headwater", content.encode("latin-1"))) == {}
 
 
 @pytest.fixture
@@ -234,7 +266,7 @@ def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: S
     deployment.start()
     ops = deployment.op_count()
     for transactional in ("true", "false"):
-        for content in ("ddl", "drop table notes", "", "ping", "x" * 100_000):
+        for content in ("ddl", "ddl 7b2231223a5b2261222c2262225d7d", "drop table notes", "", "ping", "x" * 100_000):
             source_db.execute(
                 f"select pg_logical_emit_message({transactional}, 'headwater', %s) from generate_series(1, 200)",
                 content,

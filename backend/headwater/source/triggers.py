@@ -1,13 +1,16 @@
 """Event triggers in the source, which announce a changed table at once, in the transaction that changed it.
 
-They write a message into the log and nothing else. The message is only a hint to read the catalog, since any role can
-write such a message. Without the triggers, changes are found by reading the catalog every few seconds.
+They write a message into the log and nothing else. Any role can write such a message, so it is only a hint to read the
+catalog, and what it says of names can hide rows but never show any. Without the triggers, changes are found by reading
+the catalog every few seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import orjson
 import psycopg
 
 from headwater.oplog.change import LogicalMessage
@@ -25,17 +28,30 @@ _PREFIX, _CONTENT = "headwater", b"ddl"
 # The function runs with the rights of the role that changes the table, and must not give it more: so search_path is
 # fixed, and the function is dropped and created, not replaced, since another role may own one of that name. Only
 # cancellation and statement_timeout pass the exception block; these concern the user's own statement.
+# The stream does not tell the names of partitioned tables, so the message does: in hexadecimal digits, since Postgres
+# sends messages in the encoding of the database.
 _BODY = """
 declare
   lasting boolean;
+  tables oid[];
+  schemas oid[];
+  names text;
 begin
   if tg_event = 'sql_drop' then
     lasting := exists (select from pg_event_trigger_dropped_objects() o where not o.is_temporary);
   else
     lasting := exists (select from pg_event_trigger_ddl_commands() c where c.schema_name is distinct from 'pg_temp');
+    tables := array(select c.objid from pg_event_trigger_ddl_commands() c where c.classid = 'pg_class'::regclass);
+    schemas := array(select c.objid from pg_event_trigger_ddl_commands() c where c.classid = 'pg_namespace'::regclass);
+    if schemas <> '{}' then
+      tables := tables || array(select c.oid from pg_class c where c.relnamespace = any(schemas));
+    end if;
+    select encode(convert_to(json_object_agg(c.oid, json_build_array(n.nspname, c.relname))::text, 'UTF8'), 'hex')
+      into names from pg_class c join pg_namespace n on n.oid = c.relnamespace
+      where c.oid = any(tables) and c.relkind = 'p';
   end if;
   if lasting then
-    perform pg_logical_emit_message(true, 'headwater', 'ddl');
+    perform pg_logical_emit_message(true, 'headwater', concat_ws(' ', 'ddl', names));
   end if;
 exception when others then
   null;
@@ -89,7 +105,16 @@ class Installed:
 
 def is_hint(message: LogicalMessage) -> bool:
     """Whether a message of the stream says that the catalog may have changed. Any role can write one."""
-    return message.prefix == _PREFIX and message.content == _CONTENT
+    return message.prefix == _PREFIX and message.content.split(b" ", 1)[0] == _CONTENT
+
+
+def told_names(message: LogicalMessage) -> Mapping[int, tuple[str, str]]:
+    """By oid, schema and name that a hint says partitioned tables have from here on. Any role can write one."""
+    try:
+        told = orjson.loads(bytes.fromhex(message.content.decode().removeprefix("ddl")))
+        return {int(oid): (str(schema), str(name)) for oid, (schema, name) in told.items()}
+    except (ValueError, TypeError, AttributeError):  # none are told, or the message is not of the triggers
+        return {}
 
 
 def triggers_on(conn: psycopg.Connection) -> bool:
@@ -109,7 +134,7 @@ def _may_fire(conn: psycopg.Connection) -> bool:
 
 def install(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
     """Create the triggers unless they exist, as `admin`, or else as the role of `settings`. Returns a warning where the
-    role may not: nothing depends on them. Raises SourceUnreachable or SourceRefused."""
+    role may not. Raises SourceUnreachable or SourceRefused."""
     with connect(admin or settings, patient=True) as conn:
         if triggers_on(conn):
             return Installed()
@@ -150,7 +175,7 @@ def _run(conn: psycopg.Connection, statements: tuple[str, ...], refused: tuple[s
 
 _REFUSED_TO_INSTALL = (
     "event triggers can't be created, so changes of tables are found by reading the catalog every few seconds",
-    "nothing has to be done; to notice changes at once, repeat this with a superuser as --admin-uri",
+    "to notice changes at once, repeat this with a superuser as --admin-uri; without, see docs/security.md on names",
 )
 _REFUSED_TO_REMOVE = (
     "the event triggers can't be removed",

@@ -33,7 +33,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.replication.errors import ProtocolError
 from headwater.replication.stream.flush import StreamFlush
 from headwater.replication.tables.schema_watch import SchemaWatch
-from headwater.source.triggers import is_hint
+from headwater.source.triggers import is_hint, told_names
 
 CHUNK_CHANGES = 5_000
 
@@ -113,6 +113,8 @@ class Applier:
             case LogicalMessage():
                 if is_hint(message):
                     self._schema.hint()
+                    if self.in_transaction and self.final_lsn >= self.position:
+                        self._flush.take_names(told_names(message))
                 if not message.transactional and not self.in_transaction:
                     self._flush.pass_message(message.lsn)
             case _:

@@ -319,12 +319,23 @@ class StreamFlush:
         """Make sure that partitioned tables in the open flush still have the names that the store knows."""
         now = self._reads.names(self._by_root)
         renamed = self.followed.renamed(now.by_oid)
-        if not renamed:
-            return
+        if renamed:
+            self._distrust(renamed, now.seen)
+
+    def take_names(self, names: Mapping[int, tuple[str, str]]) -> None:
+        """The current transaction is said to give tables these names. A partitioned table whose name is not the stored
+        one is left to a comparison, up to the present end of the log: another message tells of each name after it."""
+        known = self.followed
+        renamed = [oid for oid in known.renamed(names) if oid in known.roots and oid not in known.doubted]
+        if renamed:
+            self._distrust(renamed, self._reads.names(renamed).seen)
+
+    def _distrust(self, renamed: Sequence[int], upto: Lsn) -> None:
+        """Leave what the stream brings of renamed tables (oids), up to a position, to comparisons."""
         self.abandon()
         for table in [self.followed.tables[oid] for oid in renamed]:
             self._mark(table, Cause.REPLACED)
-        NameBook(self._store, self.tag).distrust(self._lease, renamed, now.seen)
+        NameBook(self._store, self.tag).distrust(self._lease, renamed, upto)
         what = "a partitioned table was renamed, which the stream does not say"
         raise SchemaChangedError(what, self.tag, "the stream is read again, without its changes")
 

@@ -62,7 +62,7 @@ class Followed:
                 self._fit(self.tables[oid])
 
     def renamed(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
-        """The oids of tables that have another name in the source than in the store."""
+        """The oids of tables that have another name there than in the store."""
         kept = {oid: self.tables[oid].relation for oid in names if oid in self.tables}
         return [oid for oid, relation in kept.items() if names[oid] != (relation.schema, relation.name)]
 

@@ -2,8 +2,9 @@
 
 Postgres describes a table in the stream once, and again after a change to it. Renaming a root does not change its
 partitions, whose rows go on under its former name. So before a flush with rows of a root commits, the catalog is asked
-for its name: the answer includes every rename from before those rows were written. Changes that came under another name
-than the stored one are left to a comparison, up to a position that is kept in the store.
+for its name: the answer includes every rename from before those rows were written. A name that is gone again by then is
+told by the event triggers alone. Changes that came under another name than the stored one are left to a comparison, up
+to a position that is kept in the store.
 """
 
 from __future__ import annotations
