@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,8 +37,12 @@ from headwater.oplog.change import (
     TypeInfo,
     Update,
 )
+from headwater.source.connect import connect
+from headwater.source.slot import SnapshotKeeper, replication_connection
 from headwater_rules.plan import ConversionOptions, Value
+from tests.integration.test_catalog import settings_for
 from tests.integration.type_cases import CASES, CUSTOM_TYPES, Case
+from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import FAST, SourceDb
 from tests.support.postgres_versions import postgres_of
 
@@ -57,6 +62,7 @@ def session(source_db: SourceDb) -> Iterator[Connection]:
         "extra_float_digits": "-10",
         "client_encoding": "LATIN1",
         "row_security": "on",
+        "lc_monetary": "C.UTF-8",
         "statement_timeout": "20min",
         "idle_in_transaction_session_timeout": "20min",
         "idle_session_timeout": "20min",
@@ -389,6 +395,62 @@ def test_both_kinds_of_connection_are_pinned(session: Connection, source_db: Sou
             link.finish()
         assert shown == {**SESSION_SETTINGS, "DateStyle": shown["DateStyle"]}
         assert shown["DateStyle"].startswith("ISO, ")
+
+
+@pytest.fixture
+def hasty_role(source_db: SourceDb) -> Iterator[str]:
+    """A role that may replicate, and has every time-out that the server knows."""
+    role = f"{source_db.name}_hasty"
+    source_db.execute(f"create role {role} login replication")
+    for (name,) in source_db.fetch(
+        "select name from pg_settings where name ~ '^(statement|lock|idle|transaction).*timeout$'"
+    ):
+        if name != "idle_replication_slot_timeout":
+            source_db.execute(f"alter role {role} set {name} = '300ms'")
+    yield role
+    source_db.execute(f"drop role {role}")
+
+
+def test_time_outs_of_the_role_end_neither_a_new_slot_nor_its_snapshot(source_db: SourceDb, hasty_role: str) -> None:
+    source_db.execute("create table t (id int primary key)")
+    settings = settings_for(source_db, user=hasty_role)
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(source_db.dsn) as writer:
+        writer.execute("insert into t values (1)")
+        making = pool.submit(SnapshotKeeper, settings, "hasty", temporary=True)
+        waits = (
+            "select from pg_stat_activity where application_name = 'headwater snapshot' and wait_event_type = 'Lock'"
+        )
+        wait_until(lambda: making.done() or bool(source_db.fetch(waits)), "the slot to wait for the transaction")
+        source_db.execute("select pg_sleep(1)")
+        writer.commit()
+        with making.result() as keeper, psycopg.connect(source_db.dsn, autocommit=True) as reader:
+            source_db.execute("select pg_sleep(1)")
+            reader.execute("begin transaction isolation level repeatable read")
+            reader.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
+            assert reader.execute("select id from t").fetchall() == [(1,)]
+
+
+def test_money_reads_alike_whatever_the_locale_of_the_server(german_postgres: EmbeddedPostgres) -> None:
+    source = SourceDb(german_postgres, "postgres")
+    source.execute("create table t (id int primary key, price money); create publication headwater for table t")
+    source.execute("select pg_create_logical_replication_slot('price', 'pgoutput')")
+    source.execute("insert into t values (1, '1.234,50'); set synchronous_commit = on; update t set id = 2")
+    assert source.fetch("select price::text from t") == [("1.234,50 €",)]
+    with connect(settings_for(source)) as conn:
+        copied = conn.execute("select price::text from t").fetchone()
+    link = replication_connection(settings_for(source), "price")
+    try:
+        options = "(proto_version '1', publication_names 'headwater')"
+        link.exec_(f"START_REPLICATION SLOT price LOGICAL 0/0 {options}".encode())
+        payloads: list[bytes] = []
+        while not any(isinstance(message, Update) for message in Decoder().decode(payloads)):
+            _, data = link.get_copy_data(0)
+            payloads += [bytes(data[25:])] if data[0] == ord("w") else []
+    finally:
+        link.finish()
+        source.connection.close()
+    streamed = [m.new[1] for m in Decoder().decode(payloads) if isinstance(m, Insert | Update)]
+    assert (copied, streamed) == (("$1,234.50",), ["$1,234.50"] * 2)
 
 
 def show(link: PGconn, name: str) -> str:

@@ -139,6 +139,24 @@ def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(
     assert world.deployment.problems() == []
 
 
+FOREIGN = {
+    "role that may not log in": (refuse_login, "does not let this role log in: xxxx"),
+    "role that may not replicate": (refuse_replication, "does not give this role a right that it needs: xxxx"),
+    "another password": (change_password, "rejects user name or password: xxxx"),
+}
+
+
+@pytest.mark.parametrize(("begin", "what"), FOREIGN.values(), ids=FOREIGN)
+def test_a_refusal_is_understood_in_any_language(
+    world_of: NewWorld, postgres_with: NewServer, begin: Callable[[World], None], what: str
+) -> None:
+    world = world_of(postgres_with())
+    world.network.foreign = True
+    begin(world)
+    world.network.drop()
+    wait_until(lambda: world.names("HW_2002", what), "the cause to be named")
+
+
 def test_a_reader_of_the_slot_that_is_ended_comes_again(world_of: NewWorld) -> None:
     world = world_of()
     for body in ("first", "second"):
@@ -157,11 +175,13 @@ def outrun_slot(world: World) -> None:
     outrun(world.source)
 
 
+@pytest.mark.parametrize("foreign", [False, True], ids=["in English", "in another language"])
 @pytest.mark.parametrize("lose", [lose_slot, outrun_slot])
 def test_a_lost_slot_costs_what_differs(
-    world_of: NewWorld, postgres_with: NewServer, lose: Callable[[World], None]
+    world_of: NewWorld, postgres_with: NewServer, lose: Callable[[World], None], foreign: bool
 ) -> None:
     world = world_of(postgres_with(max_slot_wal_keep_size="64MB"))
+    world.network.foreign = foreign
     before = world.deployment.op_count()
     world.network.cut()
     wait_until(lambda: world.names("HW_2001", "cannot be reached"), "the cause to be named")
@@ -176,8 +196,13 @@ def test_a_lost_slot_costs_what_differs(
     assert world.deployment.problems() == []
 
 
-def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(world_of: NewWorld, postgres_with: NewServer) -> None:
+@pytest.mark.parametrize("foreign", [False, True], ids=["in English", "in another language"])
+def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(
+    world_of: NewWorld, postgres_with: NewServer, foreign: bool
+) -> None:
     world = world_of(postgres_with(max_slot_wal_keep_size="64MB"))
+    world.network.foreign = foreign
+    world.network.drop()
     before = world.deployment.op_count()
     with unread():
         world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
@@ -190,6 +215,37 @@ def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(world_of: NewWo
     assert world.source.fetch("select wal_status, active from pg_replication_slots") == [("reserved", True)]
     world.deployment.close()
     assert world.deployment.problems() == []
+
+
+def remake_publication(world: World) -> None:
+    """While nobody follows the stream, which has a row from in between."""
+    world.network.cut()
+    wait_until(lambda: not world.source.fetch("select from pg_replication_slots where active"), "the slot to be left")
+    world.sql("drop publication headwater")
+    world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
+    world.sql("create publication headwater for all tables")
+    world.network.mend()
+
+
+def test_a_publication_that_was_made_again_is_understood_in_any_language(world_of: NewWorld) -> None:
+    world = world_of()
+    world.network.foreign = True
+    remake_publication(world)
+    world.goes_on()
+    assert world.kinds() == ["snapshot", "re-sync"]
+
+
+def test_a_server_that_speaks_german_is_understood(world_of: NewWorld, german_postgres: EmbeddedPostgres) -> None:
+    world = world_of(german_postgres)
+    remake_publication(world)
+    world.goes_on()
+    assert world.kinds() == ["snapshot", "re-sync"]
+    change_password(world)
+    wait_until(lambda: world.names("HW_2002", "rejects user name or password"), "the cause to be named")
+    hba = german_postgres.data_dir / "pg_hba.conf"
+    hba.write_text("host all postgres 127.0.0.1/32 trust\n", encoding="utf-8")
+    world.sql("select pg_reload_conf()")
+    wait_until(lambda: world.names("HW_2002", "pg_hba.conf"), "the cause to be named")
 
 
 @dataclass(frozen=True)

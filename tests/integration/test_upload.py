@@ -26,6 +26,24 @@ def test_rows_are_made_changed_and_removed(uploads: Uploads) -> None:
     assert uploads.rows(ALL) == [("2", "ann", "rolls", 3)]
 
 
+def test_time_outs_of_the_database_do_not_end_an_upload(uploads: Uploads) -> None:
+    uploads.db.execute(
+        "create function slowly() returns trigger language plpgsql as"
+        " 'begin perform pg_sleep(0.6); new.n := pg_backend_pid(); return new; end';"
+        "create trigger slowly before insert on notes for each row execute function slowly()"
+    )
+    for (name,) in uploads.rows(
+        "select name from pg_settings where name ~ '^(statement|lock|idle_[is].*|trans.*)_timeout$'"
+    ):
+        uploads.db.execute(f"alter database {uploads.db.name} set {name} = '300ms'")
+    device = uploads.device()
+    device.applied(put("notes", "1", owner="ann"))
+    uploads.rows("select pg_sleep(0.6)")
+    device.applied(put("notes", "2", owner="ann"))
+    ((sessions,),) = uploads.rows("select count(distinct n) from notes")
+    assert sessions == 1
+
+
 def test_what_a_put_does_not_name_keeps_its_value_or_default(uploads: Uploads) -> None:
     uploads.db.execute("alter table notes alter body set default 'nothing yet'")
     device = uploads.device()

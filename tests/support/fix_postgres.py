@@ -173,3 +173,27 @@ def postgres_with(
             return servers.enter_context(new_server(data_dir, postgres_binaries, laid_out, settings))
 
         yield start
+
+
+@pytest.fixture
+def german_postgres(
+    postgres_with: Callable[..., EmbeddedPostgres],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> EmbeddedPostgres:
+    """A server that speaks German and prints money as Germans do. Skips the test where there is none."""
+    folder = tmp_path_factory.mktemp("locales")
+    try:
+        command = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(folder / "de_DE.UTF-8")]
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs localedef, to make the German locale")
+    for parent in (folder, *folder.parents[:3]):
+        parent.chmod(parent.stat().st_mode | 0o055)  # the server runs as another user
+    monkeypatch.setenv("LOCPATH", str(folder))
+    server = postgres_with(lc_messages="de_DE.UTF-8", lc_monetary="de_DE.UTF-8")
+    with psycopg.connect(server.dsn()) as conn, pytest.raises(psycopg.errors.UndefinedTable) as told:
+        conn.execute("select from nowhere")
+    if "existiert nicht" not in str(told.value):
+        pytest.skip("needs a Postgres with translations")
+    return server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from types import TracebackType
@@ -10,10 +11,12 @@ from typing import Self
 
 
 class Network:
-    """Carries TCP connections from `port` to the port of a server, until told otherwise. A context manager."""
+    """Carries TCP connections from `port` to the port of a server, until told otherwise. A context manager. While
+    `foreign` is set, nobody can read what the server says on connections that are made."""
 
     def __init__(self, to: int) -> None:
         self._to = to
+        self.foreign = False
         self._listener = _listen(0)
         self.port: int = self._listener.getsockname()[1]
         self._flows = threading.Event()
@@ -69,8 +72,9 @@ class Network:
                 continue
             with self._lock:
                 self._ends += [near, far]
-            for here, there in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(here, there), daemon=True).start()
+            back = self._translate if self.foreign else self._carry
+            for carry, here, there in ((self._carry, near, far), (back, far, near)):
+                threading.Thread(target=carry, args=(here, there), daemon=True).start()
 
     def _carry(self, here: socket.socket, there: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -79,6 +83,33 @@ class Network:
                 there.sendall(data)
         _end(here)
         _end(there)
+
+    def _translate(self, here: socket.socket, there: socket.socket) -> None:
+        """Carry messages of Postgres, without TLS."""
+        rest = b""
+        with contextlib.suppress(OSError):
+            while data := here.recv(65536):
+                self._flows.wait()
+                translated, rest = _translated(rest + data)
+                there.sendall(translated)
+        _end(here)
+        _end(there)
+
+
+def _translated(data: bytes) -> tuple[bytes, bytes]:
+    """The whole messages, with those that people read in no language; and the rest."""
+    messages, at = [], 0
+    while len(data) >= at + 5 and len(data) >= (end := at + 1 + int.from_bytes(data[at + 1 : at + 5], "big")):
+        body = data[at + 5 : end]
+        messages.append(data[at : at + 5] + (_foreign(body) if data[at : at + 1] in {b"E", b"N"} else body))
+        at = end
+    return b"".join(messages), data[at:]
+
+
+def _foreign(notice: bytes) -> bytes:
+    """An error or notice with its severity and texts in no language; its SQLSTATE stays."""
+    fields = notice.split(b"\0")
+    return b"\0".join(re.sub(rb"\w", b"x", f[1:]).join((f[:1], b"")) if f[:1] in b"SMDH" else f for f in fields)
 
 
 def _listen(port: int) -> socket.socket:

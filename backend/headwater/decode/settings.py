@@ -17,6 +17,7 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "IntervalStyle": "postgres",
         "bytea_output": "hex",
         "extra_float_digits": "1",  # the shortest text that is exact
+        "lc_monetary": "C",  # money as $1,234.50
         "client_encoding": "UTF8",
         "row_security": "off",  # a policy that would hide rows raises an error instead
         "statement_timeout": "0",
@@ -24,7 +25,7 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "idle_session_timeout": "0",  # from Postgres 14
     }
 )
-"""lock_timeout is left out: it is for the operator to limit how long we wait for a lock."""
+"""lock_timeout is left out: it is for the operator to limit how long ordinary connections wait for a lock."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 

@@ -6,7 +6,10 @@ settings of `headwater.decode.settings` from its start-up packet on. Poolers do 
 
 from __future__ import annotations
 
+import ctypes
 import re
+import select
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
+from psycopg.pq.misc import find_libpq_full_path
 from psycopg.rows import TupleRow
 
 from headwater.decode.settings import settings_options, statements_for
@@ -105,6 +109,7 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
         options["password"] = settings.password
     if replication:
         options["replication"] = "database"
+        options["options"] = f"{options['options']} -c lock_timeout=0"  # a new slot waits for open transactions
     return make_conninfo("", **options)
 
 
@@ -205,9 +210,65 @@ class SharedConnection:
             self._conn = None
 
 
+def dial(settings: SourceSettings, application_name: str, *, replication: bool = False) -> pq.abc.PGconn:
+    """A blocking connection of libpq, with `replication` to a walsender. The caller has to `finish` it. Raises
+    the error for the SQLSTATE of the server, which connections of psycopg itself do not learn."""
+    text = conninfo(settings, replication=replication, application_name=application_name)
+    # Not PGconn.connect, which blocks all other threads while the server does not answer
+    conn = pq.PGconn.connect_start(text.encode())
+    _set_verbosity(conn, _VERBOSE)
+    if not _polled(conn, settings.connect_timeout):
+        message = "connection timeout expired"
+        if conn.status == pq.ConnStatus.BAD:
+            message = conn.error_message.decode(errors="replace").strip()
+        conn.finish()
+        raise _refusal(message)
+    _set_verbosity(conn, _DEFAULT)
+    for statement in statements_for(conn.server_version):
+        conn.exec_(statement.encode())
+    return conn
+
+
+def _polled(conn: pq.abc.PGconn, seconds: int) -> bool:
+    """Connect. Returns False when that fails or takes longer."""
+    deadline = time.monotonic() + max(2, seconds)
+    while conn.status != pq.ConnStatus.BAD and time.monotonic() < deadline:
+        state = conn.connect_poll()
+        if state in {pq.PollingStatus.OK, pq.PollingStatus.FAILED}:
+            return state == pq.PollingStatus.OK
+        sockets, left = [conn.socket], deadline - time.monotonic()
+        reading = state == pq.PollingStatus.READING
+        select.select(sockets if reading else [], [] if reading else sockets, [], max(left, 0.0))
+    return False
+
+
+_DEFAULT, _VERBOSE = 1, 2  # of libpq's PGVerbosity
+
+
+def _set_verbosity(conn: pq.abc.PGconn, verbosity: int) -> None:
+    """PQsetErrorVerbosity, which psycopg does not wrap, of the libpq that psycopg uses."""
+    path = find_libpq_full_path() if pq.__impl__ == "python" else sys.modules[pq.PGconn.__module__].__file__
+    call = ctypes.CDLL(path).PQsetErrorVerbosity
+    call.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    call(conn.pgconn_ptr, verbosity)  # type: ignore[attr-defined]  # which psycopg documents for this use
+
+
+_SAID_BY_SERVER = re.compile(r" failed: [^:]+:  ")
+_VERBOSELY = re.compile(r":  ([0-9A-Z]{5}): (.*)")
+
+
+def _refusal(message: str) -> psycopg.Error:
+    found = _VERBOSELY.search(message)
+    if found is None:
+        return psycopg.OperationalError(message)  # of libpq, which has no SQLSTATE
+    try:
+        return psycopg.errors.lookup(found[1])(found[2])
+    except KeyError:
+        return psycopg.OperationalError(found[2])
+
+
 def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterError:
     """The error of ours for a failed connection or statement: `error` is psycopg's, or any with libpq's message."""
-    # While connecting, libpq gives no SQLSTATE, so the (untranslated) message decides
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
     state = getattr(error, "sqlstate", None)
     if isinstance(error, psycopg.DataError):  # its message quotes the value
@@ -219,21 +280,47 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
         return _untrusted(settings)
     for pattern, what, fix in _REFUSALS:
         if re.search(pattern, text):
-            remedy = fix.format(user=settings.user, database=settings.database)
-            return SourceRefused(f"the source database {what}", settings.address, remedy)
+            return _refused(settings, what, fix)
     for pattern, what, fix in _FAILURES:
         if re.search(pattern, text):
             return SourceUnreachable(f"the source database {what}: {text}", settings.address, fix)
+    if state is None and _SAID_BY_SERVER.search(str(error)):  # in another language, or something rare
+        return _asked_again(settings, text)
+    first = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or text
+    if state in _REFUSED_BY_STATE:
+        what, fix = _REFUSED_BY_STATE[state]
+        return _refused(settings, f"{what}: {first}", fix)
+    if state in _FAILED_BY_STATE:
+        what, fix = _FAILED_BY_STATE[state]
+        return SourceUnreachable(f"the source database {what}: {first}", settings.address, fix)
     if state is not None and not state.startswith(_GONE):
-        first = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or text
         return SourceUnreachable(
             f"the source database answers with an error: {first}", settings.address, "see the source's log"
         )
+    return _unreachable(settings, text)
+
+
+def _refused(settings: SourceSettings, what: str, fix: str) -> SourceRefused:
+    remedy = fix.format(user=settings.user, database=settings.database)
+    return SourceRefused(f"the source database {what}", settings.address, remedy)
+
+
+def _unreachable(settings: SourceSettings, text: str) -> SourceUnreachable:
     return SourceUnreachable(
         f"the source database cannot be reached: {text}",
         settings.address,
         "check that Postgres runs there, and hostname, port and firewall in replication.connections",
     )
+
+
+def _asked_again(settings: SourceSettings, text: str) -> HeadwaterError:
+    """The error for what a server said to a connection that was not told the SQLSTATE: connects once more for it."""
+    try:
+        dial(settings, "headwater").finish()
+    except psycopg.Error as error:
+        if error.sqlstate is not None:
+            return connection_error(settings, error)
+    return _unreachable(settings, text)
 
 
 def pooler_error(settings: SourceSettings) -> SourceRefused:
@@ -270,6 +357,8 @@ def source_errors(settings: SourceSettings) -> Iterator[None]:
         raise connection_error(settings, error) from error
 
 
+# What libpq says itself is not translated. What a server says may be: of that, the words only make the text better, and
+# SQLSTATEs lead to the same decisions
 _REFUSALS = (
     (
         "password authentication failed",
@@ -365,11 +454,32 @@ _FAILURES = (
         "wait for it, or see its log",
     ),
     (
-        "recovery is in progress|during recovery|in a read-only transaction",
+        "recovery is in progress|during recovery",
         "is a standby",
         "promote it, or set hostname in replication.connections to the primary",
     ),
 )
+_REFUSED_BY_STATE = {
+    "28P01": ("rejects user name or password", _REFUSALS[0][2]),
+    "28000": (
+        "does not let this role log in",
+        "see that the role {user} exists and may LOGIN, and that pg_hba.conf has a line for it and this host",
+    ),
+    "3D000": ("does not have the database", _REFUSALS[-1][2]),
+    "42501": (
+        "does not give this role a right that it needs",
+        "GRANT to {user} what `headwater source status` names; to replicate, ALTER ROLE {user} REPLICATION",
+    ),
+}
+_FAILED_BY_STATE = {
+    "25006": (
+        "takes no writes",
+        "if it is a standby, connect to the primary; else see why default_transaction_read_only is on: a full disk?",
+    ),
+    "53100": ("has no room left on its disk", _FAILURES[0][2]),
+    "53300": ("has no connection to spare", _FAILURES[1][2]),
+    "57P03": ("is starting or shutting down", _FAILURES[2][2]),
+}
 _GONE = ("08", "57P")
 """SQLSTATEs of a connection that the server ended."""
 

@@ -80,7 +80,7 @@ class _Link:
             return await _head(self._conn)
         except psycopg.Error as error:
             await self.close()
-            raise connection_error(self._settings, error) from error
+            raise await asyncio.to_thread(connection_error, self._settings, error) from error
 
     async def _connect(self) -> psycopg.AsyncConnection:
         text = conninfo(self._settings, application_name="headwater api")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import select
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +14,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, connection_error, conninfo, pooler_error
+from headwater.source.connect import SourceSettings, dial, pooler_error, source_errors
 
 
 class SlotError(HeadwaterError):
@@ -249,28 +247,8 @@ class SnapshotKeeper:
 
 def replication_connection(settings: SourceSettings, application_name: str) -> pq.abc.PGconn:
     """A blocking walsender connection. The caller has to `finish` it."""
-    conn = pq.PGconn.connect_start(conninfo(settings, replication=True, application_name=application_name).encode())
-    # Not PGconn.connect, which blocks all other threads while the server does not answer
-    if not _polled(conn, settings.connect_timeout):
-        message = "connection timeout expired"
-        if conn.status == pq.ConnStatus.BAD:
-            message = conn.error_message.decode(errors="replace").strip()
-        conn.finish()
-        raise connection_error(settings, psycopg.OperationalError(message))
-    return conn
-
-
-def _polled(conn: pq.abc.PGconn, seconds: int) -> bool:
-    """Connect. Returns False when that fails or takes longer."""
-    deadline = time.monotonic() + max(2, seconds)
-    while conn.status != pq.ConnStatus.BAD and time.monotonic() < deadline:
-        state = conn.connect_poll()
-        if state in {pq.PollingStatus.OK, pq.PollingStatus.FAILED}:
-            return state == pq.PollingStatus.OK
-        sockets, left = [conn.socket], deadline - time.monotonic()
-        reading = state == pq.PollingStatus.READING
-        select.select(sockets if reading else [], [] if reading else sockets, [], max(left, 0.0))
-    return False
+    with source_errors(settings):
+        return dial(settings, application_name, replication=True)
 
 
 def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings) -> HeadwaterError:

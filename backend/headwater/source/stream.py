@@ -70,7 +70,7 @@ class ReplicationStream:
         options = f"proto_version '1', publication_names '{names}', messages 'true'"
         result = self._conn.exec_(f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(start)} ({options})'.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
-            raise self._error(self._conn.error_message, slot)
+            raise self._error(result)
         self._conn.nonblocking = 1
 
     def __enter__(self) -> ReplicationStream:
@@ -159,27 +159,30 @@ class ReplicationStream:
 
     def _ended(self) -> HeadwaterError:
         result = self._conn.get_result()
-        message = self._conn.error_message if result is None else result.error_message
-        return self._error(message or b"the server ended the stream", "")
+        if result is None:
+            return StreamError("the stream broke: the server ended it", self._where, "it is tried again")
+        return self._error(result)
 
-    def _error(self, message: bytes, slot: str) -> HeadwaterError:
-        text = message.decode(errors="replace").strip().splitlines()
+    def _error(self, result: pq.abc.PGresult) -> HeadwaterError:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
+        text = said.decode(errors="replace").strip().splitlines()
         first = text[0] if text else "the connection was closed"
-        if any(words in first for words in _LOST):
+        if state in _LOST:
             return SlotLostError(f"the slot can't be continued: {first}", self._where, "a new slot is created")
-        if "is active for PID" in first:
+        if state == _BUSY:
             return SlotBusyError(f"another session reads the slot: {first}", self._where, "it is tried again")
         return StreamError(f"the stream broke: {first}", self._where, "it is tried again")
 
 
 # A slot sees publications as they were at its position, so what is wrong with them there can't be repaired.
-_LOST = (
-    "does not exist",
-    "cannot use different column lists for table",
-    "can no longer get changes from replication slot",
-    "can no longer access replication slot",
-    "has been invalidated",
-    "requested WAL segment",
-)
+_LOST = {
+    "42704",  # there is no such slot, or was no such publication
+    "0A000",  # publications give one table different column lists
+    "58P01",  # Postgres removed log that the slot needs, or lost a file of the slot
+}
+"""SQLSTATEs. That of a slot which Postgres invalidated, 55000, has other meanings: the next attempt sees in the catalog
+that the slot is lost."""
+_BUSY = "55006"
 
 __all__ = ["BATCH", "ZERO", "Received", "ReplicationStream", "StreamError"]

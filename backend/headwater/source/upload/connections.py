@@ -10,6 +10,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
+from headwater.decode.settings import statements_for
 from headwater.source.connect import connection_error, conninfo
 from headwater.source.upload.entries import Device
 from headwater.source.upload.errors import UnsafeRole
@@ -23,9 +24,13 @@ _SETTINGS = """
 select set_config('role', 'none', true), set_config('search_path', %s, true), set_config('row_security', 'on', true),
        set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO, YMD', true),
        set_config('IntervalStyle', 'postgres', true), set_config('standard_conforming_strings', 'on', true),
+       set_config('lc_monetary', 'C', true),
        set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true),
        set_config('idle_in_transaction_session_timeout', %s, true)
 """
+
+_LASTING = "set idle_session_timeout = 0"
+"""Unused connections are kept; a role or database may have time-outs of its own."""
 
 _BECOME = """
 select set_config('request.jwt.claims', %s, true), set_config('request.jwt.claim.sub', %s, true),
@@ -71,8 +76,10 @@ class Connections:
         text = make_conninfo(conninfo(self._settings.login, application_name="headwater upload"), options="")
         try:
             conn = await psycopg.AsyncConnection.connect(text, autocommit=True, prepare_threshold=None)
+            for statement in (_LASTING, *statements_for(conn.info.server_version)):
+                await conn.execute(statement)
         except psycopg.Error as error:
-            raise connection_error(self._settings.login, error) from error
+            raise await asyncio.to_thread(connection_error, self._settings.login, error) from error
         await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         return conn
 
