@@ -45,6 +45,29 @@ def join_cells(cells: Sequence[str | None]) -> str:
     return line
 
 
+def readable_lines(text: bytes) -> list[str]:
+    """The lines of COPY text without their ends, but those that are not UTF-8."""
+    try:
+        return text.decode().split("\n")[:-1]
+    except UnicodeDecodeError:
+        return [line.decode() for line in text.split(b"\n")[:-1] if _is_utf8(line)]
+
+
+def unreadable_cells(line: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The cells of a line, with escapes for bytes that are not UTF-8, and the positions of those with such bytes."""
+    cells = line.split(b"\t")
+    bad = tuple(i for i, cell in enumerate(cells) if not _is_utf8(cell))
+    return tuple(cell.decode(errors="backslashreplace") for cell in cells), bad
+
+
+def _is_utf8(cell: bytes) -> bool:
+    try:
+        cell.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _has_special(text: str) -> bool:
     """Whether anything but tabs needs an escape. Six short scans beat one regular expression."""
     return "\\" in text or "\n" in text or "\r" in text or "\b" in text or "\f" in text or "\v" in text

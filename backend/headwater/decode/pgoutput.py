@@ -6,13 +6,16 @@ The generated code checks as little as possible; when it fails, `wire.explain` r
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import cast
 
 from headwater.decode import wire
+from headwater.decode.errors import not_utf8
 from headwater.oplog.change import (
     UNCHANGED,
     Begin,
@@ -20,12 +23,13 @@ from headwater.oplog.change import (
     Commit,
     Delete,
     Insert,
+    LogicalMessage,
     Message,
     Relation,
     Truncate,
     Update,
 )
-from headwater.oplog.lsn import Lsn
+from headwater.oplog.lsn import ZERO, Lsn
 
 TupleReader = Callable[[bytes, int], tuple[Cells, int]]
 
@@ -38,10 +42,14 @@ _MALFORMED = (struct.error, IndexError, KeyError, ValueError)
 
 
 class Decoder:
-    """Decodes one stream, and remembers its relations. Make a new one for each START_REPLICATION."""
+    """Decodes one stream, and remembers its relations. Make a new one for each START_REPLICATION.
+
+    A row with text that is not UTF-8 is added to `left_out`, and there is no such row in the messages: a change that
+    makes one is a Delete of what was there before, if anything was."""
 
     def __init__(self) -> None:
         self._relations: dict[int, Relation] = {}
+        self.left_out: list[LeftOut] = []
         self._readers: dict[int, tuple[Relation, TupleReader]] = {}
         self._handlers: dict[int, Callable[[bytes], Message]] = {
             ord("B"): _begin,
@@ -75,6 +83,8 @@ class Decoder:
         for payload in payloads:
             try:
                 append(handlers[payload[0]](payload))
+            except UnicodeDecodeError:
+                append(self._without_row(payload))
             except _MALFORMED:
                 error = wire.explain(payload, self._relations)
                 self._relations.clear()
@@ -124,6 +134,66 @@ class Decoder:
     def _truncate(self, payload: bytes) -> Truncate:
         return Truncate(tuple(self._relations[oid] for oid in wire.read_truncated_oids(payload)))
 
+    def _without_row(self, payload: bytes) -> Message:
+        """What a change of a row whose text is not UTF-8 means for those that are."""
+        oid, at = _U32(payload, 1)[0], 6
+        relation = self._relations[oid]
+        read = tuple_reader(len(relation.columns), "surrogateescape")
+        kind, mark = payload[0], payload[5]
+        old: Cells | None = None
+        new: Cells | None = None
+        if mark != wire.NEW:
+            old, at = read(payload, at)
+            at += 1
+        if kind != ord("D"):
+            new, at = read(payload, at)
+        if new is not None and old is not None and UNCHANGED in new and mark == wire.OLD_ROW:
+            new = tuple(before if cell is UNCHANGED else cell for cell, before in zip(new, old, strict=True))
+        self.left_out += [LeftOut.of(relation, cells) for cells in (new or old,) if cells and not _readable(cells)]
+        keyed = mark != wire.OLD_ROW
+        if new is not None and _readable(new):  # what was there before was left out
+            return Insert(relation, new) if UNCHANGED not in new else Update(relation, None, False, new)
+        before = old or (new if kind == ord("U") else None)
+        if before is not None and keyed:
+            before = tuple(cell if c.key else None for c, cell in zip(relation.columns, before, strict=True))
+        if before is None or not _readable(before) or not any(column.key for column in relation.columns):
+            return _NOTHING
+        return Delete(relation, before, keyed)
+
+
+_NOTHING = LogicalMessage(True, ZERO, "", b"")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that was left out. `row` is its key as far as it can be read, `columns` those that can't."""
+
+    relation: Relation
+    row: str
+    columns: str
+
+    @classmethod
+    def of(cls, relation: Relation, cells: Cells) -> LeftOut:
+        named = list(zip(relation.columns, cells, strict=True))
+        whole = all(column.key for column in relation.columns)
+        key = [_escaped(cell) for column, cell in named if column.key and isinstance(cell, str)]
+        bad = [column.name for column, cell in named if not _readable((cell,))]
+        return cls(relation, "without key" if whole or not key else ", ".join(key), ", ".join(bad))
+
+    def __str__(self) -> str:
+        return not_utf8(f"{self.relation.schema}.{self.relation.name}", self.row, self.columns)
+
+
+def _readable(cells: Cells) -> bool:
+    return not any(isinstance(cell, str) and _ESCAPED(cell) for cell in cells)
+
+
+_ESCAPED = re.compile("[\udc80-\udcff]").search
+
+
+def _escaped(cell: str) -> str:
+    return cell.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
 
 def _begin(payload: bytes) -> Begin:
     final_lsn, committed_us, xid = _BEGIN(payload)
@@ -136,8 +206,10 @@ def _commit(payload: bytes) -> Commit:
 
 
 @lru_cache(maxsize=256)
-def tuple_reader(width: int) -> TupleReader:
-    """A function (message, position of the cell count) -> (cells, position after them) for rows of `width` cells."""
+def tuple_reader(width: int, errors: str = "strict") -> TupleReader:
+    """A function (message, position of the cell count) -> (cells, position after them) for rows of `width` cells.
+    `errors` says what to do with text that is not UTF-8."""
+    decode = ".decode()" if errors == "strict" else f".decode(errors={errors!r})"
     lines = ["def read(b, p):", f" if U16(b, p)[0] != {width}: raise ValueError", " p += 2"]
     for number in range(width):
         lines += [
@@ -145,7 +217,7 @@ def tuple_reader(width: int) -> TupleReader:
             f" if k == {wire.TEXT}:",
             "  q = p + 5",
             "  p = q + U32(b, p + 1)[0]",
-            f"  c{number} = b[q:p].decode()",
+            f"  c{number} = b[q:p]{decode}",
             " else:",
             f"  c{number} = OTHER[k]",
             "  p += 1",
@@ -156,5 +228,5 @@ def tuple_reader(width: int) -> TupleReader:
         "U32": _U32,
         "OTHER": {wire.NULL: None, wire.UNCHANGED_TOAST: UNCHANGED},
     }
-    exec("\n".join(lines), scope)  # noqa: S102  # built from a number alone
+    exec("\n".join(lines), scope)  # noqa: S102  # built from a number and a word of ours
     return cast("TupleReader", scope["read"])

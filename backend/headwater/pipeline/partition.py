@@ -6,8 +6,9 @@ Runs on executors and imports no pyspark. https://www.postgresql.org/docs/curren
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -15,7 +16,8 @@ from psycopg import pq, sql
 
 from headwater.bulk.bound_table import bind
 from headwater.bulk.contract import SnapshotJob, SnapshotTable, TableChangedError
-from headwater.decode.copytext import split_line
+from headwater.decode.copytext import split_line, unreadable_cells
+from headwater.decode.errors import not_utf8
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.limits import (
     LEFT_OUT,
@@ -32,11 +34,13 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_i
 from headwater.oplog.transform import Buckets, DraftOp
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.leaves import Leaf
-from headwater.source.catalog.published import fingerprint_of
-from headwater.source.connect import SourceSettings, connect, plan_once, source_errors
+from headwater.source.catalog.published import PublishedTable, fingerprint_of
+from headwater.source.connect import SourceSettings, connect, plan_once, source_errors, text_as_it_is
 from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart, new_row
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
+
+_log = logging.getLogger(__name__)
 
 BATCH_ROWS = 5_000
 _LOCK_TIMEOUT = "set lock_timeout = '10s'"  # all other tables of the job wait meanwhile
@@ -66,8 +70,11 @@ class CountedCopies:
     before: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> Iterator[list[str]]:
-    """The partition's rows as COPY text, in batches. Raises TableChangedError when the table changed since the snapshot
+def read_lines(
+    source: SourceSettings, snapshot: str, partition: Partition, left_out: Callable[[str], None] = _log.error
+) -> Iterator[list[str]]:
+    """The partition's rows as COPY text, in batches. Rows with text that is not UTF-8 are left out, and told to
+    `left_out`. Raises TableChangedError when the table changed since the snapshot
     or meanwhile: after a rewrite or a TRUNCATE, the snapshot would show no rows, or rows in other ranges."""
     with connect(source, application_name="headwater snapshot") as conn:
         conn.execute(_LOCK_TIMEOUT)
@@ -77,7 +84,8 @@ def read_lines(source: SourceSettings, snapshot: str, partition: Partition) -> I
         conn.execute("begin transaction isolation level repeatable read read only")
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
         try:
-            yield from _copy(conn, partition, source.piece_bytes)
+            with text_as_it_is(conn):
+                yield from _copy(conn, partition, source.piece_bytes, left_out)
             _check_name(conn, partition)
         except (PartitionError, psycopg.Error):
             with contextlib.suppress(psycopg.Error):  # the first error is the one to raise
@@ -112,7 +120,9 @@ def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition
         )
 
 
-def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterator[list[str]]:
+def _copy(
+    conn: psycopg.Connection, partition: Partition, piece: int, left_out: Callable[[str], None] = _log.error
+) -> Iterator[list[str]]:
     query = copy_query(partition).as_string(conn)
     pgconn = conn.pgconn
     result = pgconn.exec_(query.encode())
@@ -124,7 +134,11 @@ def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterato
         size, data = get(0)
         if size <= 0:
             break
-        lines.append(str(data[: size - 1], "utf-8"))
+        try:
+            lines.append(str(data[: size - 1], "utf-8"))
+        except UnicodeDecodeError:
+            left_out(_not_utf8(bytes(data[: size - 1]), partition.table.published))
+            continue
         length += size
         if len(lines) >= BATCH_ROWS or length >= piece:
             yield lines
@@ -136,6 +150,14 @@ def _copy(conn: psycopg.Connection, partition: Partition, piece: int) -> Iterato
     if size == -2 or result.status != pq.ExecStatus.COMMAND_OK:
         raise _unread(message, partition)
     yield lines
+
+
+def _not_utf8(line: bytes, table: PublishedTable) -> str:
+    cells, bad = unreadable_cells(line)
+    columns = table.relation.columns
+    key = [cells[place] for place in RowIdentity.of(table.relation).columns]
+    row = ", ".join(key) if len(key) < len(columns) else "without key"
+    return not_utf8(table.qualified_name, row or "without key", ", ".join(columns[place].name for place in bad))
 
 
 def _unread(message: bytes, partition: Partition) -> PartitionError:
@@ -177,7 +199,7 @@ class SnapshotTask:
             TaskProgress(job.directory, number, attempt) as progress,
             open_backend(job.store).open_part(self.partition.table.table_id, number, attempt) as part,
         ):
-            for lines in read_lines(job.source, job.snapshot, self.partition):
+            for lines in read_lines(job.source, job.snapshot, self.partition, worker.refused.append):
                 worker.write(lines, part)
                 progress.add(len(lines))
             return replace(part.finish(), refused=tuple(worker.refused[:REFUSED_NAMED]))

@@ -12,7 +12,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
@@ -153,6 +153,25 @@ def connect(
     return conn
 
 
+_UNCHECKED = "SQL_ASCII"
+_AS_IT_IS = f"set client_encoding = '{_UNCHECKED}'"
+
+
+@contextmanager
+def text_as_it_is(conn: psycopg.Connection) -> Iterator[None]:
+    """Have a database whose text may be in any encoding send it all. In place of text that is not UTF-8, Postgres would
+    send an error. Meanwhile psycopg can't encode statements or decode results."""
+    if conn.info.parameter_status("server_encoding") != _UNCHECKED:
+        yield
+        return
+    conn.execute(_AS_IT_IS)
+    try:
+        yield
+    finally:
+        with suppress(psycopg.Error):  # the connection is lost, or the end of its transaction sets it back
+            conn.execute("set client_encoding = 'UTF8'")
+
+
 def plan_once(conn: psycopg.Connection) -> None:
     """Have the source keep the plans of all that is asked on this connection from now on: to plan a query of the
     catalog takes it several times as long as to run it. For connections that ask the same again."""
@@ -226,6 +245,8 @@ def dial(settings: SourceSettings, application_name: str, *, replication: bool =
     _set_verbosity(conn, _DEFAULT)
     for statement in statements_for(conn.server_version):
         conn.exec_(statement.encode())
+    if conn.parameter_status(b"server_encoding") == _UNCHECKED.encode():
+        conn.exec_(_AS_IT_IS.encode())
     return conn
 
 

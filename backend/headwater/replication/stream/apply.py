@@ -74,6 +74,10 @@ class Applier:
         """Whether the last `settle` committed several transactions."""
         return self._flush.crowded
 
+    def follows(self, oid: int) -> bool:
+        """Whether the rules read this table."""
+        return oid in self._flush.followed.tables
+
     def consume(self, messages: Sequence[Message], size: int) -> None:
         """Take in a batch of messages that have `size` bytes together."""
         flush = self._flush

@@ -3,6 +3,7 @@ The comparison of all tables that follows brings their changes, so nothing is lo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import psycopg
 from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder
 from headwater.errors import HeadwaterError, machine_error
+from headwater.oplog.limits import REFUSED_NAMED
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.replication.errors import PoisonError
 from headwater.replication.requests import RequestKind
@@ -25,6 +27,8 @@ from headwater.storage.backend import Store
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
+
+_log = logging.getLogger(__name__)
 
 _OF_THE_TRANSACTION = (DecodeError, NotComputableError)
 """Errors of ours that mean that a transaction can't be applied."""
@@ -39,7 +43,8 @@ class StreamIntake:
     machine, such as a full disk, is an outside reason, however it shows."""
 
     def __init__(self, applier: Applier, careful_until: Lsn) -> None:
-        self._decode = Decoder().decode
+        self._decoder = Decoder()
+        self._decode = self._decoder.decode
         self._applier = applier
         self._careful_until = careful_until
         applier.careful = applier.position <= careful_until
@@ -54,6 +59,14 @@ class StreamIntake:
                 self._one_by_one(payloads)
             else:
                 self._applier.consume(messages, size)
+        if self._decoder.left_out:
+            self._tell_left_out()
+
+    def _tell_left_out(self) -> None:
+        rows = [row for row in self._decoder.left_out if self._applier.follows(row.relation.oid)]
+        self._decoder.left_out.clear()
+        for row in rows[:REFUSED_NAMED]:
+            _log.error("%s", row)
 
     def settle(self, received: Lsn, *, idle: bool) -> None:
         """See `Applier.settle`. Raises what `take` raises."""

@@ -90,6 +90,9 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
     if level != "logical":
         what = f"wal_level is {level}, and logical decoding needs logical"
         findings.append(Finding.lacking("HW_2013", what, "ALTER SYSTEM SET wal_level = logical", _RESTART + _HOSTED))
+    if _value(conn, "show server_encoding") == "SQL_ASCII":
+        what = "the encoding of the database is SQL_ASCII: rows with text that is not UTF-8 are left out, and logged"
+        findings.append(Finding("HW_2031", what, "move to a database of encoding UTF8", fatal=False))
     findings += _slot_findings(conn, settings)
     if not _value(conn, _MAY_REPLICATE):
         findings.append(_lacks_role(conn, "HW_2016", f'role "{settings.user}" may not replicate', "REPLICATION"))

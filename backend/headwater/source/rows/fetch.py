@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import errors, sql
 
-from headwater.decode.copytext import split_line
+from headwater.decode.copytext import readable_lines, split_line
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.connect import SourceSettings, connect, connection_error, text_as_it_is
 from headwater.source.head import ping_statement
 from headwater.source.rows.generated import GeneratedValues
 
@@ -161,9 +161,10 @@ def _rows(
             sql.SQL("({})").format(sql.SQL(", ").join(sql.Literal(key[place]) for place in places)) for key in keys
         ),
     )
-    with conn.cursor() as cursor, cursor.copy(query) as copy:
+    text = query.as_bytes(conn)
+    with text_as_it_is(conn), conn.cursor() as cursor, cursor.copy(text) as copy:
         # Not splitlines: COPY leaves other separators of Unicode in a value as they are
-        lines = b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
+        lines = readable_lines(b"".join(bytes(data) for data in copy))
     found = [split_line(line, len(relation.columns) + 2) for line in lines]
     there = [row for row in found if row[2 + places[0]] is not None]
     if any(row[0] != str(relation.oid) for row in found):

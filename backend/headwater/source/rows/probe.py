@@ -11,12 +11,12 @@ from typing import LiteralString
 import psycopg
 from psycopg import errors, sql
 
-from headwater.decode.copytext import split_line
+from headwater.decode.copytext import readable_lines, split_line
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.oplog.row_id import RowIdentity
 from headwater.source.catalog.published import PublishedTable
-from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.connect import SourceSettings, connect, connection_error, text_as_it_is
 from headwater.source.head import ping_statement
 
 _SETTINGS = "set statement_timeout = '5s'; set lock_timeout = '500ms'; set default_transaction_read_only = on"
@@ -99,8 +99,10 @@ class SourceProbe:
 
     def _copy(self, query: sql.Composed) -> list[str]:
         try:
-            with self._connection().cursor() as cursor, cursor.copy(query) as copy:
-                return b"".join(bytes(data) for data in copy).decode().split("\n")[:-1]
+            conn = self._connection()
+            text = query.as_bytes(conn)
+            with text_as_it_is(conn), conn.cursor() as cursor, cursor.copy(text) as copy:
+                return readable_lines(b"".join(bytes(data) for data in copy))
         except (errors.QueryCanceled, errors.LockNotAvailable) as error:
             raise ProbeBusyError from error
         except psycopg.DataError as error:
