@@ -83,9 +83,10 @@ class Decoder:
         for payload in payloads:
             try:
                 append(handlers[payload[0]](payload))
-            except UnicodeDecodeError:
-                append(self._without_row(payload))
-            except _MALFORMED:
+            except _MALFORMED as failure:
+                if isinstance(failure, UnicodeDecodeError) and (message := self._without_row(payload)) is not None:
+                    append(message)
+                    continue
                 error = wire.explain(payload, self._relations)
                 self._relations.clear()
                 self._readers.clear()
@@ -134,31 +135,33 @@ class Decoder:
     def _truncate(self, payload: bytes) -> Truncate:
         return Truncate(tuple(self._relations[oid] for oid in wire.read_truncated_oids(payload)))
 
-    def _without_row(self, payload: bytes) -> Message:
-        """What a change of a row whose text is not UTF-8 means for those that are."""
-        oid, at = _U32(payload, 1)[0], 6
-        relation = self._relations[oid]
+    def _without_row(self, payload: bytes) -> Message | None:
+        """What a change of a row whose text is not UTF-8 means for rows whose text is. None if more is wrong."""
+        relation, mark, at = self._relations[_U32(payload, 1)[0]], payload[5], 6
         read = tuple_reader(len(relation.columns), "surrogateescape")
-        kind, mark = payload[0], payload[5]
         old: Cells | None = None
         new: Cells | None = None
-        if mark != wire.NEW:
-            old, at = read(payload, at)
-            at += 1
-        if kind != ord("D"):
-            new, at = read(payload, at)
-        if new is not None and old is not None and UNCHANGED in new and mark == wire.OLD_ROW:
+        try:
+            if mark != wire.NEW:
+                old, at = read(payload, at)
+                at += 1
+            if payload[0] != ord("D"):
+                new, at = read(payload, at)
+        except _MALFORMED:
+            return None
+        whole = mark == wire.OLD_ROW
+        if at - (new is None) != len(payload):
+            return None
+        if new is not None and old is not None and whole:
             new = tuple(before if cell is UNCHANGED else cell for cell, before in zip(new, old, strict=True))
-        self.left_out += [LeftOut.of(relation, cells) for cells in (new or old,) if cells and not _readable(cells)]
-        keyed = mark != wire.OLD_ROW
-        if new is not None and _readable(new):  # what was there before was left out
-            return Insert(relation, new) if UNCHANGED not in new else Update(relation, None, False, new)
-        before = old or (new if kind == ord("U") else None)
-        if before is not None and keyed:
-            before = tuple(cell if c.key else None for c, cell in zip(relation.columns, before, strict=True))
-        if before is None or not _readable(before) or not any(column.key for column in relation.columns):
-            return _NOTHING
-        return Delete(relation, before, keyed)
+        if new is not None and _readable(new):  # and what was there before was left out
+            return Update(relation, None, False, new) if UNCHANGED in new else Insert(relation, new)
+        self.left_out.append(LeftOut.of(relation, new or old or ()))
+        gone = old or (new if payload[0] == ord("U") else None)
+        if gone is not None and not whole:
+            gone = tuple(cell if c.key else None for c, cell in zip(relation.columns, gone, strict=True))
+        keyed = any(column.key for column in relation.columns)
+        return Delete(relation, gone, not whole) if gone is not None and keyed and _readable(gone) else _NOTHING
 
 
 _NOTHING = LogicalMessage(True, ZERO, "", b"")

@@ -30,7 +30,7 @@ from headwater.oplog.change import (
     TypeInfo,
     Update,
 )
-from headwater.oplog.lsn import Lsn
+from headwater.oplog.lsn import ZERO, Lsn
 from tests.unit.decode.encoder import encode
 
 SECRET = "geheim-ß"
@@ -213,7 +213,6 @@ def test_a_binary_value_is_refused_by_table_and_column(decoder: Decoder) -> None
         (lambda payload: payload.replace(b"N\0\x03", b"N\0\x04"), "4 cells for 3 columns"),
         (lambda payload: payload.replace(b"N\0\x03", b"X\0\x03"), "no row where one should begin"),
         (lambda payload: payload.replace(b"t\0\0\0\x09", b"z\0\0\0\x09"), "unknown kind of value in column 2"),
-        (lambda payload: payload.replace("ß".encode(), b"\xff\xff"), "not UTF-8"),
     ],
 )
 def test_a_damaged_row_is_refused_for_what_is_wrong(
@@ -221,6 +220,41 @@ def test_a_damaged_row_is_refused_for_what_is_wrong(
 ) -> None:
     payload = encode(Insert(TODO, ("1", SECRET, None)))
     assert complaint in refusal(decoder, damage(payload))
+
+
+GONE = Delete(TODO, ("1", None, None), True)
+NOTHING = LogicalMessage(True, ZERO, "", b"")
+
+
+@pytest.mark.parametrize(
+    ("sent", "read", "left_out"),
+    [
+        (Insert(TODO, ("1", SECRET, None)), NOTHING, ["row 1, column título"]),
+        (Insert(TODO, (SECRET, "a", None)), NOTHING, [r"row geheim-\xff\xff, column id"]),
+        (Update(TODO, None, False, ("1", SECRET, UNCHANGED)), GONE, ["row 1, column título"]),
+        (Update(TODO, ("1", None, None), True, ("2", SECRET, None)), GONE, ["row 2, column título"]),
+        (Update(TODO, ("1", None, None), True, (SECRET, "a", None)), GONE, [r"row geheim-\xff\xff, column id"]),
+        (Update(TODO, (SECRET, None, None), True, ("1", "a", None)), Insert(TODO, ("1", "a", None)), []),
+        (
+            Update(TODO, (SECRET, None, None), True, ("1", "a", UNCHANGED)),
+            Update(TODO, None, False, ("1", "a", UNCHANGED)),
+            [],
+        ),
+        (Update(AUDIT, ("a",), False, (SECRET,)), Delete(AUDIT, ("a",), False), ["row without key, column line"]),
+        (Update(AUDIT, (SECRET,), False, ("a",)), Insert(AUDIT, ("a",)), []),
+        (Update(AUDIT, (SECRET,), False, (UNCHANGED,)), NOTHING, ["row without key, column line"]),
+        (Delete(TODO, (SECRET, None, None), True), NOTHING, [r"row geheim-\xff\xff, column id"]),
+        (Delete(AUDIT, (SECRET,), False), NOTHING, ["row without key, column line"]),
+    ],
+)
+def test_a_row_that_is_not_utf8_is_left_out_and_named(
+    decoder: Decoder, sent: Message, read: Message, left_out: list[str]
+) -> None:
+    payload = encode(sent).replace("ß".encode(), b"\xff\xff")
+    assert decoder.decode([payload, encode(GONE)]) == [read, GONE]
+    named = [re.search("row [^,]*, column [^)]*", str(row).partition("(")[2]) for row in decoder.left_out]
+    assert [found and found[0] for found in named] == left_out
+    refusal(decoder, payload + b"x")
 
 
 def test_a_relation_with_an_unknown_identity_is_refused(decoder: Decoder) -> None:
