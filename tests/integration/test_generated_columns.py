@@ -1,4 +1,4 @@
-"""Stored generated columns: devices see them always, whether Postgres streams them or not, and as Postgres has them."""
+"""Generated columns: devices see them always, whether Postgres streams them or not, and as Postgres has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog.published import published_tables
+from headwater.source.catalog.schema import read_schema
 from headwater.source.readiness.checks import table_findings
+from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.postgres_versions import postgres_of
@@ -224,8 +226,35 @@ def test_a_publication_that_begins_or_ends_to_stream_them(
     newest.execute("alter table notes replica identity full; update notes set n = n + 1")
     newest.execute("delete from notes where id = '2'")
     newest.execute("alter table notes add column later int generated always as (n * 2) virtual")
-    seen = "id, body, loud, n, size, feels, odd, tags, first"
-    wait_until(lambda: device_rows(deployment) == truth(newest, "notes", seen), "the truth without the virtual column")
+    wait_until(lambda: device_rows(deployment) == truth(newest, "notes"), "the truth with the virtual column")
+    (table,) = published_tables(newest.connection, ["headwater"])
+    (finding,) = table_findings(newest.connection, [table])
+    assert (finding.code, "make later STORED" in finding.fix) == ("HW_2028", True)
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_virtual_columns_are_computed_as_stored_ones_are(newest: SourceDb, newest_deploy: Deploy) -> None:
+    newest.execute(
+        "create table notes (id text primary key, body text, n int, twice int generated always as (n * 2),"
+        " loud text generated always as (upper(body) || '!') virtual)"
+    )
+    newest.execute("insert into notes (id, body, n) values ('1', 'one', 1), ('2', null, null)")
+    newest.execute("alter table notes alter body set storage external; create publication headwater for table notes")
+    deployment = newest_deploy(NOTES).start()
+    assert device_rows(deployment) == truth(newest, "notes")
+    for change in (
+        f"insert into notes (id, body, n) values ('3', {BIG}, 3)",
+        "update notes set n = n + 1",  # the large body is not streamed
+        "update notes set id = 'moved', body = 'x' where id = '1'; delete from notes where id = '2'",
+    ):
+        newest.execute(change)
+        assert device_rows(deployment) == truth(newest, "notes")
+    newest.execute("update notes set n = 5 where id = '3'; alter table notes drop twice")
+    newest.execute("alter table notes add later int generated always as (n + 1)")
+    wait_until(lambda: device_rows(deployment) == truth(newest, "notes"), "the truth with other columns")
+    schema = read_schema(settings_for(newest))
+    assert [column.name for column in schema.tables[0].columns] == ["id", "body", "n", "loud", "later"]
     deployment.close()
     assert deployment.problems() == []
 

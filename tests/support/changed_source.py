@@ -43,7 +43,7 @@ def published_rows(source: SourceDb, shown: Mapping[str, str], publications: Seq
     may not publish them."""
     rows: Rows = {}
     detailed = source.connection.info.server_version >= 15_00_00
-    generated = """array(select attname from pg_attribute where attgenerated = 's' and attname <> all(attnames)
+    generated = """array(select attname from pg_attribute where attgenerated <> '' and attname <> all(attnames)
                          and attrelid = format('%%I.%%I', schemaname, tablename)::regclass)"""
     details = f"attnames || {generated}, coalesce(rowfilter, 'true')" if detailed else "array['*'], 'true'"
     query = f"""select quote_ident(schemaname) || '.' || quote_ident(tablename), tablename, {details}

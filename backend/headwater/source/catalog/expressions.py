@@ -30,7 +30,7 @@ class Expressions:
 
 _GENERATED = """
 select d.adrelid::int8, d.adnum::int4, '', pg_get_expr(d.adbin, d.adrelid)
-from pg_attrdef d join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum and a.attgenerated = 's'
+from pg_attrdef d join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum and a.attgenerated <> ''
 where d.adrelid = any(%(oids)s::oid[])
 """
 

@@ -29,14 +29,15 @@ NOTHING = "(false)"
 class PublishedTable:
     """A table as it is published to us.
 
-    `relation` equals the stream's Relation message, except that it always has stored generated columns, and that its
+    `relation` equals the stream's Relation message, except that it always has generated columns, and that its
     identity is the one that the partitions decide. `row_filter` is an SQL condition over the table's columns in
     parentheses, None for all rows. `shape` is the text of a `Shape`; while `fingerprint` stays the same, parts that
     were read at different times belong together. `publications` are those that publish the table, `unseen` the kinds of
     change that they do not publish for all rows. `mixed`: the identities of the partitions have nothing in common, so
     updates and deletes are unseen. `left_out` names generated columns that can't be computed, since their inputs are
-    not published; `unsent_key` those that identify a row, but are not streamed. `locked`: the row filter or
-    generated columns can't be read now, so the table has to be left as it was."""
+    not published; `virtual` those that Postgres never streams; `unsent_key` those that identify a row, but are not
+    streamed. `locked`: the row filter or generated columns can't be read now, so the table has to be left as it
+    was."""
 
     relation: Relation
     leaves: tuple[Leaf, ...]
@@ -46,6 +47,7 @@ class PublishedTable:
     publications: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    virtual: tuple[str, ...] = ()
     unsent_key: tuple[str, ...] = ()
     mixed: bool = False
     locked: bool = False
@@ -176,7 +178,8 @@ def _published(read: CatalogRead, table: TableRow, words: Expressions) -> Publis
         read_as,
         tuple(filters),
         unseen,
-        left_out=tuple(a.name for a in attributes if a.generated == "s" and a not in kept),
+        left_out=tuple(a.name for a in attributes if a.generated and a not in kept),
+        virtual=tuple(a.name for a in attributes if a.generated == "v"),
         unsent_key=tuple(a.name for a in attributes if a.generated and a.number in table.key and a not in chosen),
         mixed=table.mixed,
         locked=locked,
@@ -224,9 +227,9 @@ def _selected(member: Membership, attributes: list[ColumnRow], publication: Publ
 
 
 def _kept(streamed: list[ColumnRow], attributes: list[ColumnRow]) -> list[ColumnRow]:
-    """The streamed columns, and stored generated columns that can be computed from them."""
+    """The streamed columns, and generated columns that can be computed from them."""
     there = {a.number for a in streamed}
-    return [a for a in attributes if a.number in there or (a.generated == "s" and there.issuperset(a.inputs))]
+    return [a for a in attributes if a.number in there or (a.generated and there.issuperset(a.inputs))]
 
 
 def _shown(

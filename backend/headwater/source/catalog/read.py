@@ -80,7 +80,7 @@ class CatalogRead:
     def with_expressions(self) -> frozenset[int]:
         """The oids of tables with expressions: a row filter or generated columns."""
         filtered = {t.oid for t in self.found if any(m.filtered is not None for m in self.members[t.oid])}
-        generated = {t.oid for t in self.found if any(a.generated == "s" for a in self.columns[t.oid])}
+        generated = {t.oid for t in self.found if any(a.generated for a in self.columns[t.oid])}
         return frozenset(filtered | generated)
 
     def entries(self, oids: Iterable[int]) -> set[tuple[int, int, str]]:
@@ -174,7 +174,7 @@ def _columns(conn: psycopg.Connection, oids: list[int]) -> Mapping[int, list[Col
                                  or classid = 'pg_class'::regclass and objid = a.attrelid and objsubid = a.attnum)
                           order by refobjsubid) end as inputs
                from pg_attribute a
-                 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = 's'
+                 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated <> ''
                where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
                order by a.attrelid, a.attnum""".encode(),
             [oids],

@@ -13,13 +13,12 @@ from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable
 
-# virtual generated columns ('v') have no value that could be sent
 _COLUMNS = """
 select c.oid::int8, n.nspname, c.relname, a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, a.atttypmod)
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 left join pg_catalog.pg_attribute a
-  on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
+  on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 where c.relkind in ('r', 'p') and c.relpersistence = 'p'
   and n.nspname <> 'information_schema' and n.nspname not like 'pg\\_%'
 order by n.nspname, c.relname, a.attnum

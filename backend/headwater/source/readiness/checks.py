@@ -166,6 +166,10 @@ def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[
     ):
         what = f"{table.qualified_name} identifies rows by all columns, and not all generated ones are published"
         fix = "run ALTER PUBLICATION … SET (publish_generated_columns = stored): Postgres refuses updates meanwhile"
+        if table.virtual:  # which can't be published
+            fix = (
+                f"choose another replica identity, or make {', '.join(table.virtual)} STORED: Postgres refuses updates"
+            )
         findings.append(Finding("HW_2028", what, fix, fatal=False))
     if table.left_out:
         names = ", ".join(table.left_out)

@@ -1,4 +1,4 @@
-"""Computes stored generated columns, which the stream does not bring, in Postgres.
+"""Computes generated columns, which the stream does not bring, in Postgres.
 
 The expression is evaluated over the streamed values, one statement for many rows. No table is read, so the present
 values of the rows do not matter. https://www.postgresql.org/docs/current/ddl-generated-columns.html
