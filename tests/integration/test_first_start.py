@@ -15,6 +15,8 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark, SparkError
+from headwater.source.connect import connect
+from headwater.source.slot import drop_unread_slot, slot_name
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
 
@@ -68,3 +70,30 @@ def test_without_java_no_slot_is_made(first: Deployment, monkeypatch: pytest.Mon
     monkeypatch.setattr("headwater.replication.jobs.snapshot.SnapshotKeeper", None)  # making one would be another error
     first.bulk = BulkJobs(SparkEngine(Spark(SparkSettings())))
     failure_of(first, NoJava)
+
+
+def test_a_login_that_becomes_another_role_at_once(first: Deployment, source_db: SourceDb) -> None:
+    """As Vault makes them: the login may replicate, and the role that owns the tables may not."""
+    login, owner = f"{source_db.name}_login", f"{source_db.name}_owner"
+    source_db.execute(f"create role {owner}; create role {login} login replication in role {owner}")
+    source_db.execute(f"alter table notes owner to {owner}; alter role {login} set role = {owner}")
+    try:
+        first.user = login
+        first.start()
+        source_db.execute("insert into notes values ('2')")
+        assert first.caught_up()
+        first.stop()
+        source_db.execute("drop publication headwater; create publication headwater for table notes")
+        source_db.lose_slots()
+        first.start()
+        source_db.execute("insert into notes values ('3')")
+        assert first.caught_up()
+        first.stop()
+        with connect(first.settings) as conn:
+            assert conn.execute("select current_user").fetchone() == (owner,)
+            drop_unread_slot(conn, slot_name(first.settings))
+            assert conn.execute("select current_user").fetchone() == (owner,)
+        assert source_db.fetch("select from pg_replication_slots where database = %s", source_db.name) == []
+    finally:
+        first.close()
+        source_db.execute(f"drop owned by {login}, {owner}; drop role {login}, {owner}")

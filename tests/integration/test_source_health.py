@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import headwater.replication.health.monitor
-from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health.model import Health, State, from_json
@@ -99,6 +99,24 @@ def test_a_slot_of_somebody_else_that_nobody_reads_is_named(postgres_with: Calla
         forgotten = found(settings)["HW_2023"]
         assert 'nobody reads the replication slot "standby"' in forgotten.what
         assert "run SELECT pg_drop_replication_slot('standby')" in forgotten.fix
+
+
+def test_a_standby_that_the_stream_waits_for_is_named(
+    postgres_with: Callable[..., EmbeddedPostgres], postgres_binaries: PostgresBinaries
+) -> None:
+    if postgres_binaries.major < 17:
+        pytest.skip("needs synchronized_standby_slots, which Postgres has from 17 on")
+    settings, conn = own_server(postgres_with)
+    with conn:
+        conn.execute("select pg_drop_replication_slot(%s)", [SLOT])
+        conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)", [SLOT])
+        conn.execute("select pg_create_physical_replication_slot('down')")
+        conn.execute("alter system set synchronized_standby_slots = 'gone, down'")
+        conn.execute("select pg_reload_conf()")
+        wait_until(lambda: "HW_2032" in found(settings), "the setting to be in force")
+        with connect(settings) as looking:
+            told = [f.what for f in look(looking, settings, SLOT, set()).findings if f.code == "HW_2032"]
+        assert [what.partition(", ")[2] for what in sorted(told)] == ["which nobody reads", "which does not exist"]
 
 
 @pytest.mark.parametrize(

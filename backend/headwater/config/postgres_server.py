@@ -68,7 +68,7 @@ def read_server(section: Section) -> Server:
         what = f"is {pooler.name}, which passes on neither replication nor settings of a session"
         section.error(what, "hostname" if "hostname" in section else "uri", fix=f"use {pooler.direct}")
     sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
-    cacert = section.text("cacert")
+    cacert = _pem(section, "cacert")
     password = section.text("password") or ""
     section.refuse_example("password", password, fix=GIVE_ANOTHER)
     _warn_unverified(section, sslmode, cacert)
@@ -82,9 +82,21 @@ def read_server(section: Section) -> Server:
         sslmode=sslmode,
         connect_timeout=_connect_timeout(section, address),
         cacert=cacert,
-        client_certificate=section.text("client_certificate"),
-        client_private_key=section.text("client_private_key"),
+        client_certificate=_pem(section, "client_certificate"),
+        client_private_key=_pem(section, "client_private_key"),
     )
+
+
+def _pem(section: Section, key: str) -> str | None:
+    """PEM text. In environment variables, its line ends often are the two characters \\n, or blanks."""
+    text = section.text(key)
+    return text and _ON_ONE_LINE.sub(
+        lambda block: "\n".join((block[1], *block[2].split(), block[3], "")),
+        text.replace("\\r", "").replace("\\n", "\n"),
+    )
+
+
+_ON_ONE_LINE = re.compile("(-----BEGIN [^-\n]+-----)([^-\n]*)(-----END [^-\n]+-----)")
 
 
 def read_uri(section: Section) -> UriParts | None:

@@ -109,7 +109,8 @@ def conninfo(settings: SourceSettings, *, replication: bool = False, application
         options["password"] = settings.password
     if replication:
         options["replication"] = "database"
-        options["options"] = f"{options['options']} -c lock_timeout=0"  # a new slot waits for open transactions
+        # A new slot waits for open transactions; and only the role that logs in need have the right to replicate
+        options["options"] = f"{options['options']} -c lock_timeout=0 -c role=none"
     return make_conninfo("", **options)
 
 

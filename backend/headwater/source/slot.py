@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -157,27 +157,41 @@ def claims_of_others(conn: psycopg.Connection, name: str, store: str) -> list[in
 
 def end_sessions(conn: psycopg.Connection, pids: Iterable[int]) -> None:
     """End these sessions, waiting up to 5 s for each."""
-    conn.execute("select pg_terminate_backend(pid, 5000) from unnest(%s::int[]) pid", [list(pids)])
+    with _as_login(conn):
+        conn.execute("select pg_terminate_backend(pid, 5000) from unnest(%s::int[]) pid", [list(pids)])
 
 
 def end_reader(conn: psycopg.Connection, name: str) -> None:
     """End the walsender that reads a slot of this database. To be called with the lease, for the store's own slot, so
     the reader is a replicator that lost the lease."""
-    conn.execute(
-        "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots"
-        " where slot_name = %s and active_pid is not null and database = current_database()",
-        [name],
-    )
+    with _as_login(conn):
+        conn.execute(
+            "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots"
+            " where slot_name = %s and active_pid is not null and database = current_database()",
+            [name],
+        )
+
+
+@contextlib.contextmanager
+def _as_login(conn: psycopg.Connection) -> Iterator[None]:
+    """What only the role that logged in may do: a login can become another role at once (ALTER ROLE … SET role), which
+    need not have the right to replicate."""
+    conn.execute("set role none")
+    try:
+        yield
+    finally:
+        conn.execute("reset role")
 
 
 def drop_slot(conn: psycopg.Connection, name: str) -> None:
     """Drop a slot of this database if it exists. Raises SlotBusyError while it is read."""
     try:
-        conn.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
-            " and database = current_database()",
-            [name],
-        )
+        with _as_login(conn):
+            conn.execute(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+                " and database = current_database()",
+                [name],
+            )
     except psycopg.errors.ObjectInUse as error:
         raise slot_busy_error(name, conn.info.dbname) from error
 
@@ -193,7 +207,7 @@ def slot_busy_error(name: str, where: str) -> SlotBusyError:
 
 def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
     """Drop a slot of this database if it exists and nobody reads it."""
-    with contextlib.suppress(psycopg.errors.ObjectInUse):  # a reader connected just now
+    with contextlib.suppress(psycopg.errors.ObjectInUse), _as_login(conn):  # a reader connected just now
         conn.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active"
             " and database = current_database()",
@@ -204,7 +218,8 @@ def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
 def drop_stray_slot(conn: psycopg.Connection, name: str) -> None:
     """Drop our slot of a database that was renamed. Raises SlotBusyError while it is read."""
     try:
-        conn.execute("select pg_drop_replication_slot(%s)", [name])
+        with _as_login(conn):
+            conn.execute("select pg_drop_replication_slot(%s)", [name])
     except psycopg.errors.ObjectInUse as error:
         raise slot_busy_error(name, conn.info.dbname) from error
 

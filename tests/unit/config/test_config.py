@@ -10,6 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headwater.api.http.limits import HttpLimits
 from headwater.config.errors import ConfigError
+from headwater.config.sources import source_of
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.telemetry.trace_choice import TraceSettings
 from tests.unit.config.configs import MINIMAL, load, mistakes
@@ -215,3 +216,13 @@ def test_the_environment_sets_log_level_and_format(tmp_path: Path) -> None:
     logging = load(tmp_path, text, PS_LOG_LEVEL="DEBUG", PS_LOG_FORMAT="json").logging
     assert (logging.level, logging.format) == ("DEBUG", "json")
     assert load(tmp_path, text, NODE_ENV="production").logging.format == "json"
+
+
+@pytest.mark.parametrize("end", ["\n", "\\n", "\\r\\n", " "], ids=["lines", "n", "r and n", "blanks"])
+def test_pem_text_keeps_its_lines_wherever_it_comes_from(end: str) -> None:
+    lines = ["-----BEGIN CERTIFICATE-----", "MIIB+/", "AAA=", "-----END CERTIFICATE-----"]
+    given = end.join([*lines, *lines]) + ("\n" if end == "\n" else end)
+    source = source_of("postgresql://u@db.example/app", cacert=given)
+    assert source.cacert is not None
+    assert source.cacert.split() == " ".join([*lines, *lines]).split()
+    assert source.cacert.count("-----\nMIIB+/\nAAA=\n-----END") == 2

@@ -219,8 +219,9 @@ def _lost_identity(table: PublishedTable) -> bool:
 # A managed Postgres hands the right out through a role of its own, not through the attribute.
 _MAY_REPLICATE = """
 select bool_or(r.rolsuper or r.rolreplication)
-    or exists (select from pg_roles g where g.rolname = 'rds_replication' and pg_has_role(g.oid, 'member'))
-from pg_roles r where r.rolname = current_user
+    or exists (select from pg_roles g
+               where g.rolname = 'rds_replication' and pg_has_role(session_user, g.oid, 'member'))
+from pg_roles r where r.rolname = session_user
 """
 
 

@@ -107,6 +107,7 @@ def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) 
     if (slot is None or not slot.active) and _commits_wait_for(conn, name):
         what = "commits at the source wait for Headwater, which is not following the stream"
         findings.append(Finding("HW_2025", what, _LET_GO))
+    findings += _missing_standbys(conn, name)
     forgotten = conn.execute(
         "select slot_name::text from pg_replication_slots where not active and not temporary and slot_name <> %s"
         " and pg_current_wal_lsn() - restart_lsn > %s order by 1",
@@ -117,6 +118,28 @@ def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) 
         drop = sql.SQL("SELECT pg_drop_replication_slot({})").format(other).as_string(conn)
         findings.append(Finding("HW_2023", what, f"start what reads it, or run {drop}", fatal=False))
     return findings
+
+
+def _missing_standbys(conn: psycopg.Connection, name: str) -> list[Finding]:
+    """From Postgres 17 on, the stream of a slot with failover waits for standbys; our slot is one."""
+    rows = conn.execute(
+        """select w.standby, s.slot_name is not null
+           from regexp_split_to_table(current_setting('synchronized_standby_slots', true), '[\\s,"]+') w(standby)
+             left join pg_replication_slots s on s.slot_name = w.standby
+           where w.standby <> '' and s.active is not true
+             and exists (select from pg_replication_slots own where own.slot_name = %s
+                           and to_jsonb(own) ->> 'failover' = 'true')""",
+        [name],
+    ).fetchall()
+    return [
+        Finding(
+            "HW_2032",
+            f'the stream waits for the slot "{standby}" of synchronized_standby_slots, '
+            + ("which nobody reads" if there else "which does not exist"),
+            "start that standby; or take it out by ALTER SYSTEM SET synchronized_standby_slots, and pg_reload_conf()",
+        )
+        for standby, there in rows
+    ]
 
 
 _LET_GO = (
