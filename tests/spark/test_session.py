@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -143,3 +145,35 @@ def test_a_job_learns_that_its_spark_is_another_ones_by_now(spark: Spark) -> Non
         overtaken(spark, lambda run: run.tasks([Nothing()]))
     with SparkEngine(spark).run(None, "test") as run:
         assert run.tasks([Nothing()] * 3) == [True] * 3
+
+
+SHUFFLE = """
+from headwater.pipeline.settings import SparkSettings
+from headwater.pipeline.spark.session import Spark
+spark = Spark(SparkSettings())
+with spark.used() as context:
+    pairs = context.parallelize(range(1000), 2).map(lambda number: (number % 2, "x"))
+    print(sorted(pairs.groupByKey().mapValues(len).collect()))
+spark.stop()
+"""
+
+
+def run_as(*command: str) -> subprocess.CompletedProcess[str]:
+    """A shuffle on Spark, in a process that is begun so. Skips the test where nobody may begin one."""
+    try:
+        subprocess.run([*command, sys.executable, "-c", ""], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs the right to run {command[0]}: {error}")
+    return subprocess.run([*command, sys.executable, "-c", SHUFFLE], capture_output=True, text=True, check=False)
+
+
+def test_no_program_has_to_run_from_tmp() -> None:
+    noexec = 'mount -t tmpfs -o noexec,mode=1777 tmpfs /tmp && exec "$@"'
+    done = run_as("unshare", "--mount", "sh", "-c", noexec, "sh")
+    assert done.stdout == "[(0, 500), (1, 500)]\n", done.stderr
+
+
+def test_a_user_without_a_name_is_told_that_spark_needs_one() -> None:
+    rights = "+dac_override,+dac_read_search"  # to reach the modules, wherever they are
+    done = run_as("setpriv", "--reuid=1000650000", f"--inh-caps={rights}", f"--ambient-caps={rights}")
+    assert "the user that runs Headwater has no name (uid 1000650000); add it to /etc/passwd" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -268,6 +269,7 @@ class Spark:
             raise
 
     def _start(self) -> SparkContext:
+        _check_user()
         os.environ["JAVA_HOME"] = str(java_home())
         if self._settings.local:
             os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -306,6 +308,17 @@ class Spark:
                 f"master {self._settings.master}",
                 "check spark.master and spark.conf, and that Java 17 to 25 runs here",
             ) from error
+
+
+def _check_user() -> None:
+    """Raise SparkError where Java would not start Spark, and not say why: no environment variable stands in for the
+    name of its user."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        what = "Spark does not start: the user that runs Headwater has no name"
+        fix = "add it to /etc/passwd (hw:x:UID:0::/tmp:/sbin/nologin), or run Headwater as a user who has one"
+        raise SparkError(what, f"uid {os.geteuid()}", fix) from None
 
 
 def _jvm() -> subprocess.Popen[bytes] | None:
