@@ -23,6 +23,7 @@ from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.open import open_backend
+from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -154,6 +155,28 @@ def test_what_keeps_changes_from_the_stream_is_named(
     assert finding.code == code
     assert what in finding.what
     assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("sql", "form"),
+    [
+        ("create view v as select 1 as id", "a view"),
+        ("create materialized view v as select 1 as id", "a materialized view"),
+        ("create unlogged table v (id int primary key)", "an unlogged table"),
+    ],
+)
+def test_what_can_not_be_streamed_is_named_for_what_it_is(source_db: SourceDb, sql: str, form: str) -> None:
+    source_db.execute("create publication headwater")
+    pattern = TablePattern("default", "public", "v")
+    for told, change in (
+        ("no table matches public.v", "select"),
+        (f"public.v, which the sync config names, is {form}", sql),
+    ):
+        source_db.execute(change)
+        with connect(settings_for(source_db)) as conn:
+            (finding,) = look(conn, settings_for(source_db), SLOT, (), [pattern]).findings
+        assert finding.code == "HW_2019"
+        assert told in finding.what
 
 
 def test_what_another_version_kept_is_passed_over() -> None:

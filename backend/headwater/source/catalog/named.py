@@ -46,6 +46,13 @@ class NamedTable:
         """Whether Postgres can publish it: not a view, a foreign table or an unlogged table."""
         return self.kind in "rp" and self.persistence == "p"
 
+    @property
+    def form(self) -> str:
+        """What it is, in words."""
+        return _FORMS.get(self.kind, "an unlogged table" if self.persistence != "p" else "a table")
+
+
+_FORMS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 _TABLES = """
 select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
@@ -116,7 +123,7 @@ def unpublished_findings(
     publication is missing, which is another finding."""
     if len(load_publications(conn, settings.publications)) < len(set(settings.publications)):
         return []
-    named = [table for table in named_tables(all_tables(conn), settings.tag, patterns) if table.publishable]
+    named = named_tables(all_tables(conn), settings.tag, patterns)
     missing = lacking(conn, settings.publications, to_publish(named))
     barred = unreadable(conn, readings(conn, missing))
     rights = dict.fromkeys(finding for findings in barred.values() for finding in findings)
@@ -168,16 +175,20 @@ def unpublished(conn: psycopg.Connection, settings: SourceSettings, tables: Coll
 
 
 def _absent(settings: SourceSettings, patterns: Sequence[TablePattern], tables: Sequence[NamedTable]) -> list[Finding]:
-    return [
-        Finding(
-            "HW_2019",
-            f"no table matches {pattern.schema}.{pattern.name}, which the sync config names",
-            "create it, or correct the name in the sync config",
-            fatal=False,
-        )
-        for pattern in patterns
-        if pattern.tag == settings.tag and not named_tables(tables, settings.tag, [pattern])
-    ]
+    findings = []
+    for pattern in patterns:
+        found = named_tables(tables, settings.tag, [pattern])
+        if pattern.tag != settings.tag or any(table.publishable for table in found):
+            continue
+        what = f"no table matches {pattern.schema}.{pattern.name}, which the sync config names"
+        fix = "create it, or correct the name in the sync config"
+        if found:
+            what = (
+                f"{found[0].qualified_name}, which the sync config names, is {found[0].form}: no row reaches a device"
+            )
+            fix = "name the tables that hold its rows, or make it an ordinary table: Postgres streams no other"
+        findings.append(Finding("HW_2019", what, fix, fatal=False))
+    return findings
 
 
 def _listed(conn: psycopg.Connection, publications: list[str]) -> set[int]:

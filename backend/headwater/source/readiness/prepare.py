@@ -191,14 +191,10 @@ def _refuse_unpublishable(settings: SourceSettings, tables: Sequence[NamedTable]
     for table in tables:
         if not table.publishable:
             raise NotAllowed(
-                f"{table.qualified_name} is {_KINDS.get(table.kind, 'an unlogged table')}, which Postgres cannot"
-                " publish",
+                f"{table.qualified_name} is {table.form}, which Postgres cannot publish",
                 settings.address,
                 "name the ordinary tables it is made of in the sync config",
             )
-
-
-_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
 def _refuse_keyless(
