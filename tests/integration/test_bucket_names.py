@@ -15,7 +15,7 @@ import pytest
 from headwater.oplog.keys import StoreKeys
 from headwater.replication.requests import RequestKind
 from headwater.storage.contract.versions import VersionState
-from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.one_device import sees
@@ -79,6 +79,38 @@ def test_users_whose_buckets_share_a_key_get_their_own_rows(
     source_db.execute("truncate notes")
     source_db.execute("insert into notes select 'k' || i, 'u' || i % 7, 'f1', 'new' from generate_series(1, 30) i")
     own(deployment)
+
+
+WITH_TASKS = f"""{CONFIG}
+  tasks:
+    auto_subscribe: true
+    query: SELECT id, text FROM tasks WHERE owner = auth.user_id()
+"""
+
+
+@pytest.mark.usefixtures("weak")
+@pytest.mark.parametrize("on_postgres", [False, True])
+def test_a_comparison_brings_rows_into_buckets_whose_keys_are_taken(
+    deploy: Deploy, source_db: SourceDb, *, on_postgres: bool
+) -> None:
+    """The rows of a table that is made later. What the comparison merges with has to learn the new keys, too."""
+    source_db.execute("create table notes (id text primary key, owner text, folder text, text text)")
+    source_db.execute("insert into notes select 'n' || i, 'u' || i % 2, 'f', 'x' from generate_series(1, 9) i")
+    deployment = deploy(WITH_TASKS, on_postgres=on_postgres).start()
+    source_db.execute(
+        "create table tasks (id text primary key, owner text, text text);"
+        "insert into tasks select 't' || i, 'u' || i % 7, 'task' from generate_series(1, 50) i"
+    )
+    tasks = {user: {row[0] for row in source_db.fetch("select id from tasks where owner = %s", user)} for user in USERS}
+
+    def found() -> dict[str, set[str]]:
+        return {user: {key for table, key in deployment.rows(user) if table == "tasks"} for user in USERS}
+
+    wait_until(lambda: found() == tasks, "the rows of the new table")
+    notes = {user: {key for table, key in deployment.rows(user) if table == "notes"} for user in USERS}
+    rows = source_db.fetch("select owner, id from notes")
+    assert notes == {user: {key for owner, key in rows if owner == user} for user in USERS}
+    assert deployment.problems() == []
 
 
 ADMIN = "an-admin-token-of-the-tests"

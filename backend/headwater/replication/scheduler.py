@@ -232,9 +232,9 @@ _ABOUT_THE_STREAM = (
     SchemaChangedError,
     ProtocolError,
     SourceReplacedError,
+    BucketKeyTakenError,  # the stream, by which comparisons merge, has to learn the new keys
 )
 """Errors that concern the stream or the store. They end the attempt to follow the source, not only the job."""
 
-_PASSING = (MachineError, PartLostError, BucketKeyTakenError)
-"""Errors of this machine and its disk, and keys that are given out anew. The job is tried again until they are gone; no
-version or request fails."""
+_PASSING = (MachineError, PartLostError)
+"""Errors of this machine and its disk. The job is tried again until they are gone; no version or request fails."""
