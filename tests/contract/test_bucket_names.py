@@ -3,34 +3,40 @@ the store, each bucket keeps its own rows."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 
 from headwater.compaction import UpkeepWork
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.pipeline.archive import export_store, import_store
-from headwater.storage.address import StoreAddress
+from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.contract.store import BucketKeyTakenError, Progress
 from headwater.storage.open import open_backend
+from headwater.storage.postgres.bulk.takeover import taken_keys
 from headwater.storage.shared.cache import CachedReader
+from headwater.storage.shared.common import KnownBuckets, Naming
 from headwater.storage.shared.compaction import Thrift
-from tests.contract.world import SIDES, A, B, Rows, World, named, put, totals
+from tests.contract.world import RELATION, SIDES, A, B, Rows, World, named, put, totals, write_batch
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_stores import NewAddress
 from tests.support.local_bulk import LocalEngine
 from tests.support.store_checker import problems
+from tests.support.store_file import store_tables
 
 NAMES = [f'todos.1["{letter}"]' for letter in "abcdefg"]
 
@@ -200,6 +206,96 @@ def test_a_key_is_not_given_away_while_its_bucket_is_forgotten(world: World, rea
         pass
     assert seen(reader, [A, other]) == {other: {"9"}}
     assert problems(world.address) == []
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_bucket_that_is_made_again_while_it_is_removed_gets_another_key(
+    open_world: Callable[..., World], *, by_another: bool
+) -> None:
+    """Else its ops and memberships were removed with those of before. Whoever made it may follow an older version."""
+    world = open_world()
+    world.bootstrap({str(n): (A, "x") for n in range(5)})
+    other = world
+    if by_another:
+        other = open_world(beside=world, source="other", owner="there:1")
+        (table,) = other.store.create_tables(other.lease, other.source, [(RELATION, "print")], None)
+        other.store.move_source(other.lease, other.state())
+        other.table = table.id
+    assert world.store.retire(world.lease, list(SIDES), 1)
+    assert until_done(lambda: other.write({"9": (A, "y")})) == 1
+    with closing(open_backend(world.address).open_reader()) as reader:
+        assert seen(reader, [A]) == {A: {"9"}}
+        left = 0
+        while world.store.retire(world.lease, (), 1):
+            left += 1
+            assert left < 50
+        assert seen(reader, [A]) == {}, "its definition was on its way out"
+    assert problems(world.address) == []
+
+
+@pytest.mark.parametrize("how", ["publish", "page"])
+def test_nor_does_bulk_work_continue_a_bucket_that_is_being_removed(
+    world: World, reader: StoreReader, how: str
+) -> None:
+    world.bootstrap({str(n): (A, "x") for n in range(5)})
+    rows: Rows = {"9": (A, "y")}
+    world.write({"9": (B, "y")})
+    assert world.store.retire(world.lease, list(SIDES), 1)
+    if how == "publish":
+        assert until_done(lambda: world.bootstrap(rows)) == 1
+    else:
+        assert until_done(lambda: world.store.take_page(world.lease, world.additions(rows), 0, ())) == 1
+    assert seen(reader, [A]) == {A: {"9"}}
+
+
+def test_what_a_flush_does_not_know_is_found_without_reading_all_that_is_known() -> None:
+    """Nearly every append asks, and a process knows many buckets."""
+
+    class Unread(dict[int, str]):
+        def keys(self) -> NoReturn:
+            raise AssertionError("all of it is read")
+
+        __iter__ = keys
+
+    known = KnownBuckets()
+    known.names = Unread({1: A, 2: B})
+    naming = Naming(known)
+    naming.fresh[3] = "todos.1[3]"
+    assert naming.missing({1, 3, 4}) == {4}
+
+
+def test_names_of_any_length_take_no_memory_while_a_part_is_written(world: World) -> None:
+    world.bootstrap({})
+    keys, size = world.keys, 100_000
+    with open_backend(world.address).open_part(world.table, 0, "1") as part:
+        write_batch(part, world.table, [("0", (A, "x"))], keys)
+        tracemalloc.start()
+        try:
+            for number in range(1, 51):
+                write_batch(part, world.table, [(str(number), (f'todos.1["{number:0>{size}}"]', "x"))], keys)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert held < 10 * size
+
+
+def test_each_new_bucket_is_looked_at_a_few_times_when_it_is_published(new_postgres_address: NewAddress) -> None:
+    """Not once for each other one."""
+    address, count = new_postgres_address(), 500
+    numbers = f"generate_series(1, {count}) i"
+    new = sql.SQL(f"(select i::bigint as id, 'todos[' || i || ']' as name, 'todos' as definition from {numbers})")
+    query = sql.SQL("explain (analyze, format json) {}").format(taken_keys(new))
+    open_backend(address).open_store().close()
+    assert isinstance(address, PostgresAddress)
+    with store_tables(address) as db:
+        (plan,) = db.execute(query).fetchall()[0][0]
+    assert _read(plan["Plan"]) < 20 * count
+
+
+def _read(node: dict[str, Any]) -> int:
+    """How many rows a query went through."""
+    own = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    return int(own) + sum(map(_read, node.get("Plans", ())))
 
 
 @pytest.mark.usefixtures("weak")

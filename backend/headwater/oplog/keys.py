@@ -19,10 +19,11 @@ _number = int.from_bytes
 _in_memory = hashlib.blake2b(key=os.urandom(32), digest_size=16)
 
 
-def row_in_memory(row: bytes) -> int:
-    """A digest of 128 bits that stands for a row while a process goes through a history. Other in every process."""
+def in_memory(text: bytes) -> int:
+    """A digest of 128 bits that stands for a row or a name while a process goes through many. Other in every
+    process."""
     digest = _in_memory.copy()
-    digest.update(row)
+    digest.update(text)
     return _number(digest.digest())
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import orjson
 import zstandard
 
-from headwater.oplog.keys import StoreKeys, row_in_memory
+from headwater.oplog.keys import StoreKeys, in_memory
 from headwater.oplog.op import put_checksum
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_members
@@ -257,7 +257,7 @@ def read_op(op_id: int, line: bytes, keys: StoreKeys) -> ReadOp:
             right = keys.removal(table, object_id, subkey)
         else:
             raise DamageError(f"op {op_id} has an unknown kind")
-        row = row_in_memory(f"{table}\0{object_id}\0{subkey}".encode())
+        row = in_memory(f"{table}\0{object_id}\0{subkey}".encode())
     except (ValueError, KeyError, TypeError, UnicodeError) as error:
         raise DamageError(f"op {op_id} can't be read") from error
     if checksum != right:

@@ -281,7 +281,7 @@ class PostgresFlush:
                 held[what][key] = name
         there, moved = held["there"], held["moved"]
         taken = self._naming.taken(
-            buckets.values(), held["retired"] | moved | there, {name: key for key, name in moved.items()}
+            buckets.values(), moved | there, held["retired"], {name: key for key, name in moved.items()}
         )
         if taken:
             self.rollback()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -86,17 +86,21 @@ class Naming:
 
     def missing(self, keys: set[int]) -> set[int]:
         """Those of the keys that the process has not seen."""
-        return keys - self._known.names.keys() - self.fresh.keys()
+        known, fresh = self._known.names, self.fresh
+        return {key for key in keys if key not in known and key not in fresh}  # `-` would go through all of `known`
 
-    def taken(self, buckets: Iterable[Bucket], held: Mapping[int, str], moved: Mapping[str, int]) -> list[Bucket]:
+    def taken(
+        self, buckets: Iterable[Bucket], held: Mapping[int, str], retired: Collection[int], moved: Mapping[str, int]
+    ) -> list[Bucket]:
         """The buckets whose key belongs to another one, by what is known, by what the store says of keys that the
-        process has not seen (`held`) and of names that were `moved`, or by an earlier one of `buckets`."""
+        process has not seen (`held`; `retired`, where what was in the bucket is still being removed) and of names that
+        were `moved`, or by an earlier one of `buckets`."""
         found = []
         names: dict[int, str] = {}
         for bucket in buckets:
             key, name = bucket.key, bucket.name
             held_by = self.fresh.get(key) or self._known.names.get(key) or held.get(key) or names.setdefault(key, name)
-            if held_by != name or moved.get(name, key) != key:
+            if held_by != name or key in retired or moved.get(name, key) != key:
                 found.append(bucket)
         return found
 

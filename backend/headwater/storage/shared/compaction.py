@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.oplog.keys import row_in_memory
+from headwater.oplog.keys import in_memory
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import Again, SealedRun
 from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
@@ -71,7 +71,7 @@ def changed_rows(ops: Iterable[tuple[int, str]], seen: int) -> tuple[set[int], O
 
 def row_key(name: bytes, subkey: bytes) -> int:
     """A row's identity within its bucket, in 128 bits: buckets have millions of rows, and no two may collide."""
-    return row_in_memory(b"%b\n%b" % (name, subkey))
+    return in_memory(b"%b\n%b" % (name, subkey))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import orjson
 
-from headwater.oplog.keys import row_in_memory
+from headwater.oplog.keys import in_memory
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.contract.history import HistoryOp
 from headwater.storage.shared.packing import unpacked
@@ -53,7 +53,7 @@ def standing(newest_first: Iterable[Line]) -> Iterator[Line]:
             return
         if op["op"] == "MOVE":
             continue
-        row = row_in_memory(f"{op['object_type']}\0{op['object_id']}\0{op['subkey']}".encode())
+        row = in_memory(f"{op['object_type']}\0{op['object_id']}\0{op['subkey']}".encode())
         if row not in seen:
             seen.add(row)
             if op["op"] == "PUT":

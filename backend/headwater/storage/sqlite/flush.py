@@ -169,8 +169,8 @@ class SqliteFlush:
         there = self._names("buckets", unknown)
         gone = unknown - there.keys()
         moved = moved_buckets.moved(SqliteControl(self._db)) if gone else {}
-        others = self._names("retired_buckets", gone) | {key: name for name, key in moved.items()}
-        taken = self._naming.taken(buckets.values(), others | there, moved)
+        held = {key: name for name, key in moved.items()} | there
+        taken = self._naming.taken(buckets.values(), held, self._names("retired_buckets", gone), moved)
         if taken:
             self.rollback()
             moved_buckets.move(SqliteControl(self._db), self._lease, taken)

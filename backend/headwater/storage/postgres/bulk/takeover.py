@@ -285,11 +285,12 @@ _THOSE = sql.SQL("(select id, name, definition from staged_buckets where table_i
 def taken_keys(buckets: sql.Composable) -> sql.Composed:
     """A query for those of some `buckets`, rows of (id, name, definition), that have the key of another one."""
     return sql.SQL(
-        "with those as materialized {} select distinct s.id, s.name, s.definition from those s where"
+        "with those as materialized (select b.*, min(b.name) over (partition by b.id) as first from {} b)"
+        " select distinct s.id, s.name, s.definition from those s where"
         " exists (select from buckets o where o.id = s.id and o.name <> s.name)"
-        " or exists (select from retired_buckets o where o.id = s.id and o.name <> s.name)"
+        " or exists (select from retired_buckets o where o.id = s.id)"
         " or exists (select from moved_buckets o where (o.id = s.id) <> (o.name = s.name))"
-        " or s.name > (select min(o.name) from those o where o.id = s.id)"
+        " or s.name > s.first"
     ).format(buckets)
 
 

@@ -47,7 +47,7 @@ _PAGE = (
 )
 _TAKEN = " union ".join((
     f"{_PAGE} join buckets o on o.id = p.id where o.name <> p.name",
-    f"{_PAGE} join retired_buckets o on o.id = p.id where o.name <> p.name",
+    f"{_PAGE} join retired_buckets o on o.id = p.id",
     f"{_PAGE} join part.buckets o on o.id = p.id where o.name < p.name",
     f"{_PAGE} join moved_buckets o on (o.id = p.id) <> (o.name = p.name)",
 ))  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apsw
 
+from headwater.oplog.keys import in_memory
 from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.shared.segments import SegmentPacker
@@ -55,7 +56,7 @@ class StageFile:
             self._db.execute(_SCHEMA).fetchall()
             self._db.execute("begin")
         self._packer = SegmentPacker(self._keep)
-        self._named: set[str] = set()
+        self._named: set[int] = set()  # digests of names, which may be long
         self.ops = 0
 
     def __enter__(self) -> StageFile:
@@ -104,9 +105,10 @@ class StageFile:
         return StagedPart(str(self._path), self._table, self._rows, self.ops, self._attempt, self._page)
 
     def _name(self, buckets: Mapping[str, Bucket]) -> None:
-        new = [bucket for name, bucket in buckets.items() if name not in self._named]
+        by_digest = {in_memory(name.encode()): bucket for name, bucket in buckets.items()}
+        new = [bucket for digest, bucket in by_digest.items() if digest not in self._named]
         self._db.executemany("insert into buckets values (?, ?, ?)", new)
-        self._named.update(bucket.name for bucket in new)
+        self._named.update(by_digest)
 
     def _keep(self, bucket: int, size: int, checksum: int, blob: bytes) -> None:
         self._db.execute(

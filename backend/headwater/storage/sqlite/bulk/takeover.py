@@ -218,7 +218,7 @@ def _replace_tables(connection: apsw.Connection, source: str, staged: Sequence[S
 _STAGED = "select s.id, s.name, s.definition from staged_buckets s"
 _TAKEN = " union ".join((
     f"{_STAGED} join buckets o on o.id = s.id where o.name <> s.name",
-    f"{_STAGED} join retired_buckets o on o.id = s.id where o.name <> s.name",
+    f"{_STAGED} join retired_buckets o on o.id = s.id",
     f"{_STAGED} join staged_buckets o on o.id = s.id where o.name < s.name",
     f"{_STAGED} join moved_buckets o on (o.id = s.id) <> (o.name = s.name)",
 ))  # fmt: skip
