@@ -11,7 +11,7 @@ import pytest
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Sdk, Transport
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
-from tests.support.fix_postgres import SourceDb
+from tests.support.fix_postgres import SourceDb, skip_without
 from tests.support.fix_service import Service
 
 pytestmark = pytest.mark.e2e
@@ -150,6 +150,7 @@ def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(
 def test_every_type_reaches_the_device_as_its_value(
     source_db: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, sdk: Sdk
 ) -> None:
+    skip_without("xml", source_db.connection)
     source_db.execute(CUSTOM_TYPES)
     names = [f"c{number}" for number in range(len(CASES))]
     columns = ", ".join(f"{name} {case.type}" for name, case in zip(names, CASES, strict=True))

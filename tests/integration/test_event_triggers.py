@@ -228,9 +228,12 @@ def test_changes_that_another_replication_applies_are_told(prepared: SourceDb) -
     assert told == ["hint"] * 3
 
 
-@pytest.mark.parametrize("function", ["pg_logical_emit_message(bool, text, text)", "pg_event_trigger_ddl_commands()"])
+@pytest.mark.parametrize("function", ["pg_logical_emit_message", "pg_event_trigger_ddl_commands"])
 def test_a_change_succeeds_when_the_message_fails(prepared: SourceDb, plain_role: str, function: str) -> None:
-    prepared.execute(f"revoke execute on function {function} from public; set role {plain_role}")
+    forms = prepared.fetch("select oid::regprocedure::text from pg_proc where proname = %s", function)
+    assert forms
+    prepared.execute(f"revoke execute on function {', '.join(form for (form,) in forms)} from public")
+    prepared.execute(f"set role {plain_role}")
     prepared.execute("begin; create table theirs (id int); alter table theirs add column x int; commit")
     prepared.execute("drop table theirs")
     prepared.execute("reset role; insert into t values (1)")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.fix_headwater import NOTES, wait_until
+from tests.support.fix_postgres import skip_without
 
 if TYPE_CHECKING:
     from tests.support.fix_headwater import Deployment
@@ -24,8 +25,7 @@ VALUES = {
 
 @pytest.mark.parametrize("identity", ["default", "full"])
 def test_hstore_columns_arrive_as_text(deploy: Callable[..., Deployment], source_db: SourceDb, identity: str) -> None:
-    if not source_db.fetch("select from pg_available_extensions where name = 'hstore'"):
-        pytest.skip("needs hstore, which these programs of Postgres lack")
+    skip_without("hstore", source_db.connection)
     source_db.execute("create extension hstore; create table notes (id text primary key, h hstore, hs hstore[], n int)")
     source_db.execute("alter table notes alter h set storage external")
     source_db.execute(f"alter table notes replica identity {identity}")

@@ -15,7 +15,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.stream import ReplicationStream
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
-from tests.support.fix_postgres import SourceDb
+from tests.support.fix_postgres import SourceDb, program_of
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
@@ -115,9 +115,7 @@ def test_a_server_that_is_put_back_from_a_base_backup(
     postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
 ) -> None:
     server = postgres_with()
-    program = server.binaries.bin_dir / "pg_basebackup"
-    if not program.exists():
-        pytest.skip("needs pg_basebackup, which these programs of Postgres lack")
+    program = program_of(server, "pg_basebackup")
     source = SourceDb(server, "postgres")
     source.execute(SOURCE)
     deployment = Deployment(source, tmp_path / "store", CONFIG, bulk).start()

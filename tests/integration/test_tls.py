@@ -20,6 +20,7 @@ from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
 from tests.support.authority import Authority, Issued
 from tests.support.command import headwater_here
+from tests.support.fix_postgres import skip_without
 
 COMPANY, STRANGER = Authority("a hosting company"), Authority("a stranger")
 HOST = "localhost"
@@ -40,6 +41,7 @@ def served(postgres_with: Callable[..., EmbeddedPostgres]) -> Callable[[Issued],
             if os.getuid() == 0:
                 os.chown(path, owner.st_uid, owner.st_gid)
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            skip_without("ssl", conn)
             conn.execute("alter system set ssl = on")
         server.stop()
         server.start()

@@ -1,20 +1,22 @@
 """A real Postgres for the tests: one server for the session, a database of its own for each test.
 
 A data directory is laid out once for all workers; each server begins with a copy of it. HEADWATER_TEST_POSTGRES names
-the major version to test against, which is fetched where it is missing; without it the machine's own is taken.
+the major version to test against, which is fetched where it is missing; without it that of the machine's own is taken.
+What not every Postgres can is asked of it: of one version, the first that can what tests want of it is taken.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 import pytest
@@ -22,7 +24,7 @@ from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, find_binaries
 from tests.support.one_at_a_time import alone
-from tests.support.postgres_versions import postgres_of
+from tests.support.postgres_versions import every_postgres_of, postgres_of
 
 # Tests ask whether data survives a process, not whether it survives the machine; and what a commit does not flush they
 # want to see in the stream soon.
@@ -36,6 +38,14 @@ FAST: Final[Mapping[str, str]] = {
     "max_replication_slots": "20",
     "max_wal_senders": "20",
 }
+
+# What a Postgres is built with or without, and how to ask. The other abilities are the names of extensions
+_BUILT_WITH: Final[Mapping[str, LiteralString]] = {
+    "ssl": "select current_setting('ssl_library') <> ''",
+    "xml": "select '<a/>'::xml is document",
+}
+_EXTENSIONS: Final = "select name from pg_available_extensions"
+_WANTED: Final = frozenset({*_BUILT_WITH, "hstore"})
 
 _numbers = itertools.count(1)
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -101,10 +111,43 @@ def _drop_slots(admin: Connection, database: str, seconds: float = 60.0) -> None
         time.sleep(0.02)
 
 
+def _asked(connection: Connection) -> set[str]:
+    """The abilities of a server."""
+    found = {name for (name,) in connection.execute(_EXTENSIONS)}
+    for ability, question in _BUILT_WITH.items():
+        with suppress(psycopg.errors.FeatureNotSupported), connection.transaction():
+            if connection.execute(question).fetchall() == [(True,)]:
+                found.add(ability)
+    return found
+
+
+def skip_without(ability: str, connection: Connection) -> None:
+    """Skip the test on a server that lacks an ability: `ssl`, `xml`, or an extension by its name."""
+    if ability not in _asked(connection):
+        pytest.skip(f"needs {ability}, which this Postgres {connection.info.server_version // 10_000} lacks")
+
+
+def able_postgres(laid_out: Path, major: int, abilities: Set[str]) -> PostgresBinaries | None:
+    """The first programs of that version whose server has all of these abilities."""
+    for binaries in every_postgres_of(major):
+        if set(abilities) <= set(_template(binaries, laid_out).with_suffix(".can").read_text().split()):
+            return binaries
+    return None
+
+
+def program_of(server: EmbeddedPostgres, name: str) -> Path:
+    """A program of that server's version; skips the test where none has it."""
+    for binaries in (server.binaries, *every_postgres_of(server.binaries.major)):
+        if (program := binaries.bin_dir / name).exists():
+            return program
+    pytest.skip(f"needs {name}, which no Postgres {server.binaries.major} here has")
+
+
 @pytest.fixture(scope="session")
-def postgres_binaries() -> PostgresBinaries:
-    major = os.environ.get("HEADWATER_TEST_POSTGRES")
-    return postgres_of(int(major)) if major else find_binaries()
+def postgres_binaries(laid_out: Path) -> PostgresBinaries:
+    asked = os.environ.get("HEADWATER_TEST_POSTGRES")
+    first = postgres_of(int(asked)) if asked else find_binaries()
+    return able_postgres(laid_out, first.major, _WANTED) or first
 
 
 def new_server(
@@ -112,13 +155,23 @@ def new_server(
 ) -> EmbeddedPostgres:
     """A server that is not started yet, in a copy of the one data directory that all begin with. All these are the
     same cluster to Postgres: where a test tells clusters apart, `initdb` has to run."""
-    with alone(laid_out / "lock"):
-        template = laid_out / f"data-{binaries.major}"
-        if not (template / "PG_VERSION").exists():
-            with EmbeddedPostgres(template, binaries, FAST):
-                pass
-    subprocess.run(["cp", "-a", template, data_dir], check=True)
+    subprocess.run(["cp", "-a", _template(binaries, laid_out), data_dir], check=True)
     return EmbeddedPostgres(data_dir, binaries, {**FAST, **(settings or {})})
+
+
+def _template(binaries: PostgresBinaries, laid_out: Path) -> Path:
+    """The data directory that servers of these programs begin with. A file beside it names their abilities."""
+    template = laid_out / f"data-{binaries.major}-{hashlib.sha256(bytes(binaries.bin_dir)).hexdigest()[:8]}"
+    can = template.with_suffix(".can")
+    with alone(laid_out / "lock"):
+        if not can.exists():
+            with (
+                EmbeddedPostgres(template, binaries, FAST) as server,
+                psycopg.connect(server.dsn(), autocommit=True) as connection,
+            ):
+                abilities = _asked(connection)
+            can.write_text("\n".join(abilities))
+    return template
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from headwater.embedded.node import NoNode
-from headwater.embedded.postgres import NoPostgres, PostgresBinaries, find_binaries
+from headwater.embedded.postgres import NoPostgres, PostgresBinaries, all_binaries, find_binaries
 from tests.support.node_process import ScriptError, npm_ci
 from tests.support.one_at_a_time import alone
 
@@ -30,6 +32,13 @@ def postgres_of(major: int) -> PostgresBinaries:
         return find_binaries(major)
     except NoPostgres:
         return _packaged(major)
+
+
+def every_postgres_of(major: int) -> Iterator[PostgresBinaries]:
+    """All programs of that version that can be had, since not all can the same; those that are here come first."""
+    yield from (each for each in all_binaries() if each.major == major)
+    with contextlib.suppress(NoPostgres, NoNode, ScriptError):
+        yield _packaged(major)
 
 
 def _packaged(major: int) -> PostgresBinaries:

@@ -28,6 +28,7 @@ from headwater.embedded.postgres import (
     find_binaries,
 )
 from headwater.embedded.process import NoUnprivilegedUser, account_to_run_as, reachable_copy
+from tests.support.fix_postgres import able_postgres
 
 FAST = {"fsync": "off"}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")
@@ -198,6 +199,14 @@ def test_without_a_postgres_on_the_machine_that_of_the_wheel_is_used(monkeypatch
     with _no_postgres_but(monkeypatch, "_in_wheels"):
         assert find_binaries().major == 18
         assert find_binaries(16).major == 16
+
+
+def test_of_one_version_the_tests_take_the_programs_that_can_what_they_ask_for(laid_out: Path) -> None:
+    able = {ability: able_postgres(laid_out, 18, {ability}) for ability in ("vector", "xml", "ssl", "hstore")}
+    if None in able.values():
+        pytest.skip("needs the wheel's and the fetched Postgres 18, as Linux on x86-64 has them")
+    assert able["vector"] != able["xml"] == able["ssl"] == able["hstore"]
+    assert able_postgres(laid_out, 18, {"no such extension"}) is None
 
 
 def test_a_version_that_is_not_there_is_named_beside_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

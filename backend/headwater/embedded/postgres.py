@@ -81,15 +81,19 @@ def find_binaries(major: int | None = None) -> PostgresBinaries:
     With `major`, only that version; otherwise any from 14 on. Raises `NoPostgres`.
     """
     seen: list[int] = []
-    for places in (_on_path(), _installed(), _in_wheels()):
-        found = sorted((b for b in map(_inspect, places) if b), key=lambda b: b.major, reverse=True)
-        for binaries in found:
-            if binaries.major == major or (major is None and binaries.major >= OLDEST_MAJOR):
-                return binaries
-            seen.append(binaries.major)
+    for binaries in all_binaries():
+        if binaries.major == major or (major is None and binaries.major >= OLDEST_MAJOR):
+            return binaries
+        seen.append(binaries.major)
     wanted = f"Postgres {major}" if major is not None else f"Postgres {OLDEST_MAJOR} or newer"
     where = f"found only {', '.join(map(str, sorted(set(seen))))}" if seen else ""
     raise NoPostgres(f"there is no {wanted} here", where, f"install postgresql, or {how_to_add('embedded')}")
+
+
+def all_binaries() -> Iterator[PostgresBinaries]:
+    """The Postgres programs that are here, of whatever version, in the order of `find_binaries`."""
+    for places in (_on_path(), _installed(), _in_wheels()):
+        yield from sorted((b for b in map(_inspect, places) if b), key=lambda b: b.major, reverse=True)
 
 
 def _on_path() -> Iterator[Path]:
