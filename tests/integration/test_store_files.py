@@ -131,7 +131,7 @@ def freeze() -> Iterator[Freeze]:
             try:
                 subprocess.run(["chattr", "+i", path], check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError):
-                pytest.skip("needs the right to make a file immutable")
+                pytest.skip("needs chattr, and the right to make a file immutable")
             stack.callback(thaw, path)
 
         yield make
