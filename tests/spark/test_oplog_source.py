@@ -25,6 +25,9 @@ from tests.support.written_store import WrittenStore, compact
 
 pytestmark = pytest.mark.spark
 
+# A stream has 10 s to start a process of Python, which no setting of Spark changes and a busy machine can exceed
+SLOW_START = "Python worker failed to connect back"
+
 A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
 
 
@@ -87,14 +90,19 @@ def stream(session: SparkSession, store: WrittenStore, **options: object) -> Dat
 def drain(rows: DataFrame, folder: Path) -> list[Row]:
     """Run a query over everything that is there, continuing where the folder's checkpoint says. Returns all rows that
     it and those before it have written, in the order of their ops."""
-    query = (
+    writer = (
         rows.writeStream.format("parquet")
         .option("path", str(folder / "out"))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    for left in (3, 2, 1, 0):
+        try:
+            writer.start().awaitTermination()
+            break
+        except StreamingQueryException as error:
+            if left == 0 or SLOW_START not in str(error):
+                raise
     return written_rows(rows.sparkSession, folder)
 
 

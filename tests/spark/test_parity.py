@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+SECONDS = 240.0
+
 STREAMS = """
 config: {edition: 3}
 streams:
@@ -192,6 +194,7 @@ def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, both: Bot
     return deployment.start()
 
 
+@pytest.mark.timeout(900)  # it took two minutes on two cores that other tests had a share of
 def test_every_kind_of_job_comes_to_the_same(
     deployment: Deployment, source_db: SourceDb, both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,18 +208,18 @@ def test_every_kind_of_job_comes_to_the_same(
     both.meanwhile = copy
     source_db.execute("alter table items add column extra text default 'filled'")
     source_db.execute("alter table copies add column extra int; update copies set extra = n where n = 3")
-    wait_until(lambda: settled(deployment) and len(both.differences) >= 3000, "the comparison")
+    wait_until(lambda: settled(deployment) and len(both.differences) >= 3000, "the comparison", SECONDS)
 
     assert all(outcome.partitions > 1 for outcome in both.compared)
 
     with monkeypatch.context() as small:
         small.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", 1 << 10)
         source_db.execute("alter table items drop column extra")
-        wait_until(lambda: settled(deployment) and len(both.differences) >= 6000, "the comparison")
+        wait_until(lambda: settled(deployment) and len(both.differences) >= 6000, "the comparison", SECONDS)
     assert both.compared[-1].partitions == both.compared[-1].tasks == 1
 
     source_db.execute("alter table items replica identity full")
-    wait_until(lambda: both.done["rekey"] > 0 and settled(deployment), "the re-key")
+    wait_until(lambda: both.done["rekey"] > 0 and settled(deployment), "the re-key", SECONDS)
 
     deployment.redeploy(STREAMS + ANOTHER)
     audited = deployment.ask("audit")
