@@ -41,6 +41,13 @@ def logged(monkeypatch: pytest.MonkeyPatch, level: str, form: str) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+def test_py4j_makes_no_records_of_what_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would where a thread has ended: Python 3.13 then ends with a traceback."""
+    monkeypatch.setattr(logging.getLogger("py4j"), "level", logging.NOTSET)
+    logged(monkeypatch, "DEBUG", "text")
+    assert logging.getLogger("py4j").level == logging.WARNING
+
+
 def test_lines_of_spark_have_the_form_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [line.split(" ", 2)[2] for line in logged(monkeypatch, "INFO", "text")]
     assert told == [

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 from headwater.telemetry.log_facts import facts_of, of_process, one_line
 
-_CHATTY = ("asyncio", "httpx", "httpcore", "urllib3")
+# py4j logs where a thread has ended already, which Python 3.13 complains about when it ends itself
+_CHATTY = ("asyncio", "httpx", "httpcore", "urllib3", "py4j")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
