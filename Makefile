@@ -2,7 +2,7 @@
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
-.PHONY: help install install-tests demo dist release audit sbom licences test test-all bench storm scaled lint format reference pictures docs lock first-hour clean $(addprefix all-,$(PARTS))
+.PHONY: help install install-tests demo dist release audit sbom licences test test-all bench storm scaled lint format reference pictures docs lock first-hour bare clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
@@ -11,6 +11,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --d
 POSTGRES := 14 15 16 17 18
 PARTS := quick long spark storage $(addprefix postgres-,$(POSTGRES))
 PART ?= $(PARTS)
+SYSTEM ?= debian-12
+WHO ?= newcomer
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +105,9 @@ licences: install ## docs/licences.md anew: all packages of the lock files
 
 first-hour: install ## docs/first-hour.md anew: clone, wheel and compose steps in empty homes; 10 to 30 minutes, and the network
 	@$(BIN)/python -m docs.generate.first_hour
+
+bare: ## make demo and make test on a machine that has nothing; SYSTEM=debian-13, WHO=root; needs root and debootstrap
+	@python3 .ci/bare.py $(SYSTEM) $(WHO) $(ARGS)
 
 pictures: install-tests ## the pictures of the demo app in docs/pictures
 	$(BIN)/python -m docs.generate.pictures

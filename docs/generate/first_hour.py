@@ -31,13 +31,15 @@ TABLES = ROOT / "tests" / "support" / "schemas" / "rails.sql"
 _PROGRAMS = ("git", "make", "curl", "psql", "python3")
 _PORTS = (8080, 8081, 5432)
 _FOLLOWS = "following the stream"
+_BARE = "\n## bare machines\n"
 
 _INTRO = """\
 # The first hour
 
 Three ways from nothing to a device that has its rows, each in an empty home on the machine below. `make first-hour`
 runs them and writes this page. Left out are long outputs, marked …, and what only that machine has: paths, names,
-tokens. Most of the time goes to fetching and unpacking packages, and depends on the network.
+tokens. Most of the time goes to fetching and unpacking packages, and depends on the network. What `make demo` and
+`make test` come to where there is nothing but a bare system: [at the end](#bare-machines).
 
 | | minutes | of them for the installation |
 |---|---|---|
@@ -180,8 +182,14 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
     sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
     return (
         f"{_INTRO}{rows}\n{machine}. What a container engine would add, fetching and building images, was not run:\n"
-        f"the steps of the compose file were, as processes.\n{sections}"
+        f"the steps of the compose file were, as processes.\n{sections}{_kept()}"
     )
+
+
+def _kept() -> str:
+    """The last section of the page, which says what `make bare` printed."""
+    _, heading, rest = PAGE.read_text("utf-8").partition(_BARE)
+    return heading + rest
 
 
 def main() -> None:

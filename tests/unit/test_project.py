@@ -89,6 +89,12 @@ def test_make_help_names_every_target_that_the_documents_use() -> None:
     assert used <= set(re.findall(r"^  make ([a-z-]+)", helped, re.MULTILINE))
 
 
+def test_make_bare_knows_the_systems_that_are_named() -> None:
+    named = [(ROOT / each).read_text() for each in ("Makefile", "README.md", "CONTRIBUTING.md", "docs/first-hour.md")]
+    for each in set(re.findall(r"\b(?:debian|ubuntu)-\d[\d.]*\b", "".join(named))):
+        assert f'"{each}": ' in (ROOT / ".ci/bare.py").read_text()
+
+
 def test_the_benchmarks_have_streams_that_compile_for_all_their_tables() -> None:
     tables = max(curves.TABLES)
     assert len(compile_config(data.small_streams(tables)).plan.buckets) == tables
