@@ -261,7 +261,7 @@ def _test(machine: _Machine, arguments: list[str]) -> tuple[list[str], bool]:
     with _Terminal(machine, f"make test ARGS='-rfEs {' '.join(arguments)}'") as terminal:
         terminal.seconds_until(None)
     counts = re.findall(r"^=+ (.*) in [\d.]+s.* =+$", terminal.said, re.MULTILINE)
-    named = re.findall(r"^(?:FAILED|ERROR|SKIPPED) .*", terminal.said, re.MULTILINE)
+    named = re.findall(r"^(?:FAILED|ERROR) \w+/.*|^SKIPPED \[.*", terminal.said, re.MULTILINE)
     line = f"make test: {counts[-1] if counts else 'it did not come to the tests'}; {terminal.seconds:.0f} s"
     return [line, *named], terminal.code == 0
 
