@@ -21,7 +21,7 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.pipeline.archive import export_store, import_store
-from headwater.storage.address import PostgresAddress, StoreAddress
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.contract.store import BucketKeyTakenError, Progress
@@ -357,3 +357,13 @@ def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported
         export_store(LocalEngine(), world.address, tmp_path / "archive", lambda _: None)
         import_store(LocalEngine(), tmp_path / "archive", address, lambda _: None)
         assert seen(reader, [A, B]) == {A: {"1"}, B: {"2"}}
+
+
+def test_the_files_of_a_store_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """Also in a directory that others may look into: they have the secret, and all rows."""
+    tmp_path.chmod(0o755)
+    backend = open_backend(SqliteAddress(str(tmp_path)))
+    with closing(backend.open_store()), closing(backend.open_reader()):
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir() if file.is_file()}
+    assert modes.keys() >= {"store.db", "store.db-wal", "write_checkpoints.db"}
+    assert set(modes.values()) == {0o600}

@@ -16,6 +16,7 @@ from headwater.storage.contract.store import BucketKeyTakenError, LeaseLostError
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 30.0
 _LONGEST_ADAPTING = 1.0  # after changes of tables, even several in a row, so that the other tables do not wait
+_ADAPTING = (SchemaChangedError, BucketKeyTakenError)  # the next attempt knows what the last one has found
 _STEADY = 60.0  # after an attempt of that many seconds, delays begin with the shortest again
 
 
@@ -46,9 +47,7 @@ class Recovery:
     def pause(self, started: float, stop: threading.Event, error: HeadwaterError) -> None:
         """Wait before the next attempt, longer each time, or until `stop` is set. The last attempt was `started` on the
         monotonic clock."""
-        if isinstance(error, BucketKeyTakenError):
-            return  # the next attempt has the new keys
-        longest = _LONGEST_ADAPTING if isinstance(error, SchemaChangedError) else _LONGEST_DELAY
+        longest = _LONGEST_ADAPTING if isinstance(error, _ADAPTING) else _LONGEST_DELAY
         delay = _FIRST_DELAY if time.monotonic() - started > _STEADY else min(self._delay, longest)
         stop.wait(delay * random.uniform(0.8, 1.2))
         self._delay = min(delay * 2, longest)

@@ -52,7 +52,7 @@ class BucketSum:
     last_op: int = 0
 
 
-_KNOWN_BUCKETS, _LONGEST_KNOWN = 1 << 17, 500
+_KNOWN_BUCKETS, _LONGEST_KNOWN = 1 << 16, 500
 
 
 class KnownBuckets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -46,8 +46,10 @@ pragma mmap_size = 1073741824;
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """A connection that may write, creating the file if needed. It refuses to commit once its files were removed or
-    replaced. Raises StoreError."""
+    """A connection that may write, creating the file if needed, for its owner alone: it has all rows, and the secret.
+    It refuses to commit once its files were removed or replaced. Raises StoreError."""
+    with suppress(OSError):  # which SQLite tells of
+        path.touch(mode=0o600)  # its log and its index get the rights of the file
     with sqlite_errors(path):
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
