@@ -186,7 +186,7 @@ class Place:
         chunks = [[join_cells(row) for row in some] for some in (rows[:half], rows[half:])]
         before = Counter(content_id(line) for line in chunks[0])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(partitions, "read_lines", lambda _source, _name, partition: iter([chunks[partition.first]]))
+            patch.setattr(partitions, "read_lines", lambda _source, _name, part, _told: iter([chunks[part.first]]))
             parts = [
                 SnapshotTask(Partition(table, leaf, number, None), CountedCopies(before if number else {})).run(
                     job, number, "0"

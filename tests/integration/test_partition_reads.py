@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -70,9 +70,9 @@ def test_a_table_that_changes_after_it_was_looked_at_is_not_read(
 ) -> None:
     copy = partitions._copy
 
-    def late(conn: psycopg.Connection, read: Partition, room: int) -> Iterator[list[str]]:
+    def late(conn: psycopg.Connection, read: Partition, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
         source_db.execute(change)
-        yield from copy(conn, read, room)
+        yield from copy(conn, read, room, told)
 
     monkeypatch.setattr(partitions, "_copy", late)
     with pytest.raises(TableChangedError):
@@ -93,10 +93,10 @@ def test_a_row_that_fails_after_others_is_named_unless_the_table_changed(
     published = replace(partition.table.published, row_filter="(1 / (length(id) - 2) < 9)")
     copy = partitions._copy
 
-    def late(conn: psycopg.Connection, read: Partition, room: int) -> Iterator[list[str]]:
+    def late(conn: psycopg.Connection, read: Partition, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
         if altered:
             source_db.execute("alter table items add more int")
-        yield from copy(conn, read, room)
+        yield from copy(conn, read, room, told)
 
     monkeypatch.setattr(partitions, "_copy", late)
     read = replace(partition, table=replace(partition.table, published=published))

@@ -121,7 +121,7 @@ def _check_unchanged(conn: psycopg.Connection, source: SourceSettings, partition
 
 
 def _copy(
-    conn: psycopg.Connection, partition: Partition, piece: int, left_out: Callable[[str], None] = _log.error
+    conn: psycopg.Connection, partition: Partition, piece: int, left_out: Callable[[str], None]
 ) -> Iterator[list[str]]:
     query = copy_query(partition).as_string(conn)
     pgconn = conn.pgconn
