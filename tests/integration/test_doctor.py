@@ -158,13 +158,14 @@ def test_a_config_that_can_not_be_used(tmp_path: Path) -> None:
     assert (code, areas(found["FAIL"]), len(found["FAIL"])) == (1, {"config"}, 2)
 
 
-def test_a_store_of_an_older_version_is_not_upgraded(deployed: Deployment, tmp_path: Path) -> None:
+def test_a_store_from_before_the_first_release_is_left_as_it_is(deployed: Deployment, tmp_path: Path) -> None:
     deployed.start()
     deployed.close()
     with closing(sqlite3.connect(deployed.directory / "store.db", isolation_level=None)) as store:
         store.execute("update meta set value = '3' where key = 'format'")
         _, found = doctor(tmp_path, config_of(deployed, free_port()))
-        assert "format 3, the next start upgrades it" in str(found["WARN"])
+        assert "format 3, set by" in str(found["FAIL"])
+        assert "from before the first release" in str(found["FAIL"])
         assert store.execute("select value from meta where key = 'format'").fetchall() == [("3",)]
 
 

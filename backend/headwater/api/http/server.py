@@ -33,7 +33,7 @@ GRACE_SECONDS = 5
 
 _BACKLOG = 2048
 _OTHER_FILES = 500  # files that may be open besides connections of devices
-_FEW = 100  # connections of operators' tools
+_FEW, _FEWEST = 100, 20  # connections of operators' tools, and where few are allowed
 _NO_NEWS = (
     "without completing response",  # the stream has logged why it was cut off
     "Invalid HTTP request",  # Refusals counts and logs these
@@ -81,7 +81,7 @@ class BoundedServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
         config.doorman, config.turns = Doorman(limits, refusals), Turns()
-        few = replace(limits, max_connections=min(_FEW, max(1, limits.max_connections // 4)))
+        few = replace(limits, max_connections=min(_FEW, max(_FEWEST, limits.max_connections // 4)))
         config.beside = {port: Doorman(few, refusals) for port in beside}
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
