@@ -182,7 +182,12 @@ def choice(values: Sequence[Frag], conditions: Sequence[Frag] = ()) -> Trust:
 
 def chain(items: Sequence[Frag]) -> Trust:
     """The trust in the texts of `items` one after another."""
-    return chained([item.trust for item in items if item.parts != ("''",)])
+    return chained([item.trust for item in items if item.trust != NEITHER or _separates(item)])
+
+
+def _separates(item: Frag) -> bool:
+    """Whether a constant is a literal text that is not empty. Others may be, or null, which `concat` leaves out."""
+    return item.simple and str(item.parts[0]).startswith("'") and item.parts != ("''",)
 
 
 def equality(left: Frag, right: Frag) -> Trust:

@@ -330,7 +330,7 @@ class Scalars:
 
     def in_array(self, left: Frag, array: Frag) -> Frag:
         """Whether `left` is an element of a JSON array text."""
-        trust = repeating(left.trust, element(array.trust), (left.parts, array.parts))
+        trust = repeating(left.trust, element(array.trust), (left.parts, None))
         return build(
             Kind.LOGICAL, left.place, "(", left, " IN (SELECT value FROM json_each(", array, ")))", trust=trust
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import groupby
 
 
 class Proof(IntEnum):
@@ -102,17 +103,21 @@ def holding(parts: list[Trust]) -> Trust:
 
 def chained(parts: list[Trust]) -> Trust:
     """A text of several. The token's part shows if constant text stands between it and the client's; without any, the
-    client could continue it to the value of another token."""
+    client could continue it to the value of another token. Parts of the token alone don't separate: they may be
+    empty."""
     found = together(parts)
-    shows = any(part.bound and not together(parts[max(at - 1, 0) : at + 2]).client for at, part in enumerate(parts))
+    shows = False
+    for constant, group in groupby(parts, NEITHER.__eq__):
+        between = together(group)
+        shows = shows or (not constant and between.bound and not between.client)
     return replace(found, bound=shows) if found.mixed else found
 
 
-def repeating(left: Trust, right: Trust, written: tuple[object, object]) -> Trust:
-    """`left = right`, which are `written` in SQL."""
+def repeating(left: Trust, right: Trust, written: tuple[object, object | None]) -> Trust:
+    """`left = right`, which are `written` in SQL: None for an element of an array, of which there may be others."""
     found = together([left, right])
     if not found.mixed or not (left.bound or right.bound):
         return found
-    repeated = [text for text, other in zip(written, (right, left), strict=True) if other.bound]
+    repeated = [text for text, other in zip(written, (right, left), strict=True) if other.bound and text is not None]
     proof = Proof.TOKEN if NEITHER in {left, right} else Proof.REPEATED
     return replace(found, true=proof, repeated=frozenset(repeated))
