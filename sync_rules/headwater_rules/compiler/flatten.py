@@ -349,7 +349,9 @@ class _Select:
     def _link(self, left: Frag, right: Frag, node: exp.Expr, tables: frozenset[int] = frozenset()) -> Atom:
         place = self._text.place_of(node)
         self._watch.compared(left, right, place)
-        return Atom(truth(equal(left, right, place)), (left, right), tables)
+        linked = truth(equal(left, right, place))
+        self._watch.built(linked)
+        return Atom(linked, (left, right), tables)
 
     def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
         hint = "access can follow from a row that is there, not from one that is missing"

@@ -20,6 +20,7 @@ from headwater_rules.text.sqltext import SqlText
 _NUMBERS = frozenset({Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER})
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
 _MAX_SHOWN = 60
+_SIZE_PER_WORD = 300  # building so large an expression takes as long as compiling a word
 _ELEMENT = "\x00element"  # after an array: an element of it is meant
 
 
@@ -35,6 +36,10 @@ class Watch:
         """Report an error, and return a placeholder value. The query is rejected in the end."""
         self._report.add(error)
         return Frag(("NULL",), Kind.ANY, error.place or place_in("", 0, 0))
+
+    def built(self, value: Frag) -> None:
+        """See `Watcher`."""
+        self._report.spend(value.size // _SIZE_PER_WORD, value.place)
 
     def cases(self, node: exp.Select, text: SqlText) -> None:
         """Report names in a SELECT that SQL converts to lower case."""

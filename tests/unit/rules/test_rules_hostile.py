@@ -51,6 +51,14 @@ def any_of(count: int, condition: str) -> str:
     return " OR ".join(condition.format(number) for number in range(count))
 
 
+def doubled(times: int, table: str) -> str:
+    """A subquery whose column `x` is a sum of 2^times columns."""
+    inner = f"SELECT a AS x FROM {table}"
+    for number in range(times):
+        inner = f"SELECT x || x AS x FROM ({inner}) AS d{number}"
+    return f"({inner}) AS d"
+
+
 LAUGHS = "".join(
     f"x{number}: &x{number} [{', '.join([f'*x{number - 1}' if number else 'ha'] * 9)}]\n" for number in range(12)
 )
@@ -74,6 +82,15 @@ SHAPES = {
     "brackets": query("(" * 40_000 + "1" + ")" * 40_000),
     "denials": query("NOT " * 20_000 + "1"),
     "a sum": query("a" + " + a" * 20_000),
+    "a doubled column in many conditions": query(
+        "t.id = d.x AND " + " AND ".join(f"d.x = {number}" for number in range(2_000))
+    ).replace("FROM t", f"FROM t, {doubled(12, 'u')}"),
+    "a doubled column selected many times": query("1").replace(
+        "* FROM t", f"{', '.join(f'd.x AS c{number}' for number in range(2_000))} FROM {doubled(13, 't')}"
+    ),
+    "a doubled column in many queries": each_stream(
+        600, f"{{query: SELECT * FROM t WHERE a IN (SELECT x FROM {doubled(12, 'u')} WHERE x = 1 AND x != 'b')}}"
+    ),
     "comments in comments": query("/*" * 20_000 + "*/" * 20_000 + " 1"),
     "joins": query("1").replace("FROM t", "FROM t " + " ".join(f"JOIN j{n} ON j{n}.a = t.b" for n in range(3_000))),
     "many queries with many joins": HEAD

@@ -153,6 +153,7 @@ class Scalars:
         if allowed is not None:
             self.only(node, allowed)
         translated: Frag = rule(node, names)
+        self._watch.built(translated)
         return translated
 
     def only(self, node: exp.Expr, allowed: frozenset[str]) -> None:

@@ -26,6 +26,10 @@ class Watcher(Protocol):
     def failed(self, error: RuleError) -> Frag:
         """Report an error; returns a placeholder value."""
 
+    def built(self, value: Frag) -> None:
+        """A value was translated, which takes memory and time by its size. Raises StoppedError where that is too much
+        in all."""
+
     def compared(self, left: Frag, right: Frag, place: Place, *, equality: bool = True) -> None:
         """Two values are compared."""
 
