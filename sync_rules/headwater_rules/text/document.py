@@ -55,9 +55,10 @@ class Item:
         return str(self.node.value)
 
     def boolean(self, what: str) -> bool:
-        if not isinstance(self.node, ScalarNode) or self.node.tag != TAG + "bool":
+        written = str(self.node.value).lower() if isinstance(self.node, ScalarNode) else ""
+        if self.node.tag != TAG + "bool" or written not in {"true", "false"}:  # YAML 1.1 has others, such as `yes`
             raise self.fail(f"{what} must be true or false")
-        return str(self.node.value).lower() == "true"
+        return written == "true"
 
     def integer(self, what: str, allowed: Iterable[int]) -> int:
         values = list(allowed)

@@ -118,6 +118,8 @@ def test_a_query_that_is_not_understood_is_refused_where_it_is_wrong(
         ("config: {edition: 3}\nstreams:\n  s: SELECT\n", 3, "stream `s` must be a mapping"),
         (START + "{query: SELECT * FROM t, priority: 4}\n", 3, "must be one of 0, 1, 2, 3"),
         (START + "{query: SELECT * FROM t, auto_subscribe: yes}\n", 3, "must be true or false"),
+        (START + "{query: SELECT * FROM t, auto_subscribe: !!bool yes}\n", 3, "must be true or false"),
+        ("%YAML 1.1\n---\nconfig: {edition: 3, strict: yes}\nstreams: {}\n", 3, "`strict` must be true or false"),
         (START + "{query: SELECT * FROM t}\n  s: {query: SELECT * FROM t}\n", 4, "`s` is defined twice"),
         ("config: {edition: 3, timestamp_max_precision: days}\nstreams: {s: {query: S}}\n", 1, "unknown precision"),
         ("config: {timestamp_max_precision: seconds}\nbucket_definitions: {}\n", 1, "needs ISO 8601 timestamps"),
