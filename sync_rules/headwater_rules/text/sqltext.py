@@ -185,7 +185,20 @@ def _check_tokens(text: SqlText, tokens: list[Token]) -> None:
         if quoted and not text.written.joined.isdisjoint(range(token.start, behind)):
             message = "a quoted text goes over several lines, which YAML joins"
             raise RuleError(Code.CHANGED, message, text.place(token.start, behind), AS_BLOCK)
+        if not quoted:
+            _check_word(text, token.start, behind)
     _check_comments(text, behind, len(text.sql))
+
+
+def _check_word(text: SqlText, start: int, end: int) -> None:
+    """Raise RuleError for a character outside quotes that is invisible or looks like a quote or an operator. Names may
+    contain it in SQL, so that a condition would mean another column than its author sees."""
+    for position in range(start, end):
+        character = text.sql[position]
+        if not character.isascii() and not f"a{character}".isidentifier():
+            message = f"the character U+{ord(character):04X} is no letter, and so would be part of a name"
+            hint = "write texts in '…' and names with such characters in \"…\""
+            raise RuleError(Code.SQL_SYNTAX, message, text.place(position, position + 1), hint)
 
 
 def _check_comments(text: SqlText, start: int, end: int) -> None:

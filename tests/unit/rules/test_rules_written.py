@@ -226,6 +226,31 @@ def test_characters_that_hide_the_end_of_a_line_are_refused(character: str) -> N
         assert errors_of(text).errors[0].code in {Code.YAML, Code.CHANGED}
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "a != \u2018secret\u2019",
+        "a != \u201csecret\u201d",
+        "a\u200b != 1",
+        "a \ufeff!= 1",
+        "a\u2060 != 1",
+        "a\u00ad != 1",
+        "a = \u2212 1",
+    ],
+)
+def test_characters_outside_quotes_that_look_like_others_are_refused(condition: str) -> None:
+    (error,) = errors_of(config(f"{OWN} AND {condition}", "|")).errors
+
+    assert error.code is Code.SQL_SYNTAX
+    assert "U+" in error.message
+
+
+def test_letters_of_all_scripts_and_blanks_stand_outside_quotes_and_everything_in_quotes() -> None:
+    config_text = config("SELECT gr\u00f6\u00dfe, \u540d\u524d\u00a0FROM todos WHERE \"a\u200b\" = '\u2018\u200d'", "|")
+
+    assert plan_of(config_text).buckets[0].sources[0].filters[0].inputs == ("a\u200b",)
+
+
 def test_comments_of_templates_are_no_comments() -> None:
     text = config("SELECT * FROM todos {# WHERE owner_id = auth.user_id() #}", "|")
 
