@@ -231,7 +231,7 @@ def test_sql_reads_and_nothing_else(deployment: Deployment, source_db: SourceDb)
         query = "select id, owner, data, x, null, '{\"a\": 1}'::jsonb from notes where id = $1 or owner = $2"
         told = sql(admin, query, 2, "z")
         assert told["success"] is True
-        assert told["results"]["rows"] == [[2, "o", "78", 1.5, None, '{"a":1}']]
+        assert told["results"]["rows"] == [[2, "o", "78", 1.5, None, '{"a": 1}']]
         assert told["results"]["columns"][:3] == ["id", "owner", "data"]
         many = sql(admin, "select generate_series(1, 100000000)")["results"]
         assert (len(many["rows"]), many["truncated"]) == (1_000, True)
@@ -300,6 +300,11 @@ HARMFUL = (
     "select owner(row('app'))",
     "select \"app\" . owner('a')",
     "select 1 === 1",
+    'select "un-hinged"(1)',
+    'select "an app"."un-hinged"(1)',
+    "select * from crosstab($1) as t(a text, b text)",
+    "select * from app.pivot('select 1, 2, pg_' || 'terminate_backend({pid})') as t(a text, b text)",
+    "select * from connectby('(select pg_' || 'terminate_backend({pid})::text a, 1 b) t', 'a', 'b', '1', 0) t(a text)",
 )
 """Calls that change something although the transaction only reads, in every place and way of writing a call."""
 
@@ -310,6 +315,12 @@ def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Dep
     source_db.execute("create function app.owner(text) returns text language sql as 'select $1'")
     source_db.execute("create function app.hidden() returns int language sql as 'select 1'")
     source_db.execute("create function same(int, int) returns bool language sql as 'select $1 = $2'")
+    source_db.execute('create schema "an app"')
+    for name in ('"un-hinged"', '"an app"."un-hinged"'):
+        source_db.execute(f"create function {name}(int) returns int language sql as 'select $1'")
+    if source_db.fetch("select from pg_available_extensions where name = 'tablefunc'"):
+        pivot = "app.pivot(text) returns setof record language c stable as '$libdir/tablefunc', 'crosstab'"
+        source_db.execute(f"create extension tablefunc; create function {pivot}")
     source_db.execute("create operator === (function = same, leftarg = int, rightarg = int)")
     source_db.execute("select pg_create_physical_replication_slot('kept', true)")
     before = source_db.fetch("select restart_lsn from pg_replication_slots where slot_name = 'kept'")
@@ -356,6 +367,7 @@ def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Dep
         ("select array_fill(1, array[3000000])", 0),
         ("select repeat('x', 3000000) from generate_series(1, 100)", 1),
         ("select 1, convert_to(repeat('x', 50000000), 'UTF8')", 0),
+        (f"select {', '.join(['n::char(10000000)'] * 20)} from generate_series(1, 3) n", 0),
     ],
 )
 def test_sql_takes_no_more_from_the_source_than_it_answers(
@@ -370,6 +382,25 @@ def test_sql_takes_no_more_from_the_source_than_it_answers(
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert (found["success"], len(found["results"]["rows"]), found["results"]["truncated"]) == (True, rows, True)
     assert after - before < 80_000, "kilobytes"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("repeat('[', 3000) || repeat(']', 3000))::json", "[" * 3000 + "]" * 3000),
+        ("repeat('9', 5000))::json", "9" * 5000),
+        ("""'{"a":1e9999,"a":"\\ud800"}')::json""", '{"a":1e9999,"a":"\\ud800"}'),
+        ("'infinity')::timestamptz", "infinity"),
+        ("'0044-03-15 BC')::date", "0044-03-15 BC"),
+        ("'24:00')::time", "24:00:00"),
+        ("'178000000 years')::interval", "178000000 years"),
+        ("'[2024-01-01,infinity]')::daterange", "[2024-01-01, infinity]"),
+    ],
+)
+def test_sql_tells_values_that_python_has_none_for(deployment: Deployment, value: str, told: str) -> None:
+    open_to_sql = replace(deployment.settings, debug_api=True)
+    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
+        assert sql(admin, f"select ({value}")["results"]["rows"] == [[told]]
 
 
 def test_sql_that_waits_is_ended(deployment: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import orjson
 import psycopg
+from psycopg.types.string import TextLoader
 
 from headwater.api.admin.published.shapes import SqlAnswer, SqlAsked, SqlResults
 from headwater.api.admin.settings import AdminSettings
@@ -18,6 +19,8 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 MOST_ROWS = 1_000
 MOST_CHARACTERS = 4_000_000
 SECONDS = 10
+_AS_TEXT = ("json", "jsonb", "date", "time", "timetz", "timestamp", "timestamptz", "interval")
+"""Types with values that Python lacks, such as infinity, JSON nested thousands of levels deep, and numbers in it."""
 
 
 class SqlRefusedError(HeadwaterError):
@@ -59,6 +62,8 @@ def _rows(source: SourceSettings, asked: SqlAsked) -> SqlResults:
             arguments = [_value(each) for each in asked.sql.args]
             limit = f"limit ${len(arguments) + 1}::bigint"
             cursor = psycopg.RawCursor(conn)
+            for name in _AS_TEXT:
+                cursor.adapters.register_loader(name, TextLoader)
             cursor.execute(f"select * from {inner} {limit}".encode(), [*arguments, 0])
             columns = tuple(column.name for column in cursor.description or ())
             bounded = f"{_bounded(inner, len(columns))} {limit}".encode()
@@ -68,7 +73,8 @@ def _rows(source: SourceSettings, asked: SqlAsked) -> SqlResults:
 def _bounded(inner: str, width: int) -> str:
     """A query for whether a row is small enough, and for its values if it is: a row comes over the wire as a whole."""
     names = [f"c{number}" for number in range(width)]
-    sizes = " + ".join(["0", *(f"coalesce(octet_length(q.{name}::text), 0)::bigint" for name in names)])
+    # format, and not a cast to text, gives what is sent: the cast drops the blanks of a char(n)
+    sizes = " + ".join(["0", *(f"octet_length(format('%s', q.{name}))::bigint" for name in names)])
     values = ", ".join(["size.fits", *(f"case when size.fits then q.{name} end" for name in names)])
     named = f"{inner} ({', '.join(names)})" if names else inner
     return (
@@ -86,21 +92,27 @@ _HARMLESS = (
 )
 """Functions of Postgres that are volatile, and yet do nothing but tell something."""
 
+_RUNNING = ("connectby_text", "connectby_text_serial", "crosstab", "crosstab_hash", "xpath_table")
+"""Functions in C of Postgres's extensions that run a text as SQL, and yet are said to be stable."""
+
 _CHANGING = """
-with word (name) as (select unnest($1::text[]::name[]))
+with word (name) as (select lower(each::name::text)::name from unnest($1::text[]) each)
 select proname from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = pronamespace
-where provolatile = 'v' and prorettype <> all (array['trigger', 'event_trigger']::regtype[])
-  and lower(proname::text)::name in (select name from word)
-  and (pg_function_is_visible(p.oid) or lower(nspname::text)::name in (select name from word))
+where (provolatile = 'v' or prosrc = any ($4::text[]))
+  and prorettype <> all (array['trigger', 'event_trigger']::regtype[])
+  and (lower(proname::text)::name in (select name from word)
+    or proname ~ $5 and position(replace(proname::text, '"', '""') in $3) > 0)
+  and (pg_function_is_visible(p.oid) or lower(nspname::text)::name in (select name from word) or nspname ~ $5)
   and not (nspname = 'pg_catalog' and proname::text = any ($2::text[]))
 union all
 select oprname from pg_catalog.pg_operator o
   join pg_catalog.pg_namespace n on n.oid = oprnamespace join pg_catalog.pg_proc p on p.oid = oprcode
 where provolatile = 'v' and position(oprname::text in $3) > 0
-  and (pg_operator_is_visible(o.oid) or lower(nspname::text)::name in (select name from word))
+  and (pg_operator_is_visible(o.oid) or lower(nspname::text)::name in (select name from word) or nspname ~ $5)
 limit 1
 """
 _WORD = re.compile(r"[A-Za-z_\x80-\U0010ffff][A-Za-z_\x80-\U0010ffff0-9$]*")
+_QUOTED = "[^[:alnum:]_$]|^[0-9$]"  # has to be quoted, if it is not only a letter beyond ASCII
 _ESCAPED_NAME = re.compile(r'u&"', re.IGNORECASE)
 
 
@@ -110,8 +122,8 @@ def _refuse_changes(conn: psycopg.Connection, query: str) -> None:
     name stands counts, in a text or comment too, since SQL has more ways to call a function than by parentheses."""
     if _ESCAPED_NAME.search(query):
         raise SqlRefusedError('it has a name with escapes (U&"…")')
-    words = list({word.lower() for word in _WORD.findall(query)})
-    found = psycopg.RawCursor(conn).execute(_CHANGING.encode(), [words, list(_HARMLESS), query]).fetchone()
+    asked = [list(set(_WORD.findall(query))), list(_HARMLESS), query, list(_RUNNING), _QUOTED]
+    found = psycopg.RawCursor(conn).execute(_CHANGING.encode(), asked).fetchone()
     if found is not None:
         raise SqlRefusedError(f"it names {found[0]}, which may do more than read; pass a text as one of args")
 
