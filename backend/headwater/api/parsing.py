@@ -12,15 +12,20 @@ from weakref import WeakValueDictionary
 SMALL = 16 * 1024
 """Bytes of content that is parsed at once, in the event loop. Handing it to a thread would cost more."""
 
+LARGE = 256 * 1024
+"""Bytes of content that is parsed in a thread for such alone: what an upload may hold takes seconds to parse."""
+
 Result = TypeVar("Result")
 
 
 class Parsing:
-    """One thread that parses large contents, of each user one at a time. The next one of a user waits for as long as
-    the last one took, so that the event loop has its share however much one user sends."""
+    """Parses contents that are not small in two threads, one of them for large ones, of each user one at a time. The
+    next one of a user waits for as long as the last one took, so that the event loop has its share however much one
+    user sends."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="headwater-parsing")
+        self._usual = ThreadPoolExecutor(1, thread_name_prefix="headwater-parsing")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="headwater-parsing-large")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def parsed(self, user_id: str, content: bytes, parse: Callable[[bytes], Result]) -> Result:
@@ -42,10 +47,11 @@ class Parsing:
             loop.call_soon_threadsafe(lambda: loop.call_later(took, turn.release))
 
         await turn.acquire()
-        running = self._thread.submit(job)
+        running = (self._large if len(content) > LARGE else self._usual).submit(job)
         running.add_done_callback(over)  # also if nobody waits for it any more
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:
         """Wait for what is being parsed; what waits is dropped."""
-        self._thread.shutdown(cancel_futures=True)
+        for thread in (self._usual, self._large):
+            thread.shutdown(cancel_futures=True)

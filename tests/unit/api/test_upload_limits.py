@@ -30,6 +30,7 @@ from tests.support.memory_store import MemoryStore
 MEBIBYTE = 1024 * 1024
 LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": [], "tx_id": 1}] * 30_000}).encode()
 SMALL = b'{"client_id":"phone","transactions":[]}'
+MIDDLING = SMALL + b" " * (200 * 1024)
 UPLOADS = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
 SETTINGS = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UPLOADS)
 
@@ -91,7 +92,7 @@ class Parsing:
         return parse_upload(body)
 
 
-def test_large_uploads_wait_for_each_other_and_small_ones_do_not(
+def test_large_uploads_wait_for_each_other_and_others_do_not(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsing = Parsing()
@@ -107,7 +108,7 @@ def test_large_uploads_wait_for_each_other_and_small_ones_do_not(
 
             large = [asyncio.create_task(upload(f"u{number}", LARGE)) for number in range(4)]
             try:
-                small = [await upload("ann", SMALL) for _ in range(20)]
+                small = [await upload("ann", body) for body in [SMALL, MIDDLING] * 10]
             finally:
                 parsing.go.set()
             return [*small, *await asyncio.gather(*large)]

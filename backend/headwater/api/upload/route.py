@@ -18,7 +18,7 @@ from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
 from headwater.api.http.body import read_body, require_json
-from headwater.api.parsing import Parsing
+from headwater.api.parsing import LARGE, Parsing
 from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.limits import UploadLimits
 from headwater.api.upload.request import InvalidUploadError, parse_upload
@@ -26,9 +26,6 @@ from headwater.errors import HeadwaterError, Kind
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings
-
-LARGE = 256 * 1024
-"""Bytes of a body. Larger ones are handled one at a time: parsed, a body takes up to forty times its size in memory."""
 
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
 """How many bodies of the largest size may be held at once, or as many bytes of other large ones, in all and of a
@@ -97,7 +94,8 @@ class UploadRoute:
 
     @asynccontextmanager
     async def _turn(self, user_id: str, size: int) -> AsyncIterator[None]:
-        """Wait until the body may be parsed: a large one for those of its user, and then for that of another user."""
+        """Wait until the body may be parsed: a large one for those of its user, and then for that of another user. Once
+        parsed, it takes up to forty times its size in memory."""
         if size <= LARGE:
             yield
             return
