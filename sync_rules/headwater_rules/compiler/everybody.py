@@ -10,7 +10,7 @@ from math import prod
 
 from headwater_rules.compiler.planner import VariantDraft
 from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
-from headwater_rules.evaluate.engine import engine
+from headwater_rules.evaluate.engine import small_engine
 from headwater_rules.plan import Expr, RowFunction, Value
 from headwater_rules.text.sqltext import SqlText
 
@@ -108,6 +108,6 @@ def _always(test: Expr, report: Report, place: Place) -> bool:
 
 def _holds(test: Expr, values: Sequence[Value]) -> bool:
     try:
-        return bool(engine().rows(f"SELECT {test.sql}", list(values))[0][0])
+        return bool(small_engine().rows(f"SELECT {test.sql}", list(values))[0][0])
     except EvaluationError:
         return False

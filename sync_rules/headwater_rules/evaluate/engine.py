@@ -38,14 +38,17 @@ _ALLOWED_FUNCTIONS: Final = natives.FUNCTIONS.keys() | {
 class Engine:
     """Runs prepared expressions. Belongs to one thread; get it from `engine()`."""
 
-    __slots__ = ("_connection", "_cursor", "_deadline", "_max_seconds", "_ticks")
+    __slots__ = ("_connection", "_cursor", "_deadline", "_max_seconds", "_max_ticks", "_ticks")
 
-    def __init__(self, *, max_seconds: float = _MAX_SECONDS) -> None:
+    def __init__(
+        self, *, max_seconds: float = _MAX_SECONDS, max_ticks: int = _MAX_TICKS, max_bytes: int = _MAX_BYTES
+    ) -> None:
         self._max_seconds = max_seconds
+        self._max_ticks = max_ticks
         self._deadline = 0.0
         self._ticks = 0
         connection = apsw.Connection(":memory:", statementcachesize=2000)
-        connection.limit(apsw.SQLITE_LIMIT_LENGTH, _MAX_BYTES)
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, max_bytes)
         connection.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, MAX_PATTERN)
         for name, (function, arguments) in natives.FUNCTIONS.items():
             connection.create_scalar_function(name, function, arguments, deterministic=True)
@@ -79,7 +82,7 @@ class Engine:
         now = time.monotonic()
         if self._ticks == 1:
             self._deadline = now + self._max_seconds
-        return self._ticks > _MAX_TICKS or now > self._deadline
+        return self._ticks > self._max_ticks or now > self._deadline
 
 
 _local = threading.local()
@@ -91,6 +94,16 @@ def engine() -> Engine:
         found: Engine = _local.engine
     except AttributeError:
         found = _local.engine = Engine()
+    return found
+
+
+def small_engine() -> Engine:
+    """The calling thread's engine for values that are tried while rules are compiled: what needs more than 100,000
+    steps or bytes fails."""
+    try:
+        found: Engine = _local.small
+    except AttributeError:
+        found = _local.small = Engine(max_ticks=100, max_bytes=100_000)
     return found
 
 

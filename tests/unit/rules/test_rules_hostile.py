@@ -81,6 +81,9 @@ SHAPES = {
     "a list of numbers": query(f"a IN ({', '.join(map(str, range(14_000)))})"),
     "brackets": query("(" * 40_000 + "1" + ")" * 40_000),
     "denials": query("NOT " * 20_000 + "1"),
+    "texts that grow in constant conditions": each_stream(
+        200, f"{{query: \"SELECT * FROM t WHERE length({'hex(' * 21}'abcdefgh'{')' * 21}) = 1\"}}"
+    ),
     "a sum": query("a" + " + a" * 20_000),
     "a doubled column in many conditions": query(
         "t.id = d.x AND " + " AND ".join(f"d.x = {number}" for number in range(2_000))
