@@ -189,6 +189,8 @@ class SqliteFlush:
         return gone - new.keys()
 
     def _names(self, table: str, keys: set[int]) -> dict[int, str]:
+        if not keys:
+            return {}  # as usual, and then no statement is run
         rows = self._db.executemany(f"select id, name from {table} where id = ?", [(key,) for key in sorted(keys)])
         return {as_int(key): str(name) for key, name in rows}
 
