@@ -9,14 +9,12 @@ from itertools import product
 from math import prod
 
 from headwater_rules.compiler.planner import VariantDraft
-from headwater_rules.errors import Code, EvaluationError, Place, Report, RuleError, Severity
-from headwater_rules.evaluate.engine import small_engine
-from headwater_rules.plan import Expr, RowFunction, Value
+from headwater_rules.compiler.trials import every_user_passes, holds, samples
+from headwater_rules.errors import Code, Place, Report, RuleError, Severity
+from headwater_rules.plan import Expr, RowFunction
 from headwater_rules.text.sqltext import SqlText
 
 _ALLOWED = re.compile(r"#[ \t]*headwater:[ \t]*everybody")
-_WRITTEN = re.compile(r"'((?:[^']|'')*)'|\b(\d+(?:\.\d+)?)\b")
-_SAMPLES: tuple[Value, ...] = (None, 0, 1, -1, 2.5, "", "a", "B", "1", "[]", "{}", "2020-01-31", b"")
 _NEVER_NULL = frozenset({"id", *(function.value for function in RowFunction)})
 _MOST_TRIED = 1_000
 _TRIED_PER_WORD = 10  # trying so many values takes as long as compiling a word
@@ -79,7 +77,7 @@ def warnings(found: Iterable[ForEverybody]) -> Iterator[RuleError]:
 def _is_open(draft: VariantDraft) -> bool:
     if draft.arrays is not None or draft.requested():
         return False
-    return all(not gate.inputs and _holds(gate, ()) for gate in draft.gates)
+    return all(every_user_passes(gate) for gate in draft.gates)
 
 
 def _is_whole(draft: VariantDraft, report: Report, place: Place) -> bool:
@@ -91,23 +89,14 @@ def _is_whole(draft: VariantDraft, report: Report, place: Place) -> bool:
 
 def _always(test: Expr, report: Report, place: Place) -> bool:
     """Whether a condition on a row is true for all values that were tried, among them those that it names."""
-    written = [text.replace("''", "'") if text or not number else float(number)
-               for text, number in _WRITTEN.findall(test.sql)]  # fmt: skip
-    values = (*_SAMPLES, *written)
+    values = samples(test)
     choices = [[value for value in values if value is not None or name not in _NEVER_NULL] for name in test.inputs]
     if prod(map(len, choices)) > _MOST_TRIED:
         return False
     tried = 0
     for chosen in product(*choices):
         tried += 1
-        if not _holds(test, chosen):
+        if not holds(test, chosen):
             return False
     report.spend(tried // _TRIED_PER_WORD, place)
     return True
-
-
-def _holds(test: Expr, values: Sequence[Value]) -> bool:
-    try:
-        return bool(small_engine().rows(f"SELECT {test.sql}", list(values))[0][0])
-    except EvaluationError:
-        return False

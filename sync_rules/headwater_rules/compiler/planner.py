@@ -14,6 +14,7 @@ from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, R
 from headwater_rules.compiler.expressions.trust import Proof, Trust, element
 from headwater_rules.compiler.relations import Column, Context, Each, Everything, Table
 from headwater_rules.compiler.target import Target
+from headwater_rules.compiler.trials import every_user_passes
 from headwater_rules.errors import Code, RuleError
 from headwater_rules.evaluate.naming import expr_order
 from headwater_rules.plan import (
@@ -236,7 +237,8 @@ class _Term:
         part in any of them, or by the conditions on the request. Lookups that no request value leads to are the same
         for everybody."""
         leading = list(self._leading())
-        tests = [frag.trust for frag in (*self._gates, *self._elements.filters)]
+        gates = [gate for gate in self._gates if not every_user_passes(self._expr(gate))]
+        tests = [frag.trust for frag in (*gates, *self._elements.filters)]
         if not any(trust.client for trust in (*tests, *(trust for trust, _ in leading))):
             return False
         repeated = frozenset[object]().union(*(test.repeated for test in tests))

@@ -264,6 +264,17 @@ def test_a_member_sees_the_shared_list_and_its_items_only() -> None:
                 ("a IN (SELECT k FROM m WHERE u = AUTH AND f = coalesce(SUB, AUTH))", False),
             )
         ),
+        # conditions that every token meets
+        *(
+            (f"SELECT * FROM t WHERE owner = subscription.parameter('o') AND {condition}", dangerous)
+            for condition, dangerous in (
+                ("auth.user_id() IS NOT NULL", True),
+                ("auth.user_id() = auth.user_id()", True),
+                ("length(auth.user_id()) > 0", True),
+                ("auth.user_id() = 'kim'", False),
+                ("auth.parameter('role') = 'admin'", False),
+            )
+        ),
         # elements of an array
         *(
             (f"SELECT * FROM t WHERE a IN (SELECT e.value FROM json_each({array}) e WHERE {condition})", dangerous)

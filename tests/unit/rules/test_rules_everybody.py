@@ -57,6 +57,12 @@ def test_an_alternative_that_every_row_passes_is_told(condition: str, whole: boo
     )
 
 
+@pytest.mark.parametrize("condition", ["auth.user_id() IS NOT NULL", "auth.user_id() = auth.user_id() AND 1 = 1"])
+def test_a_condition_that_every_token_meets_is_none(condition: str) -> None:
+    (warning,) = told(stream(f"{OPEN} WHERE {condition}"))
+    assert "every user gets all rows of `public.t`" in warning.message
+
+
 @pytest.mark.parametrize(
     ("query", "what"),
     [
