@@ -292,6 +292,14 @@ class World:
         assert self.cached.kept_bytes <= self.capacity
 
 
+def test_who_has_everything_hears_of_a_checkpoint_that_compaction_overtook() -> None:
+    world = World(ROOM)
+    world.clear()
+    world.commit()
+    world.compact()
+    world.read(1, 1)
+
+
 rows = st.integers(1, 4)
 steps = st.one_of(
     st.tuples(st.just("put"), rows),

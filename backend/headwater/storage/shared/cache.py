@@ -87,10 +87,13 @@ class CachedReader:
     def written(self, form: Form[T], bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written[T]:
         """Like `chunk`, in the requested form. Call it within a snapshot, with the marks seen in that snapshot; None
         for a bucket that does not exist, of which nothing is read."""
-        if marks is None or after >= marks.last_op:
-            return Written(Chunk(b"", 0, after, more=False), None)
+        nothing: Written[T] = Written(Chunk(b"", 0, after, more=False), None)
+        if marks is None:
+            return nothing
         if upto < marks.clear_op or upto < marks.compacted_op:
             return self._read(form, bucket, after, upto)  # what such a checkpoint sees may be going away
+        if after >= marks.last_op:
+            return nothing
         history = (bucket, after, marks.clear_op, marks.compacted_op)
         cut, ended = _Key(form, *history, None), _Key(form, *history, min(upto, marks.last_op))
         found = self._find(cut, ended, upto) or self._read_once(form, cut, ended, upto)
