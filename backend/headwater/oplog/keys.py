@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 
 _63_BITS = 0x7FFFFFFFFFFFFFFF
-_UINT32 = 0xFFFFFFFF
 _KNOWN_NAMES, _LONGEST_KNOWN = 1 << 12, 500
 _number = int.from_bytes
 _in_memory = hashlib.blake2b(key=os.urandom(32), digest_size=16)
@@ -22,7 +21,12 @@ _in_memory = hashlib.blake2b(key=os.urandom(32), digest_size=16)
 def in_memory(text: bytes) -> int:
     """A digest of 128 bits that stands for a row or a name while a process goes through many. Other in every
     process."""
-    digest = _in_memory.copy()
+    return _hashed(_in_memory, text)
+
+
+def _hashed(keyed: hashlib.blake2b, text: bytes) -> int:
+    """The digest of a text, by a state that has taken the key in."""
+    digest = keyed.copy()
     digest.update(text)
     return _number(digest.digest())
 
@@ -65,34 +69,26 @@ class StoreKeys:
 
     def hashed_name(self, name: str) -> int:
         """The key of a bucket that was not moved."""
-        digest = self._bucket.copy()
-        digest.update(name.encode())
-        return _number(digest.digest()) & _63_BITS
+        return _hashed(self._bucket, name.encode()) & _63_BITS
 
     def content(self, table: str, object_id: str, data: str) -> int:
         """A digest of 63 bits over everything that a device gets of a row. Rows with equal digests are taken for equal;
         the low 32 bits are the checksum of the PUT."""
-        digest = self._content.copy()
+        digest = self._content.copy()  # not `_hashed`: this is done for every row
         digest.update(f"{table}\0{object_id}\0{data}".encode())
         return _number(digest.digest()) & _63_BITS
 
     def removal(self, table: str, object_id: str, subkey: str) -> int:
         """The checksum of a REMOVE, unsigned 32 bit."""
-        digest = self._removal.copy()
-        digest.update(f"{table}\0{object_id}\0{subkey}".encode())
-        return _number(digest.digest()) & _UINT32
+        return _hashed(self._removal, f"{table}\0{object_id}\0{subkey}".encode())
 
     def entry(self, text: str) -> int:
         """A digest of 64 bits over a row in a bucket, to be summed up."""
-        digest = self._entry.copy()
-        digest.update(text.encode())
-        return _number(digest.digest())
+        return _hashed(self._entry, text.encode())
 
     def compared(self, text: str) -> int:
         """A digest of 63 bits over a row, or its key, that is compared with the source."""
-        digest = self._compared.copy()
-        digest.update(text.encode())
-        return _number(digest.digest()) & _63_BITS
+        return _hashed(self._compared, text.encode()) & _63_BITS
 
     def subkey(self, row_id: str) -> str:
         """A row id as text that does not reveal it, 96 bits."""

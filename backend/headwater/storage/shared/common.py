@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
+from headwater.oplog.keys import in_memory
 from headwater.oplog.transform import Bucket
 
 CHUNK_OPS = 1000
@@ -103,6 +104,15 @@ class Naming:
             if held_by != name or key in retired or moved.get(name, key) != key:
                 found.append(bucket)
         return found
+
+
+def unseen(buckets: Mapping[str, Bucket], seen: set[int]) -> list[Bucket]:
+    """Those of some buckets, by name, that are not in `seen` yet, which gets them. It holds digests, since names may be
+    long."""
+    by_digest = {in_memory(name.encode()): bucket for name, bucket in buckets.items()}
+    found = [bucket for digest, bucket in by_digest.items() if digest not in seen]
+    seen.update(by_digest)
+    return found
 
 
 def union_of_names(texts: Iterable[str | None]) -> frozenset[str] | None:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from headwater.oplog.keys import in_memory
 from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.copying import copy_lines, escaped, row_line
 from headwater.storage.postgres.tables import stored_id
+from headwater.storage.shared.common import unseen
 from headwater.storage.shared.segments import SegmentPacker
 from headwater_rules.results import LookupEntry
 
@@ -58,7 +58,7 @@ class StageTables:
         self._packer = SegmentPacker(self._keep)
         self._segments: list[tuple[int, int, int, int, bytes]] = []
         self._segment_bytes = 0
-        self._named: set[int] = set()  # digests of names, which may be long
+        self._named: set[int] = set()
         self._page = 0
         self._counts: list[tuple[int, int]] = []  # rows and ops of each page that has ended
         self._rows = 0
@@ -95,11 +95,9 @@ class StageTables:
                 self._copy("rows", [f"{page}\t{row_line(row)}" for row in rows])
             if lookups:
                 self._copy("lookups", [_lookup_line(page, row_id, entry) for row_id, entry in lookups])
-            by_digest = {in_memory(name.encode()): bucket for name, bucket in buckets.items()}
-            new = [bucket for digest, bucket in by_digest.items() if digest not in self._named]
+            new = unseen(buckets, self._named)
             if new:
                 self._copy("buckets", [f"{key}\t{escaped(name)}\t{escaped(of)}" for key, name, of in new])
-                self._named.update(by_digest)
             self._packer.add(ops)
         self._rows += len(rows)
         self._ops += len(ops)

@@ -16,7 +16,7 @@ from headwater.storage.shared.control import moved_buckets
 from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.runs import Run
 from headwater.storage.shared.values import as_int
-from headwater.storage.sqlite.bulk.takeover import attached, insert_clear
+from headwater.storage.sqlite.bulk.takeover import attached, insert_clear, taken_keys
 from headwater.storage.sqlite.control import lease as leases
 from headwater.storage.sqlite.control.database import SqliteControl
 from headwater.storage.sqlite.migrate import read_secret
@@ -41,16 +41,11 @@ def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int,
         passing("page.after_commit")
 
 
-_PAGE = (
-    "select p.id, p.name, p.definition"
-    " from (select distinct bucket from part.segments where page = ?1) s join part.buckets p on p.id = s.bucket"
+_TAKEN = taken_keys(
+    "(select b.* from part.buckets b join (select distinct bucket from part.segments where page = ?1) g"
+    " on g.bucket = b.id)",
+    "part.buckets",
 )
-_TAKEN = " union ".join((
-    f"{_PAGE} join buckets o on o.id = p.id where o.name <> p.name",
-    f"{_PAGE} join retired_buckets o on o.id = p.id",
-    f"{_PAGE} join part.buckets o on o.id = p.id where o.name < p.name",
-    f"{_PAGE} join moved_buckets o on (o.id = p.id) <> (o.name = p.name)",
-))  # fmt: skip
 
 
 def _skipped(connection: apsw.Connection, table: int, page: int, skip: Iterable[str]) -> Openings:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import apsw
 
-from headwater.oplog.keys import in_memory
 from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import CurrentRow, StagedPart
+from headwater.storage.shared.common import unseen
 from headwater.storage.shared.segments import SegmentPacker
 from headwater.storage.sqlite.connection import sqlite_errors
 from headwater_rules.results import LookupEntry
@@ -56,7 +56,7 @@ class StageFile:
             self._db.execute(_SCHEMA).fetchall()
             self._db.execute("begin")
         self._packer = SegmentPacker(self._keep)
-        self._named: set[int] = set()  # digests of names, which may be long
+        self._named: set[int] = set()
         self.ops = 0
 
     def __enter__(self) -> StageFile:
@@ -105,10 +105,7 @@ class StageFile:
         return StagedPart(str(self._path), self._table, self._rows, self.ops, self._attempt, self._page)
 
     def _name(self, buckets: Mapping[str, Bucket]) -> None:
-        by_digest = {in_memory(name.encode()): bucket for name, bucket in buckets.items()}
-        new = [bucket for digest, bucket in by_digest.items() if digest not in self._named]
-        self._db.executemany("insert into buckets values (?, ?, ?)", new)
-        self._named.update(by_digest)
+        self._db.executemany("insert into buckets values (?, ?, ?)", unseen(buckets, self._named))
 
     def _keep(self, bucket: int, size: int, checksum: int, blob: bytes) -> None:
         self._db.execute(

@@ -181,7 +181,7 @@ def publish(
     """See the contract. Clients see all of it at the commit, or nothing."""
     with moved_buckets.moving(SqliteControl(connection), lease), leases.holding(connection, lease):
         passing("publish.before_segments")
-        moved_buckets.refuse(connection.execute(_TAKEN))
+        moved_buckets.refuse(connection.execute(taken_keys("staged_buckets", "staged_buckets")))
         _replace_tables(connection, state.tag, staged)
         next_op = as_int(connection.execute("select next_op from state").fetchall()[0][0])
         next_op = _clear_buckets(connection, next_op)
@@ -215,13 +215,16 @@ def _replace_tables(connection: apsw.Connection, source: str, staged: Sequence[S
     connection.executemany("update tables set state = 'active' where id = ?", [(table.id,) for table in staged])
 
 
-_STAGED = "select s.id, s.name, s.definition from staged_buckets s"
-_TAKEN = " union ".join((
-    f"{_STAGED} join buckets o on o.id = s.id where o.name <> s.name",
-    f"{_STAGED} join retired_buckets o on o.id = s.id",
-    f"{_STAGED} join staged_buckets o on o.id = s.id where o.name < s.name",
-    f"{_STAGED} join moved_buckets o on (o.id = s.id) <> (o.name = s.name)",
-))  # fmt: skip
+def taken_keys(some: str, beside: str) -> str:
+    """A query for those of `some` buckets, rows of (id, name, definition), that have the key of another one, also of
+    one in the table `beside`."""
+    of_some = f"select s.id, s.name, s.definition from {some} s"
+    return " union ".join((
+        f"{of_some} join buckets o on o.id = s.id where o.name <> s.name",
+        f"{of_some} join retired_buckets o on o.id = s.id",
+        f"{of_some} join {beside} o on o.id = s.id where o.name < s.name",
+        f"{of_some} join moved_buckets o on (o.id = s.id) <> (o.name = s.name)",
+    ))  # fmt: skip
 
 
 def _clear_buckets(connection: apsw.Connection, next_op: int) -> int:
