@@ -134,3 +134,26 @@ def test_dead_letters_do_not_pile_up_without_end(source_db: SourceDb, uploads_of
     ben.parked(bad)
     uploads.db.execute("update headwater_upload.dead_letters set state = 'discarded' where id = 1")
     assert tablet.answers(held)[0]["outcome"] == "parked"
+
+
+def test_a_large_body_whose_write_waits_holds_up_no_other(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, lock_timeout=60, statement_timeout=60)
+    phone, tablet, other = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
+    phone.applied(put("notes", "1", owner="ann", title="a"))
+    with ThreadPoolExecutor(1) as pool:
+        with psycopg.connect(source_db.dsn) as holder:
+            holder.execute("update notes set title = 'held'")
+            held = pool.submit(phone.applied, patch("notes", "1", body="x" * (8 * 1024 * 1024 - 4096)))
+            waits_for_a_lock(source_db)
+            for device, row in ((tablet, "2"), (other, "3")):
+                device.applied(put("notes", row, owner=device.user, title="b", body="y" * 300 * 1024))
+            other.applied(put("notes", "4", owner="ben", title="c", body="z" * 4 * 1024 * 1024))
+            assert not held.done()
+            holder.rollback()
+        held.result(60)
+    assert source_db.fetch("select id, length(body) > 300000 from notes order by id") == [
+        (number, True) for number in "1234"
+    ]

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,52 @@ def test_large_uploads_wait_for_each_other_and_others_do_not(
     answers = asyncio.run(story())
     assert {answer.status_code for answer in answers} == {200}
     assert parsing.most == 1
+
+
+def test_few_huge_uploads_are_applied_at_once_and_smaller_ones_do_not_wait_for_them(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = {"crud": [{"op_id": 1, "op": "DELETE", "type": "notes", "id": "1", "data": {"x": "x" * route.HUGE}}]}
+    large = {"crud": [{"op_id": 1, "op": "DELETE", "type": "notes", "id": "1", "data": {"x": "x" * (MEBIBYTE // 2)}}]}
+    settings = replace(SETTINGS, upload=replace(UPLOADS, max_body_bytes=2 * MEBIBYTE))
+    go, held, inside = asyncio.Event(), asyncio.Event(), list[str]()
+    most = 0
+
+    async def take(_: Uploads, device: Device, transaction: ClientTransaction) -> Outcome:
+        nonlocal most
+        if len(transaction.text) > route.HUGE:
+            inside.append(device.sub)
+            most = max(most, len(inside))
+            assert len({*inside}) == len(inside), "of one user, one at a time"
+            if len(inside) == route.MOST_HUGE:
+                held.set()
+            await go.wait()
+            inside.remove(device.sub)
+        return Outcome(Taken.APPLIED)
+
+    monkeypatch.setattr(Uploads, "take", take)
+
+    async def story() -> list[Response]:
+        app = create_app(settings, memory_store, PlayedHead())
+        http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
+        async with app.router.lifespan_context(app), http:
+
+            async def upload(user: str, transaction: object) -> Response:
+                body = json.dumps({"client_id": "phone", "transactions": [transaction]}).encode()
+                return await http.post("/upload", content=body, headers={"authorization": f"Token {make_token(user)}"})
+
+            waiting = [asyncio.create_task(upload(user, huge)) for user in ("ann", "ann", "ben", "eve", "joe")]
+            try:
+                async with asyncio.timeout(60):
+                    await held.wait()
+                    smaller = [await upload(user, large) for user in ("ann", "ben", "ada")]
+            finally:
+                go.set()
+            return [*smaller, *await asyncio.gather(*waiting)]
+
+    answers = asyncio.run(story())
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert most == route.MOST_HUGE
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])

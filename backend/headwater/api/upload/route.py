@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -21,7 +21,7 @@ from headwater.api.http.body import read_body, require_json
 from headwater.api.parsing import LARGE, Parsing
 from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.limits import UploadLimits
-from headwater.api.upload.request import InvalidUploadError, parse_upload
+from headwater.api.upload.request import InvalidUploadError, Upload, parse_upload
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
@@ -30,6 +30,12 @@ from headwater.source.upload.settings import UploadSettings
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
 """How many bodies of the largest size may be held at once, or as many bytes of other large ones, in all and of a
 user."""
+
+HUGE = 1024 * 1024
+"""Bytes of a body of which few are held parsed at once: parsed, it takes up to forty times its size in memory."""
+
+MOST_HUGE = 2
+"""How many such bodies are parsed or applied at once, each of another user."""
 
 
 class UploadLaterError(ApiError):
@@ -50,8 +56,8 @@ class UploadRoute:
         self._settings = settings
         self._uploads = Uploads(settings)
         self._working = asyncio.Semaphore(settings.max_connections)
-        self._large = asyncio.Lock()
-        self._large_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._parsing_large = _Turns(LARGE, 1)
+        self._holding_huge = _Turns(HUGE, MOST_HUGE)
         self._limits = UploadLimits(
             settings.max_connections + settings.max_waiting,
             settings.max_per_user,
@@ -71,9 +77,7 @@ class UploadRoute:
         prove(request, user.user_id)
         with self._limits.room_for(user.user_id) as hold:
             body = await read_body(request, self._settings.max_body_bytes, hold)
-            async with self._turn(user.user_id, len(body)), self._working:
-                await _stay(request)
-                upload = await self._parsing.parsed(user.user_id, body, parse_upload)
+            async with self._parsed(request, user.user_id, body) as upload:
                 device = Device(user.user_id, upload.client_id, _claims(user))
                 answers: list[dict[str, object]] = []
                 for transaction in upload.transactions:
@@ -93,14 +97,15 @@ class UploadRoute:
         return response
 
     @asynccontextmanager
-    async def _turn(self, user_id: str, size: int) -> AsyncIterator[None]:
-        """Wait until the body may be parsed: a large one for those of its user, and then for that of another user. Once
-        parsed, it takes up to forty times its size in memory."""
-        if size <= LARGE:
-            yield
-            return
-        async with self._large_of.setdefault(user_id, asyncio.Lock()), self._large:
-            yield
+    async def _parsed(self, request: Request, user_id: str, body: bytes) -> AsyncIterator[Upload]:
+        """Parse the body, and keep a place among those that work while the context is open. Large ones are parsed one
+        at a time; then only huge ones wait for each other, since what they hold is bounded by their number."""
+        async with self._holding_huge.of(user_id, len(body)), AsyncExitStack() as place:
+            async with self._parsing_large.of(user_id, len(body)):
+                await place.enter_async_context(self._working)
+                await _stay(request)
+                upload = await self._parsing.parsed(user_id, body, parse_upload)
+            yield upload
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
         """Apply one transaction and return its part of the answer. Raises UploadLaterError when the device should send
@@ -116,6 +121,24 @@ class UploadRoute:
         if outcome.reason is not None:
             self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
         return _told(transaction, outcome)
+
+
+class _Turns:
+    """Lets in `most` bodies of more than `size` bytes at once, each of another user, and any number of smaller ones."""
+
+    def __init__(self, size: int, most: int) -> None:
+        self._size = size
+        self._places = asyncio.Semaphore(most)
+        self._of_user: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def of(self, user_id: str, size: int) -> AsyncIterator[None]:
+        """Wait for a turn, and keep it while the context is open."""
+        if size <= self._size:
+            yield
+            return
+        async with self._of_user.setdefault(user_id, asyncio.Lock()), self._places:
+            yield
 
 
 async def _stay(request: Request) -> None:
