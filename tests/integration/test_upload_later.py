@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,37 @@ def test_dead_letters_do_not_pile_up_without_end(source_db: SourceDb, uploads_of
     ben.parked(bad)
     uploads.db.execute("update headwater_upload.dead_letters set state = 'discarded' where id = 1")
     assert tablet.answers(held)[0]["outcome"] == "parked"
+
+
+def test_the_bytes_of_a_users_dead_letters_are_bounded(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, max_parked_bytes_per_user=300_000)
+    phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
+    bad = put("notes", "1", owner="ann", title="", body=secrets.token_hex(100_000))
+    phone.parked(bad)
+    tablet.parked(bad)
+    held = phone.transaction(bad)
+    assert phone.post(held).status_code == 503
+    ben.parked(bad)
+    uploads.db.execute("update headwater_upload.dead_letters set state = 'discarded', payload = null where id = 1")
+    assert phone.answers(held)[0]["outcome"] == "parked"
+
+
+def test_the_devices_of_a_user_are_bounded_and_those_that_are_silent_give_way(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES)
+    uploads = uploads_of({"notes": RULE}, max_devices_per_user=2)
+    first, second, third, ben = (uploads.device(user) for user in ("ann", "ann", "ann", "ben"))
+    first.parked(put("notes", "1", owner="ann", title=""))
+    second.applied(put("notes", "2", owner="ann", title="x"))
+    held = third.transaction(put("notes", "3", owner="ann", title="x"))
+    assert third.post(held).status_code == 503
+    ben.applied(put("notes", "4", owner="ben", title="x"))
+    uploads.db.execute("update headwater_upload.clients set seen_at = now() - interval '8 days' where sub = 'ann'")
+    assert third.answers(held)[0]["outcome"] == "applied"
+    left = uploads.rows("select client_id from headwater_upload.clients where sub = 'ann' order by client")
+    assert left == [(first.client_id,), (third.client_id,)]  # the first has a letter that waits
 
 
 def test_a_large_body_whose_write_waits_holds_up_no_other(

@@ -64,6 +64,21 @@ def test_letters_are_listed_without_and_shown_with_what_they_say(uploads: Upload
     assert upload("upload", "show", "999").code == 1
 
 
+def test_letters_are_listed_a_page_at_a_time_and_what_is_kept_of_a_message_is_bounded(
+    uploads: Uploads, upload: Command
+) -> None:
+    device = uploads.device()
+    for number in range(5):
+        refused = device.parked(put("notes", str(number), owner="ann", title="x", n="y" * 5000))
+        assert len(refused["description"]) < 1200
+    first = upload("upload", "list", "--json", "--limit", "2")
+    assert ([each["id"] for each in json.loads(first.out)], "--after 2" in first.err) == ([1, 2], True)
+    last = upload("upload", "list", "--json", "--after", "2")
+    assert ([each["id"] for each in json.loads(last.out)], last.err) == ([3, 4, 5], "")
+    uploads.db.execute("alter table notes alter n type text")
+    assert upload("upload", "retry", "--all").out == "".join(f"{number}: applied\n" for number in range(1, 6))
+
+
 def test_a_letter_is_applied_as_its_user_once_what_kept_it_is_mended(uploads: Uploads, upload: Command) -> None:
     device = uploads.device()
     sent = device.transaction(put("notes", "1", owner="ann", title=""), patch("notes", "1", n=1))

@@ -37,6 +37,11 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
         max_waiting=section.integer("max_waiting", defaults.max_waiting, 0, _LIMIT),
         max_per_user=section.integer("max_per_user", defaults.max_per_user, 1, _LIMIT),
         max_parked_per_user=section.integer("max_parked_per_user", defaults.max_parked_per_user, 1, _LIMIT),
+        max_parked_bytes_per_user=section.integer(
+            "max_parked_mb_per_user", defaults.max_parked_bytes_per_user >> 20, 1, _LIMIT
+        )
+        << 20,
+        max_devices_per_user=section.integer("max_devices_per_user", defaults.max_devices_per_user, 1, _LIMIT),
         max_body_bytes=section.integer("max_body_mb", defaults.max_body_bytes >> 20, 1, 1024) << 20,
         keep_days=section.integer("keep_days", defaults.keep_days, 1, 3650),
         forget_days=section.integer("forget_days", defaults.forget_days, 1, 3650),
@@ -73,6 +78,7 @@ def _table(name: str, section: Section) -> TableRule:
         key=section.texts("key") or None,
         separator=section.text("key_separator") or "/",
         row_security=section.boolean("row_security", default=True),
+        compare=frozenset(section.texts("compare")),
         skip_gone=section.choice("when_gone", "park", ("park", "skip")) == "skip",
     )
     section.refuse_unknown()

@@ -43,6 +43,8 @@ upload:
   max_waiting: 4
   max_per_user: 5
   max_parked_per_user: 50
+  max_parked_mb_per_user: 7
+  max_devices_per_user: 70
   max_body_mb: 6
   keep_days: 30
   tables:
@@ -55,6 +57,7 @@ upload:
       key_separator: ":"
       when_gone: skip
       row_security: false
+      compare: [version]
     jots:
       conflict: {function: app.merge}
 """,
@@ -64,6 +67,7 @@ upload:
     assert (upload.search_path, upload.statement_timeout, upload.lock_timeout) == (("app", "public"), 20, 2)
     assert (upload.max_connections, upload.max_waiting, upload.max_per_user) == (3, 4, 5)
     assert (upload.max_body_bytes, upload.keep_days, upload.max_parked_per_user) == (6 << 20, 30, 50)
+    assert (upload.max_parked_bytes_per_user, upload.max_devices_per_user) == (7 << 20, 70)
     assert upload.tables == {
         "todos": TableRule(
             "app",
@@ -75,6 +79,7 @@ upload:
             separator=":",
             skip_gone=True,
             row_security=False,
+            compare=frozenset({"version"}),
         ),
         "jots": TableRule("public", "jots", conflict=Conflict.FUNCTION, function=("app", "merge")),
     }

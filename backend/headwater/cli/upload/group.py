@@ -15,15 +15,18 @@ def upload() -> None:
     """Show, retry or discard uploaded transactions that could not be applied."""
 
 
-@upload.command("list", epilog=examples("headwater upload list -c headwater.yaml", "headwater upload list --json"))
+@upload.command("list", epilog=examples("headwater upload list -c headwater.yaml", "headwater upload list --json",
+                                         "headwater upload list --after 120 --limit 20"))  # fmt: skip
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def list_(configs: ConfigSource, as_json: bool) -> None:
-    """List the dead letters: transactions that could not be applied, and why. Shows no values of rows, except those in
-    messages of Postgres."""
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="List at most this many.")
+@click.option("--after", type=click.IntRange(0), default=0, metavar="LETTER", help="List those after this one.")
+def list_(configs: ConfigSource, as_json: bool, limit: int, after: int) -> None:
+    """List the dead letters, oldest first: transactions that could not be applied, and why. Shows no values of rows,
+    except those in messages of Postgres."""
     from headwater.cli.upload.letters import list_letters
 
-    list_letters(load(configs, warn=False), as_json=as_json)
+    list_letters(load(configs, warn=False), after, limit, as_json=as_json)
 
 
 @upload.command(epilog=examples("headwater upload show 12"))

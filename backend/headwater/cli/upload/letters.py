@@ -12,7 +12,7 @@ import click
 from headwater.config.model import ServiceConfig
 from headwater.source.upload.apply import Uploads
 from headwater.source.upload.errors import Refused
-from headwater.source.upload.letters import DeadLetter, DeadLetters, UnknownLetter
+from headwater.source.upload.letters import DeadLetter, DeadLetters
 
 
 @asynccontextmanager
@@ -25,14 +25,17 @@ async def _letters(config: ServiceConfig) -> AsyncIterator[DeadLetters]:
         await uploads.close()
 
 
-def list_letters(config: ServiceConfig, *, as_json: bool) -> None:
-    """Print the waiting dead letters, without their payloads."""
-    found = asyncio.run(_waiting(config))
+def list_letters(config: ServiceConfig, after: int, limit: int, *, as_json: bool) -> None:
+    """Print the first `limit` dead letters with a number beyond `after`, without what they contain."""
+    found = asyncio.run(_waiting(config, after, limit + 1))
+    if len(found) > limit:
+        found = found[:limit]
+        click.echo(f"more wait: see --after {found[-1].id}", err=True)
     if as_json:
         click.echo(json.dumps([_facts(letter) for letter in found], indent=2))
         return
     if not found:
-        click.echo("no dead letters wait")
+        click.echo("no dead letters wait" if not after else f"no dead letters after {after} wait")
     for letter in found:
         again = f", tried {letter.attempts} times" if letter.attempts > 1 else ""
         click.echo(f"{letter.id}  {letter.parked_at:%Y-%m-%d %H:%M:%S}  user {letter.sub}, ops {_ops(letter)}{again}")
@@ -41,10 +44,8 @@ def list_letters(config: ServiceConfig, *, as_json: bool) -> None:
 
 def show_letter(config: ServiceConfig, number: int) -> None:
     """Print a dead letter with its payload. Raises UnknownLetter."""
-    found = asyncio.run(_waiting(config, number))
-    if not found:
-        raise UnknownLetter(number)
-    click.echo(json.dumps({**_facts(found[0]), "crud": json.loads(found[0].payload)}, indent=2))
+    letter, crud = asyncio.run(_one(config, number))
+    click.echo(json.dumps({**_facts(letter), "crud": json.loads(crud)}, indent=2))
 
 
 def retry_letters(config: ServiceConfig, numbers: Sequence[int] | None) -> int:
@@ -57,17 +58,20 @@ def discard_letters(config: ServiceConfig, numbers: Sequence[int]) -> None:
     asyncio.run(_discard(config, numbers))
 
 
-async def _waiting(config: ServiceConfig, number: int | None = None) -> list[DeadLetter]:
+async def _waiting(config: ServiceConfig, after: int, limit: int) -> list[DeadLetter]:
     async with _letters(config) as letters:
-        return await letters.waiting(number)
+        return await letters.waiting(after, limit)
+
+
+async def _one(config: ServiceConfig, number: int) -> tuple[DeadLetter, str]:
+    async with _letters(config) as letters:
+        return await letters.one(number)
 
 
 async def _retry(config: ServiceConfig, numbers: Sequence[int] | None) -> int:
     code = 0
     async with _letters(config) as letters:
-        if numbers is None:
-            numbers = [letter.id for letter in await letters.waiting()]
-        for number in numbers:
+        async for number in _numbers(letters, numbers):
             try:
                 await letters.retry(number)
                 click.echo(f"{number}: applied")
@@ -75,6 +79,16 @@ async def _retry(config: ServiceConfig, numbers: Sequence[int] | None) -> int:
                 click.echo(f"{number}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
                 code = 1
     return code
+
+
+async def _numbers(letters: DeadLetters, numbers: Sequence[int] | None) -> AsyncIterator[int]:
+    """These numbers, or those of all that wait if None, a page at a time."""
+    for number in numbers or ():
+        yield number
+    last = 0
+    while numbers is None and (page := await letters.waiting(last)):
+        for letter in page:
+            yield (last := letter.id)
 
 
 async def _discard(config: ServiceConfig, numbers: Sequence[int]) -> None:
@@ -97,6 +111,7 @@ def _facts(letter: DeadLetter) -> dict[str, object]:
         "sqlstate": letter.sqlstate or None,
         "message": letter.message,
         "op_id": letter.op_id,
+        "stored_bytes": letter.stored,
     }
 
 

@@ -118,7 +118,7 @@ class Uploads:
     async def _apply(self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction) -> Outcome:
         async with conn.transaction():
             await begin(conn, self._settings)
-            client = await ledger.open_client(conn, device)
+            client = await ledger.open_client(conn, self._settings, device)
             known = await ledger.known(conn, client, transaction)
             if not known.new:
                 reason = None if known.letter is None else await ledger.reason_of(conn, known.letter)

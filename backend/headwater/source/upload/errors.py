@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from headwater.errors import HeadwaterError, Kind
 
+MOST_SAID = 1000
+"""Characters of a message of Postgres that are kept: it may quote a value of any size."""
+
 
 class Refused(HeadwaterError):
     """This transaction can't be applied, however often it is sent. Raise a subclass.
@@ -37,7 +40,8 @@ class Refused(HeadwaterError):
     def reason(self) -> Reason:
         """The refusal as the device and the dead letter get it."""
         place = f" ({self.where})" if self.where else ""
-        message = f"{self.what}{place}{f': {self.said}' if self.said else ''}{f'; {self.fix}' if self.fix else ''}"
+        said = f": {self.said[:MOST_SAID]}" if self.said else ""
+        message = f"{self.what}{place}{said}{f'; {self.fix}' if self.fix else ''}"
         return Reason(self.code, self.sqlstate, message, self.op_id)
 
 
@@ -119,11 +123,19 @@ class TableNotReady(HeadwaterError):
 
 
 class TooManyLetters(HeadwaterError):
-    """A user has so many dead letters that no more transactions are parked until an operator retries or discards
-    some."""
+    """A user has so many dead letters, or so many bytes of them, that no more transactions are parked until an operator
+    retries or discards some."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_6124"
+
+
+class TooManyDevices(HeadwaterError):
+    """A user has as many devices as are remembered of one user, and all of them sent something lately. Uploads of
+    further ones wait."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_6125"
 
 
 class TryLater(HeadwaterError):

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.source.upload.entries import DIGEST_BYTES, ClientTransaction, Device, Entry
-from headwater.source.upload.errors import NotPrepared, OpIdReused, OpIdTooOld, Reason, Refused, TooManyLetters
+from headwater.source.upload.errors import (
+    NotPrepared,
+    OpIdReused,
+    OpIdTooOld,
+    Reason,
+    Refused,
+    TooManyDevices,
+    TooManyLetters,
+)
 from headwater.source.upload.settings import UploadSettings
 
 PRUNE_EVERY = 256
@@ -22,7 +30,20 @@ PREPARE = "run `headwater source prepare --upload`"
 
 _CLIENT = """
 insert into headwater_upload.clients (device, sub, client_id) values (%s, %s, %s)
-on conflict (device) do update set seen_at = now() returning client, highest_op, pruned_to
+on conflict (device) do update set seen_at = now() returning xmax = 0, client, highest_op, pruned_to
+"""
+
+_OF_USER = "left(c.sub, 200) = left(%(sub)s, 200) and c.sub = %(sub)s"
+
+_DEVICES = f"select count(*) from (select from headwater_upload.clients c where {_OF_USER} limit %(most)s + 1) d"
+
+# What is known of a device that sent nothing for so long is of use only if its last answer was lost
+_DROP_SILENT = f"""
+delete from headwater_upload.clients where client in (
+  select client from headwater_upload.clients c
+  where {_OF_USER} and seen_at < now() - make_interval(days => %(days)s)
+    and not exists (select from headwater_upload.dead_letters d where d.client = c.client and d.state = 'parked')
+  order by seen_at limit 100 for update skip locked)
 """
 
 _KNOWN = """
@@ -60,6 +81,12 @@ gone as (delete from headwater_upload.taken t using silent where t.client = sile
 update headwater_upload.clients c set pruned_to = highest_op from silent where c.client = silent.client
 """
 
+_FORGET_SETTLED = """
+delete from headwater_upload.dead_letters where id in (
+  select id from headwater_upload.dead_letters
+  where state <> 'parked' and settled_at < now() - make_interval(days => %s) limit %s)
+"""
+
 _PARK = """
 insert into headwater_upload.dead_letters
   (client, first_op, digest, last_op, code, sqlstate, message, op_id, payload, claims)
@@ -71,10 +98,12 @@ _REASON = """
 select code, sqlstate, message, op_id from headwater_upload.dead_letters where id = %s and state = 'parked'
 """
 
-_WAITING = """
-select count(*) from (
-  select from headwater_upload.clients c join headwater_upload.dead_letters d using (client)
-  where left(c.sub, 200) = left(%s, 200) and c.sub = %s and d.state = 'parked' limit %s) w
+# Sizes are those on disk: to learn them, Postgres reads none of the contents
+_WAITING = f"""
+select count(*), coalesce(sum(w.size), 0)::bigint from (
+  select pg_column_size(d.payload) + pg_column_size(d.claims) as size
+  from headwater_upload.clients c join headwater_upload.dead_letters d using (client)
+  where {_OF_USER} and d.state = 'parked' limit %(most)s) w
 """
 
 _LETTER = """
@@ -120,12 +149,31 @@ def prepared() -> Iterator[None]:
         raise NotPrepared(what, "headwater_upload", PREPARE) from None
 
 
-async def open_client(conn: psycopg.AsyncConnection, device: Device) -> Client:
-    """Lock the device's row until the transaction ends, inserting it if it is missing. Raises NotPrepared."""
+async def open_client(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> Client:
+    """Lock the device's row until the transaction ends, inserting it if it is missing. Raises NotPrepared, or
+    TooManyDevices."""
     with prepared():
         row = await (await conn.execute(_CLIENT, [device.key, device.sub, device.client_id])).fetchone()
-    assert row is not None
-    return Client(*row)
+        assert row is not None
+        made, *client = row
+        if made:
+            await _check_devices(conn, settings, device)
+    return Client(*client)
+
+
+async def _check_devices(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
+    """Beyond the limit, forget those devices of the user that have sent nothing for longest. Raises TooManyDevices when
+    all of them have sent something lately."""
+    most = settings.max_devices_per_user
+    row = await (await conn.execute(_DEVICES, {"sub": device.sub, "most": most})).fetchone()
+    if row is None or row[0] <= most:
+        return
+    if not (await conn.execute(_DROP_SILENT, {"sub": device.sub, "days": settings.keep_days})).rowcount:
+        raise TooManyDevices(
+            f"{most} devices of one user have sent something in the last {settings.keep_days} days",
+            "upload.max_devices_per_user",
+            "raise it, or give each person a `sub` of their own",
+        )
 
 
 async def known(conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction) -> Known:
@@ -164,10 +212,12 @@ async def note(
 
 
 async def forget_silent(conn: psycopg.AsyncConnection, settings: UploadSettings, limit: int) -> int:
-    """Delete what is remembered of devices that have sent nothing for `forget_days`, of `limit` devices at most.
-    Returns of how many. Each device's last op id stays, so that nothing of it can be applied twice."""
+    """Delete what is remembered of devices that have sent nothing for `forget_days`, and dead letters that were settled
+    so long ago, `limit` of either at most. Returns of how many. Each device's last op id stays, so that nothing of it
+    can be applied twice."""
     with prepared():
-        return (await conn.execute(_FORGET, [settings.forget_days, limit])).rowcount
+        silent = (await conn.execute(_FORGET, [settings.forget_days, limit])).rowcount
+        return max(silent, (await conn.execute(_FORGET_SETTLED, [settings.forget_days, limit])).rowcount)
 
 
 async def park(
@@ -178,7 +228,7 @@ async def park(
     refusal: Refused,
 ) -> int | None:
     """Park the whole transaction, once. Returns its dead letter; None when it was applied or discarded meanwhile."""
-    client = await open_client(conn, device)
+    client = await open_client(conn, settings, device)
     taken = await _taken(conn, client, transaction)
     if all(entry.op_id in taken and taken[entry.op_id].digest == entry.digest for entry in transaction.entries):
         return (await known(conn, client, transaction)).letter  # another request was faster
@@ -208,13 +258,15 @@ async def reason_of(conn: psycopg.AsyncConnection, letter: int) -> Reason | None
 async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
     """Raise TooManyLetters at the user's limit: a user whose writes are all refused must not fill the database with
     dead letters."""
-    row = await (await conn.execute(_WAITING, [device.sub, device.sub, settings.max_parked_per_user])).fetchone()
-    if row is not None and row[0] >= settings.max_parked_per_user:
-        raise TooManyLetters(
-            f"{row[0]} dead letters of one user wait",
-            "upload.max_parked_per_user",
-            "see `headwater upload list`, and retry or discard them",
-        )
+    most, most_bytes = settings.max_parked_per_user, settings.max_parked_bytes_per_user
+    row = await (await conn.execute(_WAITING, {"sub": device.sub, "most": most})).fetchone()
+    count, size = row or (0, 0)
+    if count < most and size < most_bytes:
+        return
+    what, limit = f"{count} dead letters of one user wait", "max_parked_per_user"
+    if count < most:
+        what, limit = f"{what}, with {size:,} bytes", "max_parked_mb_per_user"
+    raise TooManyLetters(what, f"upload.{limit}", "see `headwater upload list`, and retry or discard them")
 
 
 async def not_applied(

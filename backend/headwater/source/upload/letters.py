@@ -18,12 +18,17 @@ from headwater.source.upload.errors import Refused
 from headwater.source.upload.json_text import Number, read_json
 from headwater.source.upload.settings import UploadSettings
 
+PAGE = 100
+"""How many letters are listed at once."""
+
 _WAITING = """
 select d.id, c.sub, c.client_id, d.first_op, d.last_op, d.parked_at, d.attempts, d.code, d.sqlstate,
-       d.message, d.op_id, d.payload::text
+       d.message, d.op_id, pg_column_size(d.payload)
 from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
-where d.state = 'parked' and d.id = coalesce(%s, d.id) order by d.id
+where d.state = 'parked' and d.id > %s order by d.id limit %s
 """
+
+_PAYLOAD = "select payload::text from headwater_upload.dead_letters where id = %s and state = 'parked'"
 
 _DEVICE = """
 select c.sub, c.client_id, d.claims::text, d.payload::text
@@ -58,7 +63,8 @@ class UnknownLetter(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A waiting dead letter. `payload` is its entries as JSON; it and `message` contain values of rows."""
+    """A waiting dead letter, without its entries, of which `stored` is the size on disk. `message` may contain a value
+    of a row."""
 
     id: int
     sub: str
@@ -71,7 +77,7 @@ class DeadLetter:
     sqlstate: str
     message: str = field(repr=False)
     op_id: int | None
-    payload: str = field(repr=False)
+    stored: int
 
 
 class DeadLetters:
@@ -81,9 +87,13 @@ class DeadLetters:
         self._settings = settings
         self._uploads = uploads
 
-    async def waiting(self, letter: int | None = None) -> list[DeadLetter]:
-        """The waiting dead letters, oldest first; with `letter`, only that one, if it waits."""
-        return await self._uploads.tried(lambda conn: self._waiting(conn, letter))
+    async def waiting(self, after: int = 0, limit: int = PAGE) -> list[DeadLetter]:
+        """The first waiting dead letters with a number beyond `after`, oldest first."""
+        return await self._uploads.tried(lambda conn: self._waiting(conn, after, limit))
+
+    async def one(self, letter: int) -> tuple[DeadLetter, str]:
+        """A waiting dead letter, and its entries as JSON. Raises UnknownLetter."""
+        return await self._uploads.tried(lambda conn: self._one(conn, letter))
 
     async def retry(self, letter: int) -> None:
         """Apply a dead letter now, as its user, with the claims of its token. Raises UnknownLetter, Refused when it
@@ -99,10 +109,17 @@ class DeadLetters:
         """Give a dead letter up and delete its contents. Raises UnknownLetter, or what `Uploads.take` raises."""
         await self._uploads.tried(lambda conn: self._discard(conn, letter))
 
-    async def _waiting(self, conn: psycopg.AsyncConnection, letter: int | None) -> list[DeadLetter]:
+    async def _waiting(self, conn: psycopg.AsyncConnection, after: int, limit: int) -> list[DeadLetter]:
         with ledger.prepared():
-            rows = await (await conn.execute(_WAITING, [letter])).fetchall()
+            rows = await (await conn.execute(_WAITING, [after, limit])).fetchall()
         return [DeadLetter(*row) for row in rows]
+
+    async def _one(self, conn: psycopg.AsyncConnection, letter: int) -> tuple[DeadLetter, str]:
+        found = await self._waiting(conn, letter - 1, 1)
+        row = await (await conn.execute(_PAYLOAD, [letter])).fetchone()
+        if row is None or not found or found[0].id != letter:
+            raise UnknownLetter(letter)
+        return found[0], row[0]
 
     async def _retry(self, conn: psycopg.AsyncConnection, letter: int) -> None:
         async with conn.transaction():
@@ -112,7 +129,7 @@ class DeadLetters:
             if row is None:
                 raise UnknownLetter(letter)
             device, transaction = Device(*row[:3]), transaction_in(row[3])
-            client = await ledger.open_client(conn, device)
+            client = await ledger.open_client(conn, self._settings, device)
             entries = await ledger.not_applied(conn, client, transaction)
             await self._settle(conn, letter, "applied")
             if entries:

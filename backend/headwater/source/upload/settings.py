@@ -28,9 +28,9 @@ class Conflict(Enum):
 @dataclass(frozen=True, slots=True)
 class TableRule:
     """One table that devices may write to. `columns` None allows all of them; `key` None is the primary key. With
-    several key columns, a row's id on the device is their values joined by `separator`. `function` is the schema and
-    name of the conflict function, given only with Conflict.FUNCTION. `skip_gone` ignores updates of rows that are
-    gone."""
+    several key columns, a row's id on the device is their values joined by `separator`. `compare` are columns that
+    previous values may name besides `columns`. `function` is the schema and name of the conflict function, given only
+    with Conflict.FUNCTION. `skip_gone` ignores updates of rows that are gone."""
 
     schema: str
     name: str
@@ -42,6 +42,7 @@ class TableRule:
     separator: str = "/"
     row_security: bool = True
     skip_gone: bool = False
+    compare: frozenset[str] = frozenset()
 
     @property
     def qualified_name(self) -> str:
@@ -65,6 +66,8 @@ class UploadSettings:
     max_waiting: int = 100
     max_per_user: int = 4
     max_parked_per_user: int = 1000
+    max_parked_bytes_per_user: int = 64 << 20
+    max_devices_per_user: int = 10_000
     max_body_bytes: int = 8 << 20
     keep_days: int = 7
     forget_days: int = 180
