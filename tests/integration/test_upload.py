@@ -196,6 +196,18 @@ def test_another_key_and_several_key_columns(source_db: SourceDb, uploads_of: Ca
     device.applied(delete("seats", "3/14"), delete("places", code))
 
 
+def test_several_key_columns_may_come_as_row_id_makes_them(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    """`row_id()` of a sync config is a JSON array in the order of the table's columns, whatever that of the key is."""
+    source_db.execute("create table seats (hall text, number int, who text, primary key (number, hall))")
+    device = uploads_of({"seats": TableRule("public", "seats", row_security=False)}).device()
+    device.applied(put("seats", '["a/b","14"]', who="x"), put("seats", "15/c", who="y"))
+    device.applied(patch("seats", '["c","15"]', who="z"))
+    assert source_db.fetch("select * from seats order by number") == [("a/b", 14, "x"), ("c", 15, "z")]
+    assert device.parked(put("seats", '["a",14]', who="x"))["code"] == "HW_6111"
+
+
 def test_a_deferred_constraint_and_an_error_of_a_trigger_put_it_aside(uploads: Uploads) -> None:
     uploads.db.execute(
         "alter table notes add parent text references notes deferrable initially deferred;"

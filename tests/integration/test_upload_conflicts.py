@@ -47,6 +47,29 @@ def test_a_changed_row_is_rejected_where_the_policy_says_so(
     assert uploads.rows(ALL) == []
 
 
+def test_old_values_tell_nothing_of_columns_that_the_device_may_not_know(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], upload_role: str
+) -> None:
+    source_db.execute(NOTES)
+    listed = TableRule(
+        "public", "notes", frozenset({"owner", "title"}), conflict=Conflict.REJECT_CHANGED, compare=frozenset({"body"})
+    )
+    everything = TableRule("public", "notes", conflict=Conflict.REJECT_CHANGED)
+    uploads = uploads_of({"listed": listed, "everything": everything})
+    source_db.execute("insert into notes values ('1', 'ann', 'a', 'seen', 7)")
+    device = uploads.device()
+    device.applied(patch("listed", "1", {"title": "a", "body": "seen"}, title="a"))
+    guesses = [device.parked(patch("listed", "1", {"n": n}, title="b")) for n in (7, 8)]
+    guesses += [device.parked(delete("listed", "1", {"n": n})) for n in (7, 8)]
+    source_db.execute(
+        f"revoke select on notes from {upload_role}; grant select (id, owner, title, body) on notes to {upload_role}"
+    )
+    guesses += [device.parked(patch("everything", "1", {"n": n}, title="b")) for n in (7, 8)]
+    device.applied(patch("everything", "1", {"title": "a"}, n=9))
+    assert {each["code"] for each in guesses} == {"HW_6110"}
+    assert len({each["description"] for each in guesses}) == 1
+
+
 def test_a_function_of_ones_own_decides(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     source_db.execute("create schema app")

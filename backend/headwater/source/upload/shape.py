@@ -25,6 +25,7 @@ from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
 # other types, such as json, are compared as text.
 _COLUMNS = """
 select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '',
+       has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
        base.oid::bigint, base.typtype::text, base.typcategory = 'A',
        base.typtype = 'b' and base.typcategory <> 'A' and exists (
          select from pg_operator o where o.oprname = '=' and o.oprleft = base.oid and o.oprright = base.oid)
@@ -35,6 +36,7 @@ from pg_attribute a cross join lateral (
     select t.oid, t.typtype, t.typcategory, t.typbasetype from pg_type t join part on t.oid = part.typbasetype
   ) select * from part where typtype <> 'd') base
 where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
+order by a.attrelid, a.attnum
 """
 
 _KEYS = """
@@ -59,7 +61,8 @@ FUNCTION_ARGUMENTS = "text, text, text, jsonb, jsonb"
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column. `type_name` is its type in SQL, `base` the oid of the type below all domains, and `kind` the
-    `typtype` of that. A `comparable` type has an `=` operator of its own."""
+    `typtype` of that. The upload role may select a `readable` one. A `comparable` type has an `=` operator of its
+    own."""
 
     name: str
     type_name: str
@@ -67,12 +70,13 @@ class Column:
     kind: str
     is_array: bool
     generated: bool
+    readable: bool
     comparable: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """One table: its rule, the key columns that identify a row, and its columns by name."""
+    """One table: its rule, the key columns that identify a row, and its columns by name, in the table's order."""
 
     rule: TableRule
     key: tuple[str, ...]
@@ -87,8 +91,9 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
     found = {wanted[row[0] - 1]: row[1:] for row in await _fetch(conn, _TABLES, names)}
     oids = [row[0] for row in found.values()]
     columns: dict[int, dict[str, Column]] = {oid: {} for oid in oids}
-    for oid, name, type_name, generated, base, kind, is_array, comparable in await _fetch(conn, _COLUMNS, [oids]):
-        columns[oid][name] = Column(name, type_name, base, kind, is_array, generated, comparable)
+    for oid, name, type_name, generated, readable, *of_type in await _fetch(conn, _COLUMNS, [oids]):
+        base, kind, is_array, comparable = of_type
+        columns[oid][name] = Column(name, type_name, base, kind, is_array, generated, readable, comparable)
     keys: dict[int, list[tuple[bool, tuple[str, ...]]]] = {oid: [] for oid in oids}
     for oid, primary, key in await _fetch(conn, _KEYS, [oids]):
         keys[oid].append((primary, tuple(key)))

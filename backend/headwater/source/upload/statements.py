@@ -10,7 +10,7 @@ from psycopg import sql
 from headwater.decode.builtin import Oid
 from headwater.source.upload.entries import sendable
 from headwater.source.upload.errors import BadEntry, WriteNotAllowed
-from headwater.source.upload.json_text import Json
+from headwater.source.upload.json_text import Json, read_json
 from headwater.source.upload.shape import FUNCTION_ARGUMENTS, Column, TableShape
 from headwater.source.upload.values import bind, typed
 
@@ -32,14 +32,28 @@ def named(*names: str) -> sql.SQL:
 
 
 def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
-    """Split a device's row id into the values of the key columns. Raises BadEntry."""
+    """Split a device's row id into the values of the key columns: joined by the rule's separator, or the JSON array in
+    the table's order of columns that `row_id()` of a sync config makes. Raises BadEntry."""
     if len(shape.key) == 1:
         return {shape.key[0]: row_id}
+    if row_id.startswith('["'):
+        listed = _array(row_id)
+        if len(listed) == len(shape.key):
+            return dict(zip([name for name in shape.columns if name in shape.key], listed, strict=True))
     parts = row_id.split(shape.rule.separator)
     if len(parts) != len(shape.key):
         what = f"the row id has {len(parts)} parts, but the key has {len(shape.key)} columns"
         raise BadEntry(what, shape.rule.qualified_name)
     return dict(zip(shape.key, parts, strict=True))
+
+
+def _array(text: str) -> list[str]:
+    """The texts of a JSON array; none if it is something else."""
+    try:
+        held = read_json(text)
+    except ValueError:
+        return []
+    return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
 
 
 def allowed_values(shape: TableShape, row_id: str, values: Values) -> dict[str, Json]:
@@ -133,13 +147,23 @@ def _same(shape: TableShape, old: Values) -> Statement:
     for name, value in old.items():
         if name in shape.key:
             continue
-        if name not in shape.columns:
-            where = f"{shape.rule.qualified_name}.{shown(name)}"
-            raise WriteNotAllowed("the table has no such column to compare", where)
+        _check_compared(shape, name)
         part, text = _unchanged(shape.columns[name], value)
         parts.append(part)
         parameters.append(text)
     return Statement(sql.SQL(" and ").join(parts), tuple(parameters))
+
+
+def _check_compared(shape: TableShape, name: str) -> None:
+    """Raise WriteNotAllowed for a column that the device may not know: whether a value is the row's would tell it."""
+    rule = shape.rule
+    known = rule.columns is None or name in rule.columns | rule.compare
+    if not known or name not in shape.columns or not shape.columns[name].readable:
+        where = f"{rule.qualified_name}.{shown(name)}"
+        raise WriteNotAllowed("upload.tables does not allow the column to be compared", where, _TRACK_FEWER)
+
+
+_TRACK_FEWER = "track other columns in the client's schema, or name it in `compare`"
 
 
 def _unchanged(column: Column, value: Json) -> tuple[sql.Composable, str | None]:
