@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from headwater.oplog.lsn import ZERO
 from headwater.source.connect import connect
 from headwater.source.triggers import Installed, install, is_hint, remove, told_names, triggers_on
 from tests.integration.test_catalog import settings_for
+from tests.support.doc_blocks import ROOT, blocks_of
 from tests.support.fix_headwater import TRIGGERED, Deploy, wait_until
 from tests.support.fix_postgres import SourceDb
 
@@ -292,3 +295,36 @@ def test_a_change_of_a_quiet_table_is_found_by_the_message_alone(deploy: Deploy,
     wait_until(lambda: deployment.rows("a") == {}, "the rows to go")
     source_db.execute("alter table archive rename to notes")
     wait_until(lambda: deployment.rows("a").keys() == {("notes", "1")}, "the rows to come back")
+
+
+def test_a_dump_is_restored_by_an_ordinary_role_as_the_docs_say(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table todos (id int primary key); insert into todos values (1)")
+    assert install(settings_for(source_db)).warnings == ()
+    source_db.execute("create publication headwater for table todos")
+    (block,) = (each for each in blocks_of(ROOT / "docs" / "backup.md") if "pg_dump" in each.code)
+    dumped, *restored = block.code.replace(" app\n", f" {source_db.name}\n").splitlines()
+    plain = f"{source_db.name}_plain"
+    source_db.execute(f"create role {plain} login createdb")
+    info = source_db.connection.info
+    binaries = source_db.server.binaries.bin_dir
+    place = {"PATH": f"{binaries}:/usr/bin:/bin", "PGHOST": info.host, "PGPORT": str(info.port), "PGSSLMODE": "disable"}
+
+    def run(line: str, user: str) -> subprocess.CompletedProcess[str]:
+        shell = ["bash", "-c", line.replace("-d staging", f"-d {plain}")]
+        env = {**place, "PGUSER": user}
+        return subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    try:
+        with psycopg.connect(source_db.dsn, user=plain, autocommit=True) as conn:
+            conn.execute(f"create database {plain}")
+        assert run(dumped, info.user).returncode == 0
+        whole = restored[-1].replace("-L app.list", "--single-transaction")
+        assert "permission denied to create event trigger" in run(whole, plain).stderr
+        for line in restored:
+            done = run(line, plain)
+            assert done.returncode == 0, done.stderr
+        with psycopg.connect(source_db.server.dsn(plain), user=plain) as conn:
+            assert conn.execute("select id from todos").fetchall() == [(1,)]
+    finally:
+        source_db.execute(f"drop database if exists {plain}")
+        source_db.execute(f"drop role {plain}")
