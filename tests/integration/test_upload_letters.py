@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from headwater.cli.doctor.result import Level
+from headwater.cli.doctor.source import check_upload
+from headwater.source.readiness.finding import Finding
+from headwater.source.upload.check import check_uploads
 from headwater.source.upload.errors import NotPrepared
 from headwater.source.upload.prepare import missing_for_uploads, prepare_uploads
-from headwater.source.upload.settings import TableRule
+from headwater.source.upload.settings import Conflict, Operation, TableRule
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_api import AUDIENCE, SECRET
 from tests.support.fix_postgres import SourceDb
@@ -181,6 +186,87 @@ def test_preparing_twice_does_nothing_more(uploads: Uploads, upload: Command) ->
     uploads.device().applied(put("notes", "1", owner="ann", title="x"))
 
 
+@dataclass(frozen=True)
+class Case:
+    """A table, a write of a device to it, and what is told of the table beforehand."""
+
+    ddl: str
+    told: str = ""
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    row_id: str = "1"
+    data: Mapping[str, Any] = field(default_factory=lambda: {"t": "x"})
+    fails: bool = True
+
+
+NOT_YET = frozenset({Operation.UPDATE, Operation.DELETE})
+UNSURE = frozenset({"foreign_type", "ruled"})
+"""What comes of these depends on the write."""
+OPEN: Mapping[str, Any] = {"row_security": False}
+CASES = {
+    "always": Case("(id int generated always as identity primary key, t text)", "a key that Postgres makes itself, id"),
+    "stored": Case("(a text, id text generated always as (upper(a)) stored primary key, t text)", "makes itself, id"),
+    "updated": Case("(id int generated always as identity primary key, t text)", rule={"operations": NOT_YET},
+                    fails=False),
+    "counted": Case("(id serial primary key, t text)", "a key that Postgres counts, id", fails=False),
+    "partly": Case("(a text, b text default 'x', t text, primary key (a, b))", "a default for b, a part of its key",
+                   row_id="1/2", fails=False),
+    "whole": Case("(a text, b text, t text, primary key (a, b)); alter table whole replica identity full",
+                 "a replica identity that is not its primary key", row_id="1/2", fails=False),
+    "deferred": Case("(id text primary key deferrable, t text)", "a deferrable key, deferred_pkey"),
+    "keyless": Case("(id text, t text)", "no primary key"),
+    "divided": Case("(id text, t text, primary key (id)) partition by list (id);"
+                    "create table divided_1 partition of divided for values in ('1')", fails=False),
+    "parent": Case("(id text primary key, t text); create table child () inherits (parent)", "children by inheritance",
+                   fails=False),
+    "ruled": Case("(id text primary key, t text); create rule r as on update to ruled do also notify x",
+                  "has a rule, r", fails=False, data={}),
+    "bytes": Case("(id bytea primary key, t text)", row_id="\\x61", fails=False),
+    "misspelt": Case("(id text primary key, t text)", "has no column title", {"columns": frozenset({"title"})},
+                     data={"title": "x"}),
+    "needy": Case("(id text primary key, t text, must text not null)", "needs a value for column must",
+                  {"columns": frozenset({"t"})}),
+    "numbered": Case("(id text primary key, t text, n serial)", fails=False),
+    "foreign_type": Case("(id text primary key, t text, e hidden.mood)", "permission denied for schema hidden",
+                         {"conflict": Conflict.REJECT_CHANGED}, data={}),
+    "unsecured": Case("(id text primary key, t text)", "uploads need row-level security", {"row_security": True}),
+    "unruled": Case("(id text primary key, t text); alter table unruled enable row level security",
+                    "has no policy by which", {"row_security": True}),
+    "circular": Case("(id text primary key, t text); alter table circular enable row level security;"
+                     "create policy p on circular using (id in (select id from circular))", "infinite recursion",
+                     {"row_security": True}),
+}  # fmt: skip
+
+
+def test_what_can_not_work_is_told_of_each_table_before_a_device_writes(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute("create schema hidden; create type hidden.mood as enum ('good')")
+    source_db.execute("create table base (id text primary key, t text); create view shown as select * from base")
+    for name, case in CASES.items():
+        source_db.execute(f"create table {name} {case.ddl}")
+    rules = {name: TableRule("public", name, **{**OPEN, **case.rule}) for name, case in CASES.items()}
+    rules |= {name: TableRule("public", name, **OPEN) for name in ("shown", "nowhere")}
+    uploads = uploads_of(rules)
+    findings = check_uploads(uploads.settings)
+
+    def of(name: str) -> list[Finding]:
+        return [each for each in findings if f"public.{name} " in each.what.replace(":", " ")]
+
+    assert "is a view" in of("shown")[0].what
+    assert "not in the source" in of("nowhere")[0].what
+    device = uploads.device()
+    for name, case in CASES.items():
+        told = of(name)
+        assert any(case.told in each.what for each in told) if case.told else not told, (name, told)
+        operation = patch if name == "updated" else put
+        if name == "updated":
+            source_db.execute("insert into updated values (default, 'x')")
+        response = device.post(device.transaction(operation(name, case.row_id, **case.data)))
+        applied = response.status_code == 200 and response.json()["transactions"][0]["outcome"] == "applied"
+        assert applied is not case.fails or name in UNSURE, (name, response.text)
+        assert any(each.fatal for each in told) is case.fails, (name, told)
+
+
 def test_a_table_without_policies_is_told_of(uploads: Uploads, upload: Command) -> None:
     uploads.db.execute("alter table notes disable row level security")
     done = upload("source", "prepare", "--upload", "--no-triggers")
@@ -210,3 +296,61 @@ def test_a_login_of_its_own_gets_just_the_rights_that_it_needs(
             conn.execute("select * from notes")
     finally:
         source_db.execute(f"drop owned by {login}; drop role {login}")
+
+
+def test_one_command_does_all_that_an_administrator_may_and_says_what_was_there(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], upload_role: str, tmp_path: Path
+) -> None:
+    source_db.execute(NOTES.replace("n integer", "n serial"))
+    login, port = f"{source_db.name}_login", source_db.server.port
+    admin_uri = f"postgresql://{source_db.connection.info.user}@127.0.0.1:{port}/{source_db.name}?sslmode=disable"
+    source_db.execute(f"create role {login} login; create role {login}_admin login createrole")
+    source_db.execute(f"grant create on database {source_db.name} to {login}_admin")
+    try:
+        uploads = uploads_of({"notes": RULE})
+        settings = replace(uploads.settings, login=replace(uploads.settings.login, user=login))
+        source_db.execute(f"drop schema headwater_upload cascade; drop owned by {upload_role}; drop role {upload_role}")
+        with pytest.raises(NotPrepared, match="permission denied for table notes; so nothing was changed"):
+            prepare_uploads(settings, replace(settings.login, user=f"{login}_admin"))
+        assert source_db.fetch("select from pg_namespace where nspname = 'headwater_upload'") == []
+        assert source_db.fetch("select from pg_roles where rolname = %s", upload_role) == []
+
+        command = commands_for(replace(uploads, settings=settings), tmp_path)
+        prepare = ("source", "prepare", "--upload", "--no-triggers")
+        alone = command(*prepare)
+        assert (alone.code, "BYPASSRLS" in alone.err, "CREATE SCHEMA headwater_upload" in alone.err) == (1, True, True)
+        done = command(*prepare, "--admin-uri", admin_uri)
+        assert done.code == 0, done.err
+        for part in (
+            "REPLICATION",
+            "BYPASSRLS",
+            "CREATE PUBLICATION",
+            "GRANT USAGE ON SEQUENCE",
+            "ready: uploads to 1",
+        ):
+            assert part in done.out
+        again = command(*prepare)
+        assert (again.code, "ran:" in again.out, f"there: role {upload_role}" in again.out) == (0, False, True)
+        assert f"there: {upload_role} may SELECT, INSERT, UPDATE, DELETE on public.notes" in again.out
+        assert [each.level for each in check_upload(settings)] == [Level.OK]
+
+        uploads.db.execute(f"revoke insert on notes from {upload_role}")
+        (told,) = (each for each in check_upload(settings) if each.level is Level.FAIL)
+        assert told.sql == (f'GRANT INSERT ON "public"."notes" TO "{upload_role}"',)
+        status = command("source", "status")
+        assert (status.code, told.sql[0] in status.out) == (1, True)
+        uploads.db.execute(f"grant insert on notes to {upload_role}; alter role {upload_role} bypassrls")
+        assert ["HW_6121" in each.what for each in check_upload(settings)] == [True]
+        uploads.db.execute("alter table headwater_upload.taken drop column digests")
+        assert ["HW_6120" in each.what for each in check_upload(settings)] == [True]
+        assert "[HW_2001]" in next(check_upload(replace(settings, login=replace(settings.login, port=1)))).what
+    finally:
+        source_db.execute(f"drop owned by {login}, {login}_admin; drop role {login}, {login}_admin")
+
+
+def test_dead_letters_that_wait_are_told_by_a_check_which_leaves_nothing_behind(uploads: Uploads) -> None:
+    uploads.device().parked(put("notes", "1", owner="ann", title=""))
+    before = uploads.rows("select client_id from headwater_upload.clients")
+    (told,) = check_uploads(uploads.settings)
+    assert (told.code, "1, the oldest since" in told.what, told.fatal) == ("HW_6127", True, False)
+    assert uploads.rows("select client_id from headwater_upload.clients") == before

@@ -16,9 +16,9 @@ from headwater.config.given import ConfigSource
 def doctor(configs: ConfigSource, as_json: bool) -> None:
     """Go through everything that can be wrong, and say what to do about it.
 
-    Looks at the configs, the source and its rights, slots and log, the publication, clocks, the keys of tokens, the
-    store and its disk, Java and Spark, and the ports. Changes nothing in the source. The exit code is 1 when something
-    FAILs; what is only a WARNing leaves it at 0.
+    Looks at the configs, the source and its rights, slots and log, the publication, clocks, uploads, the keys of
+    tokens, the store and its disk, Java and Spark, and the ports. Changes nothing in the source. The exit code is 1
+    when something FAILs; what is only a WARNing leaves it at 0.
     """
     from headwater.cli.doctor.run import run
 

@@ -13,7 +13,7 @@ import click
 from headwater.cli.doctor.configured import check_config, check_keys, check_rules
 from headwater.cli.doctor.machine import check_files, check_ports, check_spark
 from headwater.cli.doctor.result import Level, Result
-from headwater.cli.doctor.source import check_source
+from headwater.cli.doctor.source import check_source, check_upload
 from headwater.cli.doctor.store import check_store
 from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
@@ -52,6 +52,7 @@ def _of_service(config: ServiceConfig) -> Iterator[Result]:
     kept, found = check_store(config)
     yield from found
     yield from check_source(config, kept, tables)
+    yield from check_upload(config.upload)
     yield from check_spark(config.spark)
     health = kept.health if kept is not None else None
     yield from check_ports(config, running=health is not None and health.state is not State.STOPPED)

@@ -12,10 +12,13 @@ from headwater.cli.source.status import StoreState
 from headwater.config.errors import ConfigError
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.insight.words import count
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.health import slot_findings, slot_health
 from headwater.source.slot import slot_name
+from headwater.source.upload.check import check_uploads
+from headwater.source.upload.settings import UploadSettings
 from headwater_rules.plan import TablePattern
 
 _TOLERATED = 60.0
@@ -49,6 +52,17 @@ def check_source(
             yield from _log_limits(conn)
     except HeadwaterError as error:
         yield of_error("source", error)
+
+
+def check_upload(settings: UploadSettings | None) -> Iterator[Result]:
+    """Whether what devices may write can be written: tried as an upload does it."""
+    if settings is None:
+        return
+    findings = check_uploads(settings)
+    yield from (of_finding("uploads", each) for each in findings)
+    if not any(each.fatal for each in findings):
+        tables = count(len(settings.tables), "table")
+        yield ok("uploads", f"tried as {settings.login.user}, who becomes {settings.role}: {tables} can be written")
 
 
 def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterator[Result]:

@@ -32,7 +32,9 @@ def source() -> None:
 @click.option("--triggers/--no-triggers", default=True,
               help="Create event triggers that report changed tables at once, if the role may.")  # fmt: skip
 @click.option("--remove-triggers", is_flag=True, help="Only remove those event triggers.")
-@click.option("--upload", is_flag=True, help="Also create the tables, the role and the grants that uploads need.")
+@click.option(
+    "--upload", is_flag=True, help="Also create the tables, the role and the grants that uploads need, and try them."
+)
 @click.option("--print-sql", is_flag=True, help="Only print the SQL for what is missing.")
 def prepare_(
     configs: ConfigSource,
@@ -46,8 +48,9 @@ def prepare_(
 ) -> None:
     """Create the publication, grant the right to read its tables, and check settings, rights and free slots.
 
-    What the configured role may not do is done as --admin-uri; without it, the SQL for what is missing is printed for
-    an administrator to run. Safe to repeat.
+    What the configured role may not do is done as --admin-uri, which also gives that role REPLICATION and BYPASSRLS if
+    it needs them; without it, the SQL for what is missing is printed for an administrator to run. Safe to repeat. The
+    exit code is 1 when something is left for an administrator, or uploads to a table can't work.
     """
     from headwater.cli.source import prepare as command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -10,9 +11,13 @@ from headwater.config.model import ServiceConfig
 from headwater.config.sources import with_login
 from headwater.insight.words import count
 from headwater.source import triggers
+from headwater.source.connect import SourceSettings
+from headwater.source.readiness.checks import SourceNotReady
 from headwater.source.readiness.finding import Finding
-from headwater.source.readiness.prepare import missing_sql, prepare, sql_block
+from headwater.source.readiness.prepare import NotAllowed, missing_sql, prepare, sql_block
+from headwater.source.upload.check import check_uploads
 from headwater.source.upload.prepare import missing_for_uploads, prepare_uploads
+from headwater.source.upload.settings import UploadSettings
 from headwater_rules.compiler.compile import compile_config
 
 
@@ -27,7 +32,7 @@ def prepare_source(
     upload: bool = False,
 ) -> None:
     """Publish the tables that the sync config names, or all, and print what was done; with `upload` also create what
-    uploads need. With `print_sql`, only print the SQL."""
+    uploads need. With `print_sql`, only print the SQL. Exits with 1 when a table of uploads can't be written."""
     tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
     admin = None if admin_uri is None else with_login(config.source(), admin_uri)
     uploads = config.uploads() if upload else None
@@ -42,15 +47,35 @@ def prepare_source(
             click.echo("-- optional, for a superuser: changes of tables are noticed at once")
             click.echo(sql_block(hints))
         return
-    prepared = prepare(config.source(), tables, admin=admin, append_only=append_only)
-    installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
-    _print_result((*prepared.done, *installed.done), (*prepared.warnings, *installed.warnings))
-    if uploads is not None:
-        made = prepare_uploads(uploads, admin)
-        _print_result(made.done, made.warnings)
+    try:
+        prepared = prepare(config.source(), tables, admin=admin, append_only=append_only, ran=_print_ran)
+        installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
+    except (SourceNotReady, NotAllowed) as error:
+        if uploads is None:
+            raise
+        click.echo(f"headwater: {error}", err=True)  # what uploads need does not depend on it
+        _prepare_uploads(uploads, admin)
+        sys.exit(1)
+    _print_result(installed.done, (*prepared.warnings, *installed.warnings))
     click.echo(f"ready: {count(len(prepared.tables), 'table')} published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")
+    if uploads is not None and not _prepare_uploads(uploads, admin):
+        sys.exit(1)
+
+
+def _prepare_uploads(uploads: UploadSettings, admin: SourceSettings | None) -> bool:
+    """Create what uploads need, say what was there already, and check each table. Returns whether all can be written.
+    Raises NotPrepared, after which nothing was changed."""
+    made = prepare_uploads(uploads, admin)
+    for each in made.there:
+        click.echo(f"there: {each}")
+    findings = check_uploads(uploads)
+    _print_result(made.done, findings)
+    if any(finding.fatal for finding in findings):
+        return False
+    click.echo(f"ready: uploads to {count(len(uploads.tables), 'table')}, written as role {uploads.role}")
+    return True
 
 
 def remove_triggers(config: ServiceConfig, *, admin_uri: str | None = None) -> None:
@@ -61,8 +86,12 @@ def remove_triggers(config: ServiceConfig, *, admin_uri: str | None = None) -> N
         click.echo("the source has no event triggers of Headwater's")
 
 
-def _print_result(done: Sequence[str], warnings: Sequence[Finding]) -> None:
+def _print_ran(statement: str) -> None:
+    click.echo(f"ran: {statement}")
+
+
+def _print_result(done: Sequence[str], findings: Sequence[Finding]) -> None:
     for statement in done:
-        click.echo(f"ran: {statement}")
-    for finding in warnings:
-        click.echo(f"note: {finding}", err=True)
+        _print_ran(statement)
+    for finding in findings:
+        click.echo(f"{'problem' if finding.fatal else 'note'}: {finding}", err=True)

@@ -26,6 +26,7 @@ from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name
 from headwater.source.triggers import triggers_on
+from headwater.source.upload.check import check_uploads
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import SourceState, StoredTable
 from headwater.storage.open import open_backend
@@ -81,6 +82,8 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
         with connect(settings, application_name="headwater status") as conn:
             slot = slot_health(conn, name)
             findings = [*source_findings(conn, settings, tables), *slot_findings(conn, name, slot)]
+            if config.upload is not None:
+                findings += check_uploads(config.upload)
             return _Source(settings.address, None, slot, triggers_on(conn), tuple(findings))
     except HeadwaterError as error:
         return _Source(settings.address, error)

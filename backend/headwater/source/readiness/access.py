@@ -41,7 +41,7 @@ def unreadable(conn: psycopg.Connection, tables: Sequence[Reading]) -> dict[int,
         lacking = [_no_usage(conn, schema) for schema in closed]
         if refused:
             lacking.append(_no_select(conn, refused))
-        if not lacking and any(hidden for *_, hidden in known):
+        if any(hidden for *_, hidden in known):
             lacking.append(_hidden(conn, table))
         if lacking:
             found[table.oid] = tuple(lacking)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong and how to fix it. A fatal finding keeps rows from devices. `sql` has the statements that fix it,
+    """What is wrong and how to fix it. A fatal finding keeps rows from devices, or writes of devices from
+    the source. `sql` has the statements that fix it,
     if any do, to be copied."""
 
     code: str

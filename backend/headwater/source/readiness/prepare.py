@@ -5,7 +5,7 @@ Everything can be repeated: what exists is left alone, and nothing is ever remov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,19 +70,26 @@ def prepare(
     *,
     admin: SourceSettings | None = None,
     append_only: bool = False,
+    ran: Callable[[str], object] = lambda _: None,
 ) -> Prepared:
     """Publish the tables that match (None: every table, which needs a superuser) and grant the right to read them.
 
-    The SQL runs as `admin`, or else as the role of `settings`, which must then own the tables. A table without a key
-    is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
+    The SQL runs as `admin`, or else as the role of `settings`, which must then own the tables. An `admin` also gives
+    our role REPLICATION and BYPASSRLS where it needs them. `ran` is called with each statement once it is done. A table
+    without a key is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
 
     Raises MoreRightsNeeded with the SQL that the role may not run; NotAllowed when tables can't be published;
     SourceNotReady, SourceUnreachable or SourceRefused.
     """
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
         before = _missing(ours, conn, settings, tables, append_only=append_only)
-        done = [statement for statement in before.statements if _run(conn, settings, statement)]
-        after = _missing(ours, conn, settings, tables, append_only=append_only) if before.statements else before
+        wanted = (*(_of_roles(before.findings) if admin is not None else ()), *before.statements)
+        done = []
+        for statement in wanted:
+            if _run(conn, settings, statement):
+                done.append(statement)
+                ran(statement)
+        after = _missing(ours, conn, settings, tables, append_only=append_only) if wanted else before
         if after.findings or after.statements:
             raise MoreRightsNeeded(settings.address, (*after.findings, *_refused(conn, after.statements)))
         warnings = check_source(ours, settings, tables)
@@ -101,6 +108,12 @@ def missing_sql(
     with connect(settings) as ours, connect(admin or settings) as conn:
         found = _missing(ours, conn, settings, tables, append_only=append_only)
     return (*(statement for finding in found.findings for statement in finding.sql), *found.statements)
+
+
+def _of_roles(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """What findings ask for that gives our role a right, such as REPLICATION or BYPASSRLS."""
+    wanted = (statement for finding in findings for statement in finding.sql)
+    return tuple(dict.fromkeys(statement for statement in wanted if statement.startswith("ALTER ROLE")))
 
 
 @dataclass(frozen=True, slots=True)
