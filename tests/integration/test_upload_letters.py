@@ -312,6 +312,12 @@ def test_one_command_does_all_that_an_administrator_may_and_says_what_was_there(
         source_db.execute(f"drop schema headwater_upload cascade; drop owned by {upload_role}; drop role {upload_role}")
         with pytest.raises(NotPrepared, match="permission denied for table notes; so nothing was changed"):
             prepare_uploads(settings, replace(settings.login, user=f"{login}_admin"))
+        # with a right of its own to the table, Postgres only warns that it grants nothing
+        source_db.execute(
+            f"grant select on notes to {login}_admin; grant usage on sequence notes_n_seq to {login}_admin"
+        )
+        with pytest.raises(NotPrepared, match=r"could not grant that .* on public\.notes, .*; so nothing was changed"):
+            prepare_uploads(settings, replace(settings.login, user=f"{login}_admin"))
         assert source_db.fetch("select from pg_namespace where nspname = 'headwater_upload'") == []
         assert source_db.fetch("select from pg_roles where rolname = %s", upload_role) == []
 

@@ -124,18 +124,31 @@ def prepare_uploads(settings: UploadSettings, admin: SourceSettings | None = Non
     with connect(admin or settings.login, patient=True) as conn:
         needs = tuple(needs_of(conn, settings))
         missing = tuple(need.statement for need in needs if not need.there)
-        statement = ""
+        with conn.transaction():
+            why = _run(conn, missing) or _still_missing(conn, settings)
+            if why:
+                block = "\n".join(f"{each};" for each in missing)
+                how = "have somebody with the rights run what follows, or pass --admin-uri"
+                what = f"role {conn.info.user} {why}; so nothing was changed"
+                raise NotPrepared(what, settings.login.address, f"{how}\n\n{block}")
+    return PreparedUploads(missing, tuple(need.what for need in needs if need.there))
+
+
+def _run(conn: psycopg.Connection, statements: Sequence[str]) -> str:
+    """Run these. Returns what Postgres says of one that it refuses."""
+    for statement in statements:
         try:
-            with conn.transaction():
-                for statement in missing:
-                    conn.execute(statement.encode())
+            conn.execute(statement.encode())
         except psycopg.Error as error:
             reason = error.diag.message_primary or type(error).__name__
-            what = f"role {conn.info.user} could not run {_first_line(statement)}: {reason}; so nothing was changed"
-            block = "\n".join(f"{each};" for each in missing)
-            how = "have somebody with the rights run what follows, or pass --admin-uri"
-            raise NotPrepared(what, settings.login.address, f"{how}\n\n{block}") from None
-    return PreparedUploads(missing, tuple(need.what for need in needs if need.there))
+            return f"could not run {_first_line(statement)}: {reason}"
+    return ""
+
+
+def _still_missing(conn: psycopg.Connection, settings: UploadSettings) -> str:
+    """What is missing still. Postgres only warns where it grants nothing, or less than it was asked for."""
+    left = [need.what for need in needs_of(conn, settings) if not need.there]
+    return f"could not grant that {', '.join(left)}" if left else ""
 
 
 def missing_for_uploads(settings: UploadSettings, admin: SourceSettings | None = None) -> tuple[str, ...]:
