@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.dev.upload import ROLE, TABLES
+from headwater.source.upload.check import check_uploads
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import Entry, Uploads, delete, patch
 from tests.support.fix_upload import put as put_row
@@ -64,6 +65,10 @@ def new_list(owner: str) -> tuple[Entry, Entry]:
     """A list as the demo app sends it: together with the row that makes its owner a member."""
     made = put("lists", owner_id=owner, name="Picnic", created_at="2025-06-01T10:00:00.000Z")
     return made, put("list_members", list_id=made["id"], user_id=owner, role="owner")
+
+
+def test_a_check_finds_nothing_wrong_with_it(world: World) -> None:
+    assert check_uploads(world.uploads.settings) == ()
 
 
 def test_a_list_is_made_shared_and_no_longer_shared(world: World) -> None:
