@@ -187,7 +187,7 @@ def test_another_key_and_several_key_columns(source_db: SourceDb, uploads_of: Ca
     device = uploads_of({"places": places, "seats": seats}).device()
     code = "b3e1c3a6-6e2b-4a5e-9f43-0d3a0f1d6b11"
     device.applied(put("places", code.upper(), name="a"), patch("places", code, name="b"))
-    device.applied(put("seats", "3/14", who="ann"), patch("seats", "3/14", who="ben", hall="3"))
+    device.applied(put("seats", "3/14", who="ann", hall=3, number=14), patch("seats", "3/14", who="ben", hall="3"))
     assert source_db.fetch("select code::text, name from places") == [(code, "b")]
     assert source_db.fetch("select * from seats") == [(3, 14, "ben")]
     assert device.parked(put("seats", "3", who="x"))["code"] == "HW_6111"

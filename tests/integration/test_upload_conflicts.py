@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from headwater.source.upload.settings import Conflict, TableRule
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import ALL, NOTES, Uploads, delete, patch, put
@@ -108,8 +110,116 @@ def test_a_function_that_is_missing_parks_nothing(source_db: SourceDb, uploads_o
     device = uploads.device()
     sent = device.transaction(put("notes", "1", owner="ann", title="x"))
     response = device.post(sent)
-    assert (response.status_code, response.json()["error"]["code"]) == (500, "HW_6122")
+    assert (response.status_code, "HW_6122" in response.text) == (503, True)
     source_db.execute(
         "create function app.merge(text, text, text, jsonb, jsonb) returns jsonb language sql as 'select $4'"
     )
     assert device.answers(sent)[0]["outcome"] == "applied"
+
+
+SOFT = """
+alter table notes add gone boolean not null default false;
+create function soften() returns trigger language plpgsql as
+  $$begin update notes set gone = true where id = old.id; return null; end$$;
+create trigger soft before delete on notes for each row execute function soften();
+create trigger same before update on notes for each row execute function suppress_redundant_updates_trigger();
+create table logged (id text primary key, title text);
+create rule keep as on delete to logged do instead update logged set title = 'deleted' where id = old.id;
+create rule never as on insert to logged where new.title = 'no' do instead nothing;
+insert into logged values ('1', 'a');
+insert into notes (id, owner, title) values ('1', 'ann', 'a'), ('2', 'ann', 'b'), ('3', 'ben', 'c');
+create policy see on notes for select using (true);
+create policy odd on notes as restrictive
+  using (exists (select from logged l where l.title not like '%s{}' and notes.id <> l.title));
+"""
+
+
+@pytest.mark.parametrize("conflict", [Conflict.LAST_WRITE_WINS, Conflict.REJECT_CHANGED])
+def test_what_a_trigger_or_rule_does_instead_is_done(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], conflict: Conflict
+) -> None:
+    source_db.execute(NOTES + SOFT)
+    rule = TableRule("public", "notes", conflict=conflict)
+    uploads = uploads_of({"notes": rule, "logged": TableRule("public", "logged", row_security=False)})
+    device, old = uploads.device(), {"title": "a", "gone": False}
+    device.applied(patch("notes", "1", old, title="a"), delete("notes", "1", old), delete("logged", "1"))
+    if conflict is Conflict.LAST_WRITE_WINS:
+        device.applied(put("notes", "2", owner="ann", title="b"))
+    else:
+        assert device.parked(delete("notes", "2", {"title": "older"}))["code"] == "HW_6112"
+    device.applied(put("logged", "2", title="no"), put("logged", "3", title="yes"), put("logged", "3", title="again"))
+    for refused in (delete("notes", "3", {"title": "c"}), patch("notes", "3", {"title": "c"}, title="d")):
+        assert device.parked(put("notes", "9", owner="ann", title="x"), refused)["code"] == "HW_6114"
+    assert source_db.fetch("select id, title, gone from notes order by id") == [
+        ("1", "a", True), ("2", "b", False), ("3", "c", False),
+    ]  # fmt: skip
+    assert source_db.fetch("select * from logged order by id") == [("1", "deleted"), ("3", "again")]
+
+
+def test_a_table_may_say_that_a_write_which_changes_no_row_is_done(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES + "create policy see on notes for select using (true)")
+    source_db.execute("insert into notes values ('1', 'ben', 'a')")
+    device = uploads_of({"notes": TableRule("public", "notes", accept_zero_rows=True)}).device()
+    device.applied(delete("notes", "1"), patch("notes", "1", title="b"), put("notes", "2", owner="ann"))
+    assert [row[0] for row in source_db.fetch(ALL)] == ["1", "2"]
+
+
+def test_values_are_compared_as_their_column_does(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(
+        "create table seats (hall numeric, place uuid, at timestamptz, who text, scores numeric[], span numrange,"
+        " primary key (hall, place, at))"
+    )
+    seats = TableRule("public", "seats", conflict=Conflict.REJECT_CHANGED, row_security=False)
+    device = uploads_of({"seats": seats}).device()
+    place = "b3e1c3a6-6e2b-4a5e-9f43-0d3a0f1d6b11"
+    row_id = f"3/{place}/2025-06-01 10:00:00Z"
+    key = {"hall": 3.00, "place": place.upper(), "at": "2025-06-01T12:00:00+02:00"}
+    device.applied(put("seats", row_id, **key, who="ann", scores="[1,2.50]", span='{"lower":1,"upper":2}'))
+    old = {"hall": "3.0", "scores": "[1.0,2.5]", "span": "[1.0,2.00]", "who": "ann"}
+    device.applied(patch("seats", row_id, old, **key, who="ben"))
+    for name, value in {"hall": 4, "place": None, "at": "2025-06-01T12:00:00Z"}.items():
+        assert device.parked(patch("seats", row_id, {"who": "ben"}, **{name: value}))["code"] == "HW_6110"
+    assert source_db.fetch("select who from seats") == [("ben",)]
+
+
+def test_columns_that_the_table_lacks_are_left_out_or_renamed(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES + "alter table notes add total int generated always as (n * 2) stored")
+    rules = {
+        "dropped": TableRule("public", "notes", drop_unknown=True, conflict=Conflict.REJECT_CHANGED),
+        "renamed": TableRule("public", "notes", renamed=(("name", "title"),)),
+    }
+    uploads = uploads_of(rules)
+    device = uploads.device()
+    device.applied(put("dropped", "1", owner="ann", flag=1, total=7), patch("dropped", "1", {"flag": 0}, flag=1, n=2))
+    device.applied(put("renamed", "2", owner="ann", name="old"), put("renamed", "3", owner="ann", name="o", title="n"))
+    assert source_db.fetch(ALL) == [("1", "ann", None, 2), ("2", "ann", "old", None), ("3", "ann", "n", None)]
+    body = {
+        "client_id": "old",
+        "app_version": "1.2",
+        "transactions": [device.transaction(put("renamed", "2", name="old"))],
+    }
+    assert uploads.post("ann", body).status_code == 200
+    counted = uploads.endpoint.server.config.app.state.unknown_columns()  # type: ignore[union-attr]
+    assert counted == {
+        ("public.notes", "flag", ""): 2,
+        ("public.notes", "total", ""): 1,
+        ("public.notes", "name", ""): 2,
+        ("public.notes", "name", "1.2"): 1,
+    }
+    refused = device.post(device.transaction(put("renamed", "4", owner="ann", flag=1)))
+    assert (refused.status_code, "HW_6118" in refused.text) == (503, True)
+
+
+def test_a_column_that_a_put_leaves_out_may_become_null(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES + "alter table notes alter n set default 5")
+    rule = TableRule("public", "notes", null_when_absent=frozenset({"title", "n"}))
+    device = uploads_of({"notes": rule}).device()
+    device.applied(put("notes", "1", owner="ann", title="a", body="b", n=1), put("notes", "1", owner="ann", title="c"))
+    device.applied(patch("notes", "1", body="d"), put("notes", "2", owner="ann"))
+    assert source_db.fetch("select title, body, n from notes order by id") == [("c", "d", None), (None, None, None)]

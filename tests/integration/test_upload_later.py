@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.fix_api import Endpoint
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_upload import NOTES, RULE, Uploads, patch, put
+from tests.support.fix_upload import NOTES, RULE, Uploads, delete, patch, put
 from tests.support.memory_store import MemoryStore
+from tests.support.network import Network
 
 
 def test_a_lock_that_lasts_makes_the_device_come_again(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
@@ -189,3 +190,40 @@ def test_a_large_body_whose_write_waits_holds_up_no_other(
     assert source_db.fetch("select id, length(body) > 300000 from notes order by id") == [
         (number, True) for number in "1234"
     ]
+
+
+def test_many_entries_take_few_round_trips(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+    source_db.execute(NOTES)
+    assert source_db.server is not None
+    login = uploads_of({"notes": RULE}).settings.login
+    with Network(source_db.server.port) as network:
+        device = uploads_of({"notes": RULE}, login=replace(login, host="127.0.0.1", port=network.port)).device()
+
+        def round_trips(*entries: dict[str, object]) -> int:
+            before = network.round_trips
+            device.applied(*entries)
+            return network.round_trips - before
+
+        round_trips(put("notes", "0", owner="ann", title="it connects"))
+        one = round_trips(put("notes", "0", owner="ann", title="x"))
+        assert one <= 10
+        many = [put("notes", str(number), owner="ann", title="x") for number in range(800)]
+        assert round_trips(*many) < one + 10
+        assert round_trips(*(patch("notes", str(number), title="y") for number in range(800))) < one + 10
+        assert round_trips(*(delete("notes", str(number)) for number in range(400, 1200))) < one + 20
+    assert source_db.fetch("select count(*), min(title) from notes") == [(400, "y")]
+
+
+def test_an_error_among_many_entries_is_that_of_its_own(uploads: Uploads) -> None:
+    device = uploads.device()
+    many = [put("notes", str(number), owner="ann", title="x") for number in range(700)]
+    many[600]["data"] = {"owner": "ann", "title": ""}
+    many[650]["id"] = 5  # is found before anything is sent
+    assert device.parked(*many)["op_id"] in (601, 651)
+    many[650]["id"] = "650"
+    error = device.parked(*many, patch("notes", "nobody", title="x"))
+    assert (error["sqlstate"], error["op_id"]) == ("23514", 700 + 601)
+    many[600]["data"] = {"owner": "ann", "title": "x"}
+    error = device.parked(*many, patch("notes", "nobody", title="x"), delete("notes", "1"))
+    assert (error["code"], error["op_id"]) == ("HW_6113", 1401 + 701)
+    assert uploads.rows("select count(*) from notes") == [(0,)]

@@ -9,14 +9,18 @@ import threading
 from types import TracebackType
 from typing import Self
 
+_READY = b"Z\0\0\0\5"  # Postgres: ReadyForQuery
+
 
 class Network:
     """Carries TCP connections from `port` to the port of a server, until told otherwise. A context manager. While
-    `foreign` is set, nobody can read what the server says on connections that are made."""
+    `foreign` is set, nobody can read what the server says on connections that are made. `round_trips` counts how often
+    the server said that it waits for the client."""
 
     def __init__(self, to: int) -> None:
         self._to = to
         self.foreign = False
+        self.round_trips = 0
         self._listener = _listen(0)
         self.port: int = self._listener.getsockname()[1]
         self._flows = threading.Event()
@@ -80,6 +84,7 @@ class Network:
         with contextlib.suppress(OSError):
             while data := here.recv(65536):
                 self._flows.wait()
+                self.round_trips += data.count(_READY)
                 there.sendall(data)
         _end(here)
         _end(there)

@@ -42,22 +42,29 @@ class Refusals:
         return self._counts.copy()
 
     def note(
-        self, code: str, user_id: str | None, what: str, facts: Mapping[str, object], level: int = logging.WARNING
+        self,
+        code: str,
+        user_id: str | None,
+        what: str,
+        facts: Mapping[str, object],
+        level: int = logging.WARNING,
+        about: str | None = None,
     ) -> None:
         """Count a refusal, and log `what` with the facts unless this code and user were logged within SECONDS.
 
-        `user_id` comes from a verified token; requests without one (None) share one log line per code. Facts must not
-        contain any part of a token.
+        `user_id` comes from a verified token; requests without one (None) share one log line per code. What is no
+        user's fault has one per code and what it is `about`. Facts must not contain any part of a token.
         """
         self._counts[code] = self._counts.get(code, 0) + 1
-        known = self._told.get((code, user_id))
+        key = (code, about or user_id)
+        known = self._told.get(key)
         now = self._now()
         if known is not None and now < known.until:
             known.again += 1
             return
         if known is None and not self._room(now):
             return
-        self._told[code, user_id] = _Told(now + SECONDS)
+        self._told[key] = _Told(now + SECONDS)
         before = {"not_told_since": known.again} if known is not None and known.again else {}
         log.log(level, what, extra=told({"code": code, "user_id": user_id, **facts, **before}))
 

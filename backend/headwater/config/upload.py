@@ -45,6 +45,7 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
         max_body_bytes=section.integer("max_body_mb", defaults.max_body_bytes >> 20, 1, 1024) << 20,
         keep_days=section.integer("keep_days", defaults.keep_days, 1, 3650),
         forget_days=section.integer("forget_days", defaults.forget_days, 1, 3650),
+        park_after_hours=section.integer("park_after_hours", defaults.park_after_hours, 0, 24 * 3650),
     )
     section.refuse_unknown()
     return settings
@@ -68,6 +69,7 @@ def _login(section: Section, source: SourceSettings) -> SourceSettings:
 def _table(name: str, section: Section) -> TableRule:
     schema, _, table = (section.text("table") or name).rpartition(".")
     policy, function = _conflict(section)
+    drop, renamed = _unknown_columns(section)
     rule = TableRule(
         schema or "public",
         table,
@@ -80,6 +82,10 @@ def _table(name: str, section: Section) -> TableRule:
         row_security=section.boolean("row_security", default=True),
         compare=frozenset(section.texts("compare")),
         skip_gone=section.choice("when_gone", "park", ("park", "skip")) == "skip",
+        accept_zero_rows=section.choice("zero_rows", "look", ("look", "accept")) == "accept",
+        drop_unknown=drop,
+        renamed=renamed,
+        null_when_absent=frozenset(section.texts("null_when_absent")),
     )
     section.refuse_unknown()
     return rule
@@ -93,6 +99,17 @@ def _operations(section: Section) -> frozenset[Operation]:
         section.error(f"must name some of {', '.join(_OPERATIONS)}", "operations")
         return frozenset()
     return frozenset(Operation(name) for name in names)
+
+
+def _unknown_columns(section: Section) -> tuple[bool, tuple[tuple[str, str], ...]]:
+    """Whether they are dropped, and the names that some of them have now."""
+    if not section.is_mapping("unknown_columns"):
+        return section.choice("unknown_columns", "refuse", ("refuse", "drop")) == "drop", ()
+    choice = section.section("unknown_columns")
+    renamed = tuple(choice.pairs("map").items())
+    drops = choice.choice("others", "refuse", ("refuse", "drop")) == "drop"
+    choice.refuse_unknown()
+    return drops, renamed
 
 
 def _conflict(section: Section) -> tuple[Conflict, tuple[str, str] | None]:

@@ -47,6 +47,7 @@ upload:
   max_devices_per_user: 70
   max_body_mb: 6
   keep_days: 30
+  park_after_hours: 3
   tables:
     todos:
       table: app.items
@@ -56,10 +57,15 @@ upload:
       key: [tenant, number]
       key_separator: ":"
       when_gone: skip
+      zero_rows: accept
+      unknown_columns: {map: {note: body}, others: drop}
+      null_when_absent: [done]
       row_security: false
       compare: [version]
     jots:
       conflict: {function: app.merge}
+      unknown_columns: {map: {note: body}}
+    logs: {unknown_columns: drop}
 """,
     ).uploads()
     assert (upload.login.user, upload.login.password, upload.login.host) == ("writer", "hush", "db.example")
@@ -68,6 +74,7 @@ upload:
     assert (upload.max_connections, upload.max_waiting, upload.max_per_user) == (3, 4, 5)
     assert (upload.max_body_bytes, upload.keep_days, upload.max_parked_per_user) == (6 << 20, 30, 50)
     assert (upload.max_parked_bytes_per_user, upload.max_devices_per_user) == (7 << 20, 70)
+    assert upload.park_after_hours == 3
     assert upload.tables == {
         "todos": TableRule(
             "app",
@@ -80,8 +87,15 @@ upload:
             skip_gone=True,
             row_security=False,
             compare=frozenset({"version"}),
+            accept_zero_rows=True,
+            drop_unknown=True,
+            renamed=(("note", "body"),),
+            null_when_absent=frozenset({"done"}),
         ),
-        "jots": TableRule("public", "jots", conflict=Conflict.FUNCTION, function=("app", "merge")),
+        "jots": TableRule(
+            "public", "jots", conflict=Conflict.FUNCTION, function=("app", "merge"), renamed=(("note", "body"),)
+        ),
+        "logs": TableRule("public", "logs", drop_unknown=True),
     }
 
 
@@ -99,6 +113,9 @@ upload:
         ("{role: a, tables: {t: {conflict: first}}}", "must be one of last_write_wins, reject_changed"),
         ("{role: a, tables: {t: {conflict: {function: merge}}}}", "must name a function with its schema"),
         ("{role: a, tables: {t: {when_gone: ignore}}}", "must be one of park, skip"),
+        ("{role: a, tables: {t: {zero_rows: ignore}}}", "must be one of look, accept"),
+        ("{role: a, tables: {t: {unknown_columns: ignore}}}", "must be one of refuse, drop"),
+        ("{role: a, tables: {t: {unknown_columns: {note: body}}}}", "unknown_columns.note: unknown key"),
         ("{role: a, password: x, tables: {t: {}}}", "is given without a username"),
         ("{role: a, tables: {t: {}}, max_body_mb: 0}", "must be a number from 1 to 1024"),
     ],

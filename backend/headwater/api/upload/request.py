@@ -17,6 +17,9 @@ from headwater.sync.request import MAX_CLIENT_ID
 
 MAX_OP_ID = 2**63 - 1
 
+MAX_APP_VERSION = 50
+"""Characters of the app's version that are kept. It is only told to operators, so it never refuses an upload."""
+
 MAX_TRANSACTIONS = 1000
 """Transactions in one request. Each is a commit of the source, and others wait meanwhile."""
 
@@ -37,10 +40,11 @@ class TooManyTransactionsError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One request: transactions of one device, in order."""
+    """One request: transactions of one device, in order, and the version of its app, if it says one."""
 
     client_id: str
     transactions: tuple[ClientTransaction, ...]
+    app_version: str = ""
 
 
 def parse_upload(body: bytes) -> Upload:
@@ -66,7 +70,9 @@ def parse_upload(body: bytes) -> Upload:
             raise TooManyTransactionsError(what, "transactions", "send fewer at once")
         before = transaction.last_op
         transactions.append(transaction)
-    return Upload(_client_id(document.get("client_id")), tuple(transactions))
+    version = document.get("app_version")
+    app_version = version[:MAX_APP_VERSION] if isinstance(version, str) and version.isprintable() else ""
+    return Upload(_client_id(document.get("client_id")), tuple(transactions), app_version)
 
 
 _SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar
@@ -25,6 +26,7 @@ from headwater.api.upload.request import InvalidUploadError, Upload, parse_uploa
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
+from headwater.source.upload.errors import Refused
 from headwater.source.upload.settings import UploadSettings
 
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
@@ -46,6 +48,16 @@ class UploadLaterError(ApiError):
     status: ClassVar[int] = 503
 
 
+class UploadWaitsError(ApiError):
+    """The upload waits until the app's server or its database is mended. What was applied of it is recorded, so the
+    same can be sent again."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code = "HW_6131"
+    status: ClassVar[int] = 503
+    retry_after: ClassVar[int] = 30
+
+
 class UploadRoute:
     """Applies the transactions of a request in order, each by itself."""
 
@@ -55,6 +67,7 @@ class UploadRoute:
         self._refusals = refusals
         self._settings = settings
         self._uploads = Uploads(settings)
+        self.unknown_columns = self._uploads.unknown_columns
         self._working = asyncio.Semaphore(settings.max_connections)
         self._parsing_large = _Turns(LARGE, 1)
         self._holding_huge = _Turns(HUGE, MOST_HUGE)
@@ -78,7 +91,7 @@ class UploadRoute:
         with self._limits.room_for(user.user_id) as hold:
             body = await read_body(request, self._settings.max_body_bytes, hold)
             async with self._parsed(request, user.user_id, body) as upload:
-                device = Device(user.user_id, upload.client_id, _claims(user))
+                device = Device(user.user_id, upload.client_id, _claims(user), upload.app_version)
                 answers: list[dict[str, object]] = []
                 for transaction in upload.transactions:
                     await _stay(request)
@@ -86,7 +99,10 @@ class UploadRoute:
                         self._verifier.recheck(user)
                     except AuthError as error:
                         return self._ended(request, error, answers)
-                    answers.append(await self._take(device, transaction))
+                    try:
+                        answers.append(await self._take(device, transaction))
+                    except UploadWaitsError as error:  # which is counted and logged by its cause
+                        return error_response(error, {"transactions": answers})
         return JSONResponse({"transactions": answers})
 
     def _ended(self, request: Request, error: AuthError, answers: Sequence[Mapping[str, object]]) -> Response:
@@ -108,14 +124,18 @@ class UploadRoute:
             yield upload
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
-        """Apply one transaction and return its part of the answer. Raises UploadLaterError when the device should send
-        it again."""
+        """Apply one transaction and return its part of the answer. Raises UploadLaterError or UploadWaitsError when the
+        device should send it again."""
         try:
             outcome = await self._uploads.take(device, transaction)
         except HeadwaterError as error:
-            if error.kind is not Kind.RETRY:
-                raise
             # the inner error is for the log only
+            if error.kind is not Kind.RETRY:
+                cause = f"{error.where} {error.sqlstate if isinstance(error, Refused) else ''}"
+                facts = {"reason": str(error), "app_version": device.app_version or None}
+                self._refusals.note(error.code, None, "uploads wait", facts, logging.ERROR, cause)
+                what = f"the app's server has to be mended before this can be applied ({error.code})"
+                raise UploadWaitsError(what, fix="send the same again later") from error
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
             raise UploadLaterError("the source can't apply the upload now", fix="send the same again") from error
         if outcome.reason is not None:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -16,19 +16,34 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.failpoints import passing
-from headwater.source.upload import ledger
+from headwater.source.upload import held, ledger
 from headwater.source.upload.connections import Connections, become, begin
-from headwater.source.upload.entries import ClientTransaction, Device, Entry, read_write
-from headwater.source.upload.errors import PostgresRefused, Reason, Refused, TryLater
-from headwater.source.upload.policies import apply_write, rule_for
+from headwater.source.upload.entries import ClientTransaction, Device, Entry, Write, read_write
+from headwater.source.upload.errors import (
+    Held,
+    Mender,
+    Reason,
+    Refused,
+    TooSlow,
+    TryLater,
+    Waits,
+    mender_of,
+    name_of,
+    refused_by_postgres,
+)
+from headwater.source.upload.policies import apply_writes, naming, rule_for
 from headwater.source.upload.settings import UploadSettings
-from headwater.source.upload.shape import read_shapes
+from headwater.source.upload.shape import TableShape, read_shapes
+from headwater.source.upload.statements import shown, unknown_names
 
 ATTEMPTS = 4
 """How often a transaction is tried that fails with a deadlock or serialization failure, before TryLater is raised."""
 
 SECONDS = 60.0
-"""Time limit of one attempt, including the wait for a connection and for locks."""
+"""Time limit of the writes of one transaction, and of all that one attempt waits for before."""
+
+MOST_UNKNOWN = 200
+"""How many columns that tables lack, and versions of apps, are counted apart: devices choose what they are called."""
 
 FORGET_AT_ONCE = 100
 """How many devices that send nothing any more are forgotten in one transaction."""
@@ -36,10 +51,7 @@ FORGET_AT_ONCE = 100
 _FORGET_EVERY_SECONDS = 3600.0
 
 _LOST_A_RACE = ("40001", "40P01")
-_PASSING = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "XX001", "XX002")
-"""SQLSTATEs of temporary failures that are not the upload's fault: connections, races, resources, operators, disks,
-locks, standbys."""
-
+_UNIQUE = "23505"
 _log = logging.getLogger(__name__)
 
 Done = TypeVar("Done")
@@ -69,8 +81,14 @@ class Uploads:
     def __init__(self, settings: UploadSettings) -> None:
         self._settings = settings
         self._connections = Connections(settings)
+        self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._forgetting: asyncio.Task[None] | None = None
         self._forget_at = 0.0
+
+    def unknown_columns(self) -> Mapping[tuple[str, str, str], int]:
+        """How many writes named a column that the table lacks, and that was left out or renamed: by table, column and
+        version of the app. Safe to call from any thread."""
+        return self._unknown.copy()
 
     async def close(self) -> None:
         if self._forgetting is not None:
@@ -81,19 +99,29 @@ class Uploads:
     async def take(self, device: Device, transaction: ClientTransaction) -> Outcome:
         """Apply the transaction, or park it. Both are recorded, so sending the same transaction again changes nothing.
 
-        Raises TryLater, TooManyLetters or SourceUnreachable when the device should send it again; NotPrepared,
-        UnsafeRole, TableNotReady or SourceRefused when an operator has to fix something first. Then nothing was
-        written.
+        Raises TryLater, TooSlow, TooManyLetters or SourceUnreachable when the device should send it again; Waits,
+        NotPrepared, UnsafeRole or SourceRefused when somebody has to mend something first. Then nothing was written.
         """
         self._forget_now_and_then()
         try:
-            return await self.tried(lambda conn: self._apply(conn, device, transaction))
+            return await self._applied(device, transaction)
         except Refused as refusal:
             why = refusal
+        if isinstance(why, Waits) and not await self._waited(device, transaction, why):
+            raise why
         letter = await self.tried(lambda conn: self._park(conn, device, transaction, why))
         if letter is None:
             return Outcome(Taken.KNOWN)
         return Outcome(Taken.PARKED, letter, why.reason)
+
+    async def _applied(self, device: Device, transaction: ClientTransaction) -> Outcome:
+        try:
+            return await self.tried(lambda conn: self._apply(conn, device, transaction))
+        except Refused as refusal:
+            if refusal.sqlstate != _UNIQUE:
+                raise
+        # another device may have inserted the row just now, and then this is an update
+        return await self.tried(lambda conn: self._apply(conn, device, transaction))
 
     async def tried(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
         """Run `work`, which must be one transaction. Run it again, up to ATTEMPTS times in all, after a deadlock, a
@@ -103,16 +131,16 @@ class Uploads:
             attempt += 1
             conn: psycopg.AsyncConnection | None = None
             try:
-                async with asyncio.timeout(SECONDS), self._connections.use() as conn:
+                async with asyncio.timeout(2 * SECONDS), self._connections.use() as conn:
                     return await work(conn)
             except TimeoutError:
-                raise TryLater(f"the upload took more than {SECONDS:.0f} s", fix=_SEND_AGAIN) from None
+                raise TryLater(f"the upload took more than {2 * SECONDS:.0f} s", fix=_SEND_AGAIN) from None
             except psycopg.Error as error:
-                if not _passes(error):
+                if mender_of(error) is not Mender.NOBODY:
                     raise refused_by_postgres(error) from None
                 again = (conn is not None and conn.closed) or error.sqlstate in _LOST_A_RACE
                 if attempt == ATTEMPTS or not again:
-                    raise TryLater(f"the source can't apply it now: {_name(error)}", fix=_SEND_AGAIN) from None
+                    raise TryLater(f"the source can't apply it now: {name_of(error)}", fix=_SEND_AGAIN) from None
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
 
     async def _apply(self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction) -> Outcome:
@@ -125,10 +153,23 @@ class Uploads:
                 return Outcome(Taken.KNOWN if reason is None else Taken.PARKED, known.letter, reason)
             await ledger.note(conn, self._settings, client, known.new)
             passing("upload.after_note")
-            await write_all(conn, self._settings, device, known.new)
+            try:
+                async with asyncio.timeout(SECONDS):
+                    writes = await write_all(conn, self._settings, device, known.new)
+            except TimeoutError:
+                fix = "have the app write less in one transaction, or look which trigger or policy takes so long"
+                raise TooSlow(f"the writes of the transaction take more than {SECONDS:.0f} s", fix=fix) from None
             passing("upload.before_commit")
         passing("upload.after_commit")
+        self._count_unknown(device, writes)
         return Outcome(Taken.APPLIED)
+
+    def _count_unknown(self, device: Device, writes: Sequence[tuple[TableShape, Write]]) -> None:
+        for shape, write in writes:
+            for name in unknown_names(shape, write.data):
+                key = (shape.rule.qualified_name, shown(name), device.app_version)
+                has_room = key in self._unknown or len(self._unknown) < MOST_UNKNOWN
+                self._unknown[key if has_room else ("other", "other", "other")] += 1
 
     async def _park(
         self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction, refusal: Refused
@@ -140,6 +181,17 @@ class Uploads:
             passing("upload.before_park_commit")
         passing("upload.after_park_commit")
         return letter
+
+    async def _waited(self, device: Device, transaction: ClientTransaction, cause: Waits) -> bool:
+        """Record that a transaction waits. Returns whether it has waited long enough."""
+
+        async def hold(conn: psycopg.AsyncConnection) -> Held:
+            async with conn.transaction():
+                await begin(conn, self._settings)
+                client = await ledger.open_client(conn, self._settings, device)
+                return await held.hold(conn, self._settings, client, device, transaction, cause)
+
+        return cause.is_over(await self.tried(hold), self._settings.park_after_hours)
 
     def _forget_now_and_then(self) -> None:
         if time.monotonic() >= self._forget_at and (self._forgetting is None or self._forgetting.done()):
@@ -164,55 +216,16 @@ _SEND_AGAIN = "send it again"
 
 async def write_all(
     conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device, entries: Sequence[Entry]
-) -> None:
-    """Do the writes in order, as the device's user. Raises Refused with the op id of the entry that failed."""
+) -> Sequence[tuple[TableShape, Write]]:
+    """Do the writes in order, as the device's user, and return them with their tables. Raises Refused with the op id of
+    the entry that failed."""
     await become(conn, settings, device)
     ruled = []
     for entry in entries:
-        with _naming(entry.op_id):
+        with naming(entry.op_id):
             write = read_write(entry)
             ruled.append((write, rule_for(settings.tables, write)))
     shapes = await read_shapes(conn, [rule for _, rule in ruled])
-    for write, rule in ruled:
-        with _naming(write.op_id):
-            await apply_write(conn, shapes[rule], write)
-        passing("upload.after_write")
-
-
-@contextmanager
-def _naming(op_id: int) -> Iterator[None]:
-    try:
-        yield
-    except Refused as refusal:
-        refusal.op_id = op_id
-        raise
-    except psycopg.Error as error:
-        if _passes(error):
-            raise
-        raise refused_by_postgres(error, op_id) from None
-
-
-def refused_by_postgres(error: psycopg.Error, op_id: int | None = None) -> PostgresRefused:
-    """Turn an error of Postgres into PostgresRefused. Its `what` names only the condition; its `said` is Postgres' own
-    message, which may contain a value of the row."""
-    diag = error.diag
-    names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name)
-    return PostgresRefused(
-        f"Postgres refused the write: {_name(error)}",
-        ".".join(name for name in names if name),
-        sqlstate=error.sqlstate or "",
-        said=diag.message_primary or "",
-        op_id=op_id,
-    )
-
-
-def _name(error: psycopg.Error) -> str:
-    """The condition, such as `CheckViolation (23514)`. Never contains a value of the row."""
-    state = f" ({error.sqlstate})" if error.sqlstate else ""
-    return f"{type(error).__name__}{state}"
-
-
-def _passes(error: psycopg.Error) -> bool:
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError)
-    return error.sqlstate.startswith(_PASSING) and error.sqlstate != "40002"
+    writes = [(shapes[rule], write) for write, rule in ruled]
+    await apply_writes(conn, writes)
+    return writes

@@ -24,11 +24,13 @@ class WriteKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Who uploads: the token's `sub`, the client id of one database on one device, and the token's claims as JSON."""
+    """Who uploads: the token's `sub`, the client id of one database on one device, the token's claims as JSON, and the
+    version of the app, which the device may say."""
 
     sub: str
     client_id: str
     claims: str = field(repr=False)
+    app_version: str = ""
 
     @property
     def key(self) -> bytes:

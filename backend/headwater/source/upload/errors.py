@@ -1,10 +1,15 @@
-"""Why an upload is not applied: the transaction is bad and parked (Refused), an operator has to fix something, or the
-device should send it again later."""
+"""Why an upload is not applied, by who can mend it: the user, whose write is refused and parked (Refused); the operator
+or the app's developer, for whom it waits (Waits); or nobody, since it passes (TryLater)."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import ClassVar
+from enum import Enum
+from typing import ClassVar, Final
+
+import psycopg
 
 from headwater.errors import HeadwaterError, Kind
 
@@ -80,7 +85,7 @@ class RowGone(Refused):
 
 
 class PolicyRefused(Refused):
-    """Row-level security or a trigger prevented an update or delete of a row that the user can see."""
+    """Row-level security prevented an update or delete of a row that the user can see."""
 
     code: ClassVar[str] = "HW_6114"
 
@@ -98,9 +103,59 @@ class OpIdTooOld(Refused):
 
 
 class PostgresRefused(Refused):
-    """Postgres refused the write: a constraint, a policy, a value, a missing right, or an error in a function."""
+    """Postgres refused the write because of what it says: a constraint, a policy, a value, a function that raises."""
 
     code: ClassVar[str] = "HW_6117"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How long a transaction has been held back: `tries` for the same cause, and `hours` for any."""
+
+    tries: int
+    hours: float
+
+
+class Waits(Refused):
+    """This transaction can't be applied before an operator or the app's developer mends something. It is not parked
+    until it has waited for long. Raise a subclass."""
+
+    kind: ClassVar[Kind] = Kind.STOP
+
+    def is_over(self, held: Held, park_after_hours: int) -> bool:
+        """Whether it has waited long enough, so that it is parked."""
+        return held.hours >= park_after_hours
+
+
+class TableNotReady(Waits):
+    """A table of `upload.tables` can't be written as configured."""
+
+    code: ClassVar[str] = "HW_6122"
+
+
+class UnknownColumn(Waits):
+    """A device writes a column that the table does not have, or that Postgres alone may write: usually the app is of
+    another version than the schema."""
+
+    code: ClassVar[str] = "HW_6118"
+
+
+class WriteFailed(Waits):
+    """Postgres fails to do the write, through no fault of its values: a missing grant or default, a broken policy,
+    trigger or function."""
+
+    code: ClassVar[str] = "HW_6132"
+    verb: str = "SELECT"  # what it did at that: a policy selects, a trigger does what its statement says
+
+
+class TooSlow(Waits):
+    """The writes of one transaction take longer than the time limit. It is tried twice, and then parked."""
+
+    kind: ClassVar[Kind] = Kind.RETRY
+    code: ClassVar[str] = "HW_6119"
+
+    def is_over(self, held: Held, park_after_hours: int) -> bool:
+        return held.tries > 1
 
 
 class NotPrepared(HeadwaterError):
@@ -114,12 +169,6 @@ class UnsafeRole(HeadwaterError):
     apply to it."""
 
     code: ClassVar[str] = "HW_6121"
-
-
-class TableNotReady(HeadwaterError):
-    """A table of `upload.tables` can't be written as configured."""
-
-    code: ClassVar[str] = "HW_6122"
 
 
 class TooManyLetters(HeadwaterError):
@@ -143,3 +192,104 @@ class TryLater(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_6130"
+
+
+class Mender(Enum):
+    """Who can mend an error of Postgres."""
+
+    USER = "user"
+    OPERATOR = "operator"
+    NOBODY = "nobody"  # it passes
+
+
+_PASSES: Final = (
+    "08",  # connections
+    "40",  # deadlocks, serialization
+    "53",  # full disk, memory, connections
+    "57",  # time-outs, shutdowns
+    "58000", "58030",  # input and output
+    "72",  # an old snapshot
+    "25006", "25P03", "25P04",  # read-only; other time-outs of transactions
+    "55006", "55P03",  # locks
+)  # fmt: skip
+
+_OPERATORS: Final = (
+    "03", "09", "0", "20", "21", "24", "25", "26", "27", "28", "2B", "2D", "2F", "3", "42", "F0", "HV", "XX",
+    "2200H",  # a sequence is used up
+    "54001",  # triggers that call each other without end
+    "55", "58",
+    "P0004",  # an assertion of a function
+)  # fmt: skip
+"""SQLSTATEs of what is wrong with the schema, rights, policies or functions. All others are about this write: data
+exceptions (22), constraints (23), sizes (54), and what functions raise, with codes of their own too."""
+
+_RAISED: Final = "exec_stmt_raise"
+_POLICY: Final = "ExecWithCheckOptions"
+"""Functions of Postgres that report an error: RAISE of PL/pgSQL, and the check of a new row against the policies. They
+are told in every language, and tell a refusal from a missing grant, which has the same SQLSTATE."""
+
+
+def mender_of(error: psycopg.Error, nulls: Container[str] = ()) -> Mender:
+    """Who can mend an error of a write that sets these columns to null."""
+    state, diag = error.sqlstate, error.diag
+    if state is None:
+        return Mender.NOBODY if isinstance(error, psycopg.OperationalError) else Mender.USER
+    if state.startswith(_PASSES) and state != "40002":
+        return Mender.NOBODY
+    if diag.source_function in (_RAISED, _POLICY):
+        return Mender.USER
+    if state == "23502" and diag.column_name not in nulls:  # the device does not send it, and it has no default
+        return Mender.OPERATOR
+    if state == "23514" and diag.constraint_name is None:  # no partition takes the row
+        return Mender.OPERATOR
+    return Mender.OPERATOR if state.startswith(_OPERATORS) else Mender.USER
+
+
+def refused_by_postgres(
+    error: psycopg.Error, table: str = "", nulls: Container[str] = (), op_id: int | None = None
+) -> PostgresRefused | WriteFailed:
+    """Turn an error of Postgres that does not pass into ours. `what` names only the condition, and objects of the
+    schema; `said` is Postgres' own message, which may contain a value of the row."""
+    diag, said = error.diag, error.diag.message_primary or ""
+    names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name)
+    place = ".".join(name for name in names if name)
+    state = error.sqlstate or ""
+    if mender_of(error, nulls) is Mender.USER:
+        what = f"Postgres refused the write: {name_of(error)}"
+        return PostgresRefused(what, place, sqlstate=state, said=said, op_id=op_id)
+    # messages of class 42 name objects of the schema, and no values
+    named, said = (f": {said}", "") if state.startswith("42") else ("", said)
+    what = f"Postgres can't do this write: {name_of(error)}{named}"
+    fix = _FIXES.get(state, _MEND).format(table=place or table)
+    failed = WriteFailed(what, table or place, fix, sqlstate=state, said=said, op_id=op_id)
+    if verb := re.search(r"\b(insert|update|delete)\b", diag.context or "", re.IGNORECASE):
+        failed.verb = verb[0].upper()
+    return failed
+
+
+def failed_in_policy(error: psycopg.Error, table: str, op_id: int) -> WriteFailed:
+    """An error with one of the UNREADABLE codes that no value of the write explains."""
+    what = f"a policy or default of the table fails: {name_of(error)}"
+    fix = f"{_MEND}: such as a claim of the token that is cast to a type which it does not have"
+    return WriteFailed(what, table, fix, sqlstate=error.sqlstate or "", op_id=op_id)
+
+
+UNREADABLE: Final = ("22P02", "22007", "22008")
+"""A text could not be read as a value of some type: as a rule one of the write's values."""
+
+_MEND: Final = "mend the table's policies, triggers, defaults or functions"
+_FIXES: Final = {
+    "23502": "give the column {table} a default (ALTER TABLE … ALTER COLUMN … SET DEFAULT …), or have the app send it",
+    "23514": "create the partition that takes the row (CREATE TABLE … PARTITION OF {table} …)",
+    "42501": "grant the upload role what it lacks",
+    "42704": "create it; a setting that a policy reads may be missing with current_setting(…, true)",
+    "42883": "create the function again, or correct the policy, trigger or default that calls it",
+    "42P17": "mend the policies that need each other; a SECURITY DEFINER function ends the recursion",
+    "2200H": "ALTER SEQUENCE … MAXVALUE …, or give the column a larger type",
+}
+
+
+def name_of(error: psycopg.Error) -> str:
+    """The condition, such as `CheckViolation (23514)`. Never contains a value of the row."""
+    state = f" ({error.sqlstate})" if error.sqlstate else ""
+    return f"{type(error).__name__}{state}"

@@ -1,31 +1,99 @@
-"""Applies one write under its table's rule: checks that it is allowed, resolves conflicts, and finds out why no row
-was changed."""
+"""Does writes under the rules of their tables: checks that they are allowed, resolves conflicts, and finds out why no
+row was changed.
+
+Writes are sent many at a time, since a round trip may take longer than a write. If one of them changed no row, that may
+be fine, or be a refusal. So the batch is undone and done again, this time looking at each row before it is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import psycopg
+from psycopg.rows import TupleRow
 
+from headwater.failpoints import passing
 from headwater.source.upload import statements
 from headwater.source.upload.entries import Write, WriteKind
 from headwater.source.upload.errors import (
+    UNREADABLE,
     BadEntry,
     ChangedMeanwhile,
+    Mender,
     PolicyRefused,
+    Refused,
     RowGone,
+    TableNotReady,
     WriteNotAllowed,
+    failed_in_policy,
+    mender_of,
+    refused_by_postgres,
 )
-from headwater.source.upload.json_text import Json, read_json, write_json
+from headwater.source.upload.json_text import read_json, write_json
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from headwater.source.upload.shape import TableShape, check_function
 from headwater.source.upload.statements import Statement, Values
+
+BATCH = 500
+"""How many writes are sent at a time."""
+
+_BEGIN = "savepoint batch"
+_UNDO = "rollback to savepoint batch"
 
 _NEEDED = {
     WriteKind.PUT: Operation.INSERT,
     WriteKind.PATCH: Operation.UPDATE,
     WriteKind.DELETE: Operation.DELETE,
 }
+
+# What the policies demand of a row that is to be changed: one of the permissive ones, and all restrictive ones. Nothing
+# where there are none, or where a rule does something else in place of the command.
+_PERMISSION = """
+select case when row_security_active(c.oid) and not exists (
+         select from pg_rewrite r where r.ev_class = c.oid and r.is_instead and r.ev_type::text = %(event)s)
+       then concat_ws(' and ',
+         '(' || coalesce(string_agg('(' || pg_get_expr(p.polqual, c.oid) || ')', ' or ') filter (where p.polpermissive),
+                         'false') || ')',
+         string_agg('(' || pg_get_expr(p.polqual, c.oid) || ')', ' and ') filter (where not p.polpermissive))
+       else 'true' end
+from pg_class c left join pg_policy p on p.polrelid = c.oid and p.polcmd::text in ('*', %(command)s)
+  and (p.polroles = '{0}' or exists (select from unnest(p.polroles) as r where pg_has_role(r, 'USAGE')))
+where c.oid = %(table)s group by c.oid
+"""
+
+_Permissions = Mapping[tuple[int, WriteKind], str]
+"""By the oid of a table and the kind of a write."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A write that was sent: its table, what it writes and compares, and its statements in order. `same_key` and `look`
+    are those that ask; `changes` those that write."""
+
+    shape: TableShape
+    write: Write
+    values: Values = field(default_factory=dict)
+    old: Values | None = None
+    cursors: list[psycopg.AsyncCursor[TupleRow]] = field(default_factory=list)
+    same_key: psycopg.AsyncCursor[TupleRow] | None = None
+    look: psycopg.AsyncCursor[TupleRow] | None = None
+    changes: list[psycopg.AsyncCursor[TupleRow]] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a statement has no result."""
+        return any(cursor.statusmessage is None for cursor in self.cursors)
+
+    async def run(self, conn: psycopg.AsyncConnection, statement: Statement) -> psycopg.AsyncCursor[TupleRow]:
+        cursor = conn.cursor()
+        self.cursors.append(cursor)
+        return await cursor.execute(statement.query, statement.parameters)
+
+
+class _ZeroRowsError(Exception):
+    """A write changed no row, and it is not known why."""
 
 
 def rule_for(tables: Mapping[str, TableRule], write: Write) -> TableRule:
@@ -38,82 +106,173 @@ def rule_for(tables: Mapping[str, TableRule], write: Write) -> TableRule:
     return rule
 
 
-async def apply_write(conn: psycopg.AsyncConnection, shape: TableShape, write: Write) -> None:
-    """Write to the row, or do nothing when the conflict policy says so. Raises Refused, or psycopg.Error."""
-    values: Values | None = statements.allowed_values(shape, write.row_id, write.data)
-    old: Values | None = None
-    match shape.rule.conflict:
-        case Conflict.LAST_WRITE_WINS:
-            pass
-        case Conflict.REJECT_CHANGED:
-            old = write.old
-            if old is None and write.kind is not WriteKind.PUT:
-                raise BadEntry("the entry has no previous values to compare", shape.rule.qualified_name, _TRACK)
-        case Conflict.FUNCTION:
-            values = await _decided(conn, shape, write)
-    if values is None:
-        return
-    match write.kind:
-        case WriteKind.PUT:
-            await _put(conn, shape, write, values)
-        case WriteKind.PATCH if values:
-            changed = await _execute(conn, statements.update(shape, write.row_id, values, old))
-            await _check_found(conn, shape, write, old, found=changed > 0)
-        case WriteKind.PATCH:
-            pass
-        case WriteKind.DELETE:
-            changed = await _execute(conn, statements.delete(shape, write.row_id, old))
-            await _check_found(conn, shape, write, old, found=changed > 0)
+@contextmanager
+def naming(op_id: int) -> Iterator[None]:
+    """Add the op id to refusals."""
+    try:
+        yield
+    except Refused as refusal:
+        refusal.op_id = op_id
+        raise
+
+
+async def apply_writes(conn: psycopg.AsyncConnection, writes: Sequence[tuple[TableShape, Write]]) -> None:
+    """Do the writes in order, except those that a conflict policy leaves out. Raises Refused with the op id of what
+    failed, or psycopg.Error for what passes."""
+    for start in range(0, len(writes), BATCH):
+        batch = writes[start : start + BATCH]
+        try:
+            await _attempt(conn, batch, None)
+        except _ZeroRowsError:
+            await conn.execute(_UNDO)
+            await _attempt(conn, batch, await _permissions(conn, {(shape.oid, write.kind) for shape, write in batch}))
+
+
+async def _attempt(
+    conn: psycopg.AsyncConnection, batch: Sequence[tuple[TableShape, Write]], permissions: _Permissions | None
+) -> None:
+    """Do the batch. Without `permissions`, raises _ZeroRowsError where a row has to be looked at: it has to be undone
+    then."""
+    sent: list[_Sent] = []
+    try:
+        async with conn.pipeline() as pipeline:
+            await conn.execute(_BEGIN)
+            for shape, write in batch:
+                each = _Sent(shape, write)
+                sent.append(each)
+                try:
+                    with naming(write.op_id):
+                        await _send(conn, each, permissions)
+                except Refused:
+                    await pipeline.sync()  # an earlier write that failed is the reason
+                    raise
+                passing("upload.after_write")
+    except psycopg.Error as error:
+        failed = next((each for each in sent if each.failed), None)
+        if failed is None or mender_of(error) is Mender.NOBODY:
+            raise
+        raise await _refusal(conn, failed, error) from None
+    for each in sent:
+        with naming(each.write.op_id):
+            await _judge(each)
+
+
+async def _refusal(conn: psycopg.AsyncConnection, failed: _Sent, error: psycopg.Error) -> Refused:
+    """The refusal of a write that failed. Where a text could not be read as some type, looks whether it was one of the
+    write's: if not, it was in a policy."""
+    shape, values = failed.shape, failed.values
+    table, nulls = shape.rule.qualified_name, {name for name, value in values.items() if value is None}
+    refusal = refused_by_postgres(error, table, nulls, failed.write.op_id)
+    if error.sqlstate not in UNREADABLE or "PL/pgSQL" in (error.diag.context or ""):
+        return refusal
+    fit = statements.fit(shape, failed.write.row_id, values, failed.old or {})
+    await conn.execute(_UNDO)
+    try:
+        await conn.execute(fit.query, fit.parameters)
+    except (psycopg.DataError, psycopg.IntegrityError):
+        return refusal
+    return failed_in_policy(error, table, failed.write.op_id)
+
+
+async def _permissions(conn: psycopg.AsyncConnection, changes: Iterable[tuple[int, WriteKind]]) -> _Permissions:
+    found = {}
+    for table, kind in changes:
+        command, event = ("d", "4") if kind is WriteKind.DELETE else ("w", "2")
+        asked = await conn.execute(_PERMISSION, {"table": table, "command": command, "event": event})
+        row = await asked.fetchone()
+        found[table, kind] = "true" if row is None else str(row[0])
+    return found
+
+
+async def _send(conn: psycopg.AsyncConnection, sent: _Sent, permissions: _Permissions | None) -> None:
+    """Send the statements of a write, which ends before their results are there."""
+    shape, write = sent.shape, sent.write
+    rule = shape.rule
+    data = statements.known_columns(shape, write.data, to_write=True)
+    if write.kind is WriteKind.PUT:
+        data = {**dict.fromkeys(rule.null_when_absent), **data}
+    sent.values = data
+    if write.old is not None and rule.conflict is Conflict.REJECT_CHANGED:
+        sent.old = statements.known_columns(shape, write.old, to_write=False)
+    values: Values
+    values, same_key = statements.without_key(shape, write.row_id, data)
+    if same_key is not None:
+        sent.same_key = await sent.run(conn, same_key)
+    if rule.conflict is Conflict.FUNCTION:
+        decided = await _decided(conn, sent, data)
+        if decided is None:
+            return
+        sent.values = values = decided
+    if rule.conflict is Conflict.REJECT_CHANGED and sent.old is None and write.kind is not WriteKind.PUT:
+        raise BadEntry("the entry has no previous values to compare", rule.qualified_name, _TRACK)
+    if permissions is not None:
+        look = statements.look(shape, write.row_id, sent.old, permissions[shape.oid, write.kind])
+        sent.look = await sent.run(conn, look)
+    sent.changes = [await sent.run(conn, statement) for statement in _changes(shape, write, values, sent.old)]
 
 
 _TRACK = "set trackPrevious (trackPreviousValues) for the table in the client's schema"
 
 
-async def _put(conn: psycopg.AsyncConnection, shape: TableShape, write: Write, values: Values) -> None:
-    if shape.rule.conflict is Conflict.REJECT_CHANGED:
-        made = await _execute(conn, statements.insert(shape, write.row_id, values, on_conflict="nothing"))
-        if not made:
-            raise ChangedMeanwhile("a row with this id exists already", shape.rule.qualified_name)
-        return
-    how = "update" if Operation.UPDATE in shape.rule.operations else "fail"
-    await _execute(conn, statements.insert(shape, write.row_id, values, on_conflict=how))
+def _changes(shape: TableShape, write: Write, values: Values, old: Values | None) -> list[Statement]:
+    """The statements of a write. A PUT is an update where there is a row, and else a plain insert."""
+    row_id, rule = write.row_id, shape.rule
+    match write.kind:
+        case WriteKind.PUT:
+            is_new = rule.conflict is not Conflict.REJECT_CHANGED and Operation.UPDATE not in rule.operations
+            insert = statements.insert(shape, row_id, values, if_absent=not is_new)
+            return [statements.update(shape, row_id, values, None), insert] if _may_update(rule, values) else [insert]
+        case WriteKind.PATCH:
+            return [statements.update(shape, row_id, values, old)] if values else []
+        case WriteKind.DELETE:
+            return [statements.delete(shape, row_id, old)]
 
 
-async def _check_found(
-    conn: psycopg.AsyncConnection, shape: TableShape, write: Write, old: Values | None, *, found: bool
-) -> None:
-    """If no row was changed (not `found`), raise the reason: it is gone (RowGone), it differs from `old`
-    (ChangedMeanwhile), or the user may not change it (PolicyRefused). A row that is gone may also be fine."""
-    if found:
+def _may_update(rule: TableRule, values: Values) -> bool:
+    """Whether a PUT changes the row that it finds."""
+    return bool(values) and rule.conflict is not Conflict.REJECT_CHANGED and Operation.UPDATE in rule.operations
+
+
+async def _judge(sent: _Sent) -> None:
+    """Raise the reason why a write was not done as it should: another key (WriteNotAllowed), or no row was changed,
+    since it is gone (RowGone), differs from `old` (ChangedMeanwhile), or the user may not change it (PolicyRefused).
+    What may be changed, and was not, a trigger or rule has dealt with in its own way."""
+    rule, kind = sent.shape.rule, sent.write.kind
+    where, is_strict = rule.qualified_name, rule.conflict is Conflict.REJECT_CHANGED
+    if sent.same_key is not None and await sent.same_key.fetchone() != (True,):
+        raise WriteNotAllowed("the key of a row can't be changed", where)
+    if not sent.changes or any(cursor.rowcount for cursor in sent.changes):
         return
-    where = shape.rule.qualified_name
-    look = statements.look(shape, write.row_id, old)
-    row = await (await conn.execute(look.query, look.parameters)).fetchone()
+    if rule.accept_zero_rows and not is_strict:
+        return
+    if sent.look is None:
+        raise _ZeroRowsError
+    row = await sent.look.fetchone()
     if row is None:
-        if write.kind is WriteKind.DELETE or shape.rule.skip_gone:
-            return
-        raise RowGone("the row is gone, or this user can't see it", where)
-    if not row[0]:
+        if kind is WriteKind.PATCH and not rule.skip_gone:
+            raise RowGone("the row is gone, or this user can't see it", where)
+        return
+    is_same, is_permitted = row
+    if kind is WriteKind.PUT and is_strict:
+        raise ChangedMeanwhile("a row with this id exists already", where)
+    if kind is WriteKind.PUT and len(sent.changes) == 1:  # it was only to be inserted
+        return
+    if not is_same:
         raise ChangedMeanwhile("the row was changed since the device read it", where)
-    raise PolicyRefused(f"row-level security or a trigger prevented this {write.kind.value}", where)
+    if not is_permitted and not rule.accept_zero_rows:
+        raise PolicyRefused(f"row-level security prevented this {kind.value}", where)
 
 
-async def _decided(conn: psycopg.AsyncConnection, shape: TableShape, write: Write) -> Values | None:
+async def _decided(conn: psycopg.AsyncConnection, sent: _Sent, data: Values) -> Values | None:
     """Call the table's conflict function. Returns the values to write, or None to write nothing."""
-    given = [write.table, write.kind.value, write.row_id, write_json(write.data), _json_or_null(write.old)]
-    asked = statements.call(check_function(shape.rule), given)
-    row = await (await conn.execute(asked.query, asked.parameters)).fetchone()
+    shape, write = sent.shape, sent.write
+    old = None if write.old is None else write_json(write.old)
+    given = [write.table, write.kind.value, write.row_id, write_json(data), old]
+    row = await (await sent.run(conn, statements.call(check_function(shape.rule), given))).fetchone()
     if row is None or row[0] is None:
         return None
     answer = read_json(row[0])
     if not isinstance(answer, Mapping):
-        raise BadEntry("the conflict function returned neither an object nor null", shape.rule.qualified_name)
+        what = "the conflict function returned neither an object nor null"
+        raise TableNotReady(what, shape.rule.qualified_name, "correct the function")
     return {name: value for name, value in answer.items() if name not in (*shape.key, "id")}
-
-
-def _json_or_null(values: Mapping[str, Json] | None) -> str | None:
-    return None if values is None else write_json(values)
-
-
-async def _execute(conn: psycopg.AsyncConnection, statement: Statement) -> int:
-    return (await conn.execute(statement.query, statement.parameters)).rowcount

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.upload.errors import NotPrepared
+from headwater.source.upload.held import CREATE as CREATE_WAITING
 from headwater.source.upload.settings import Operation, TableRule, UploadSettings
 from headwater.source.upload.shape import FUNCTION_ARGUMENTS, needed_rights
 
@@ -55,9 +56,10 @@ _CREATE = {
   settled_at timestamptz,
   UNIQUE (client, first_op, digest)
 )""",
+    "waiting": CREATE_WAITING,
 }
 
-_TABLES = ("clients", "taken", "dead_letters")
+_TABLES = ("clients", "taken", "dead_letters", "waiting")
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 _SCHEMA_THERE = "select from pg_namespace where nspname = %s"

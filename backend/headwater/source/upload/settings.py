@@ -30,7 +30,11 @@ class TableRule:
     """One table that devices may write to. `columns` None allows all of them; `key` None is the primary key. With
     several key columns, a row's id on the device is their values joined by `separator`. `compare` are columns that
     previous values may name besides `columns`. `function` is the schema and name of the conflict function, given only
-    with Conflict.FUNCTION. `skip_gone` ignores updates of rows that are gone."""
+    with Conflict.FUNCTION. `skip_gone` ignores updates of rows that are gone, and `accept_zero_rows` says that a write
+    which changes no row is done: a trigger or rule did something else.
+
+    Of columns that the table does not have, those in `renamed` have the name beside theirs now; with `drop_unknown` the
+    others are left out. A PUT that leaves out a column of `null_when_absent` sets it to null."""
 
     schema: str
     name: str
@@ -43,6 +47,10 @@ class TableRule:
     row_security: bool = True
     skip_gone: bool = False
     compare: frozenset[str] = frozenset()
+    accept_zero_rows: bool = False
+    drop_unknown: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()
+    null_when_absent: frozenset[str] = frozenset()
 
     @property
     def qualified_name(self) -> str:
@@ -72,3 +80,4 @@ class UploadSettings:
     keep_days: int = 7
     forget_days: int = 180
     window: int = 10_000
+    park_after_hours: int = 24

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from headwater.source.upload.errors import TableNotReady, UnsafeRole
 from headwater.source.upload.settings import Conflict, Operation, TableRule
@@ -21,19 +22,21 @@ from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
   join pg_class c on c.relnamespace = n.oid and c.relname = w.name and c.relkind in ('r', 'p')
 """
 
-# `base` is the type below all domains. The last column says whether the type has an `=` operator of its own: values of
-# other types, such as json, are compared as text.
+# `base` is the type below all domains. The last column says whether its values, or those of an array of it, have an `=`
+# operator of their own: others, such as json, are compared as text.
 _COLUMNS = """
-select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '',
+select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' or a.attidentity = 'a',
        has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
        base.oid::bigint, base.typtype::text, base.typcategory = 'A',
-       base.typtype = 'b' and base.typcategory <> 'A' and exists (
-         select from pg_operator o where o.oprname = '=' and o.oprleft = base.oid and o.oprright = base.oid)
+       base.typtype in ('r', 'm') or base.typtype = 'b' and exists (
+         select from pg_operator o, (select case base.typcategory when 'A' then base.typelem else base.oid end) e (oid)
+         where o.oprname = '=' and o.oprleft = e.oid and o.oprright = e.oid)
 from pg_attribute a cross join lateral (
   with recursive part as (
-    select t.oid, t.typtype, t.typcategory, t.typbasetype from pg_type t where t.oid = a.atttypid
+    select t.oid, t.typtype, t.typcategory, t.typelem, t.typbasetype from pg_type t where t.oid = a.atttypid
     union all
-    select t.oid, t.typtype, t.typcategory, t.typbasetype from pg_type t join part on t.oid = part.typbasetype
+    select t.oid, t.typtype, t.typcategory, t.typelem, t.typbasetype
+    from pg_type t join part on t.oid = part.typbasetype
   ) select * from part where typtype <> 'd') base
 where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
 order by a.attrelid, a.attnum
@@ -61,8 +64,8 @@ FUNCTION_ARGUMENTS = "text, text, text, jsonb, jsonb"
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column. `type_name` is its type in SQL, `base` the oid of the type below all domains, and `kind` the
-    `typtype` of that. The upload role may select a `readable` one. A `comparable` type has an `=` operator of its
-    own."""
+    `typtype` of that. A `generated` column is one that Postgres alone may write; a `readable` one the upload role may
+    select. Values of a `comparable` type have an `=` operator of their own."""
 
     name: str
     type_name: str
@@ -76,9 +79,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """One table: its rule, the key columns that identify a row, and its columns by name, in the table's order."""
+    """One table: its rule, its oid, the key columns that identify a row, and its columns by name, in the table's
+    order."""
 
     rule: TableRule
+    oid: int
     key: tuple[str, ...]
     columns: Mapping[str, Column] = field(default_factory=dict)
 
@@ -86,16 +91,18 @@ class TableShape:
 async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
     """Read the tables of these rules, as the current role sees them. Raises UnsafeRole or TableNotReady."""
     wanted = list(dict.fromkeys(rules))
-    role = await _checked_role(conn)
     names = [[rule.schema for rule in wanted], [rule.name for rule in wanted]]
-    found = {wanted[row[0] - 1]: row[1:] for row in await _fetch(conn, _TABLES, names)}
+    (of_role,), tables = await _fetch_all(conn, (_ROLE, []), (_TABLES, names))
+    role = _checked_role(*of_role)
+    found = {wanted[row[0] - 1]: row[1:] for row in tables}
     oids = [row[0] for row in found.values()]
+    of_columns, of_keys = await _fetch_all(conn, (_COLUMNS, [oids]), (_KEYS, [oids]))
     columns: dict[int, dict[str, Column]] = {oid: {} for oid in oids}
-    for oid, name, type_name, generated, readable, *of_type in await _fetch(conn, _COLUMNS, [oids]):
+    for oid, name, type_name, generated, readable, *of_type in of_columns:
         base, kind, is_array, comparable = of_type
         columns[oid][name] = Column(name, type_name, base, kind, is_array, generated, readable, comparable)
     keys: dict[int, list[tuple[bool, tuple[str, ...]]]] = {oid: [] for oid in oids}
-    for oid, primary, key in await _fetch(conn, _KEYS, [oids]):
+    for oid, primary, key in of_keys:
         keys[oid].append((primary, tuple(key)))
     shapes = {}
     for rule in wanted:
@@ -105,12 +112,11 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
         _check_security(rule, secured=secured, owned=owned)
         _check_rights(rule, role, usage=usage, rights=rights)
         await _check_function(conn, rule)
-        shapes[rule] = TableShape(rule, _key(rule, keys[oid]), columns[oid])
+        shapes[rule] = TableShape(rule, oid, _key(rule, keys[oid]), columns[oid])
     return shapes
 
 
-async def _checked_role(conn: psycopg.AsyncConnection) -> sql.Identifier:
-    name, unbound = (await _fetch(conn, _ROLE, []))[0]
+def _checked_role(name: str, unbound: bool) -> sql.Identifier:
     role = sql.Identifier(name)
     if unbound:
         raise UnsafeRole(
@@ -134,8 +140,7 @@ def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
 
 
 def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights: Sequence[str]) -> None:
-    """Raise TableNotReady when the upload role lacks a right. Left to the write itself, a missing grant would park the
-    transactions of all users."""
+    """Raise TableNotReady when the upload role lacks a right."""
     lacking = [right for right in needed_rights(rule) if right not in rights]
     if usage and not lacking:
         return
@@ -152,7 +157,8 @@ async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> Non
     if rule.function is None:
         return
     signature = _sql(f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*rule.function))
-    if not (await _fetch(conn, _FUNCTION, [signature]))[0][0]:
+    (((there,),),) = await _fetch_all(conn, (_FUNCTION, [signature]))
+    if not there:
         what = "the table's conflict function is missing, or the upload role may not call it"
         raise TableNotReady(what, rule.qualified_name, f"create {signature} returning jsonb")
 
@@ -190,5 +196,8 @@ def check_function(rule: TableRule) -> tuple[str, str]:
     return rule.function
 
 
-async def _fetch(conn: psycopg.AsyncConnection, query: str, parameters: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
-    return await (await conn.execute(query.encode(), parameters)).fetchall()
+async def _fetch_all(conn: psycopg.AsyncConnection, *queries: tuple[str, Sequence[object]]) -> list[list[TupleRow]]:
+    """The rows of these queries, in one round trip."""
+    async with conn.pipeline():
+        cursors = [await conn.execute(query.encode(), parameters) for query, parameters in queries]
+    return [await cursor.fetchall() for cursor in cursors]

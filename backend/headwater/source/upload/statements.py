@@ -9,10 +9,10 @@ from psycopg import sql
 
 from headwater.decode.builtin import Oid
 from headwater.source.upload.entries import sendable
-from headwater.source.upload.errors import BadEntry, WriteNotAllowed
+from headwater.source.upload.errors import BadEntry, UnknownColumn, WriteNotAllowed
 from headwater.source.upload.json_text import Json, read_json
 from headwater.source.upload.shape import FUNCTION_ARGUMENTS, Column, TableShape
-from headwater.source.upload.values import bind, typed
+from headwater.source.upload.values import bind, plain_text, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,60 @@ def _array(text: str) -> list[str]:
     return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
 
 
-def allowed_values(shape: TableShape, row_id: str, values: Values) -> dict[str, Json]:
-    """The values without the key columns. Raises WriteNotAllowed when the device may not write one, or BadEntry."""
-    key, written = key_values(shape, row_id), {}
+def known_columns(shape: TableShape, values: Values, *, to_write: bool) -> dict[str, Json]:
+    """The values without those of columns that the table lacks, or with their new names, as its rule says. To write, a
+    column that Postgres alone writes counts as lacking, and UnknownColumn is raised when the rule says nothing."""
+    renamed, known = dict(shape.rule.renamed), {}
     for name, value in values.items():
-        if name in key:
-            if value != key[name]:
-                raise WriteNotAllowed("the key of a row can't be changed", f"{shape.rule.qualified_name}.{shown(name)}")
-        elif name != "id" or "id" in shape.columns:
-            _check_column(shape, name)
+        if is_writable(shape, name) or (name in shape.columns and not to_write):
+            known[name] = value
+        elif name in renamed:
+            known[renamed[name]] = values.get(renamed[name], value)
+        elif to_write and not shape.rule.drop_unknown and name != "id":
+            raise unknown_column(shape, name)
+    return known
+
+
+def unknown_names(shape: TableShape, values: Values) -> list[str]:
+    """The columns that `known_columns` leaves out or renames."""
+    return [name for name in values if not is_writable(shape, name) and name != "id"]
+
+
+def is_writable(shape: TableShape, name: str) -> bool:
+    """Whether a write may name the column: Postgres lets somebody write it, or it is part of the key."""
+    return name in shape.key or (name in shape.columns and not shape.columns[name].generated)
+
+
+def unknown_column(shape: TableShape, name: str) -> UnknownColumn:
+    """The error of a write to a column that can't be written."""
+    table = shape.rule.qualified_name
+    if name in shape.columns:
+        what, fix = f"Postgres alone writes column {shown(name)}", "have the app leave it out"
+    else:
+        what, fix = f"the table has no column {shown(name)}", f"run ALTER TABLE {table} ADD COLUMN {shown(name)} …"
+    return UnknownColumn(what, table, f"{fix}, or set unknown_columns for the table in upload.tables")
+
+
+def without_key(shape: TableShape, row_id: str, values: Values) -> tuple[dict[str, Json], Statement | None]:
+    """The values without the key's columns. Where these are written otherwise than in the row's id, such as 3.0 for 3,
+    also a query that says whether they mean the same. Raises WriteNotAllowed when the device may not write a column."""
+    key, written, again = key_values(shape, row_id), {}, {}
+    for name, value in values.items():
+        if name not in key:
+            if shape.rule.columns is not None and name not in shape.rule.columns:
+                what = "upload.tables does not allow the column"
+                raise WriteNotAllowed(what, f"{shape.rule.qualified_name}.{shown(name)}")
             written[name] = value
-    return written
+        elif value is None or plain_text(value) != key[name]:
+            again[name] = value
+    return written, _same_key(shape, key, again) if again else None
+
+
+def _same_key(shape: TableShape, key: Values, again: Values) -> Statement:
+    pairs = [(typed(shape.columns[name], key[name]), typed(shape.columns[name], again[name])) for name in again]
+    parts = [sql.SQL("{} is not distinct from {}").format(ours, theirs) for (ours, _), (theirs, _) in pairs]
+    parameters = tuple(text for (_, ours), (_, theirs) in pairs for text in (ours, theirs))
+    return Statement(sql.SQL("select {}").format(sql.SQL(" and ").join(parts)), parameters)
 
 
 def shown(name: str) -> str:
@@ -74,33 +117,22 @@ def shown(name: str) -> str:
     return ascii(name)[1:-1][:100] if not sendable(name) or not name.isprintable() else name[:100]
 
 
-def _check_column(shape: TableShape, name: str) -> None:
-    where = f"{shape.rule.qualified_name}.{shown(name)}"
-    if shape.rule.columns is not None and name not in shape.rule.columns:
-        raise WriteNotAllowed("upload.tables does not allow the column", where)
-    if name not in shape.columns:
-        raise WriteNotAllowed("the table has no such column", where)
-    if shape.columns[name].generated:
-        raise WriteNotAllowed("the column is generated", where)
+def insert(shape: TableShape, row_id: str, values: Values, *, if_absent: bool) -> Statement:
+    """Insert a row; `if_absent` only when the user sees none with this id.
 
-
-def insert(shape: TableShape, row_id: str, values: Values, *, on_conflict: str) -> Statement:
-    """Insert a row. `on_conflict` says what to do when its key exists: `fail`, `nothing` or `update`."""
+    It reads the table only in a condition: so a new row has to pass the policies of INSERT alone. With ON CONFLICT it
+    would also have to pass those of SELECT.
+    """
     row = {**key_values(shape, row_id), **values}
     bound = [bind(_column(shape, name), value) for name, value in row.items()]
-    key = _listed(shape.key)
-    match on_conflict:
-        case "fail":
-            then: sql.Composable = sql.SQL("")
-        case "update" if values:
-            pairs = [sql.SQL("{0} = excluded.{0}").format(named(name)) for name in values]
-            then = sql.SQL(" on conflict ({}) do update set {}").format(key, sql.SQL(", ").join(pairs))
-        case _:
-            then = sql.SQL(" on conflict ({}) do nothing").format(key)
-    query = sql.SQL("insert into {} ({}) values ({}){}").format(
-        _table(shape), _listed(row), sql.SQL(", ").join(expression for expression, _ in bound), then
-    )
-    return Statement(query, tuple(text for _, text in bound))
+    expressions = sql.SQL(", ").join(expression for expression, _ in bound)
+    texts = tuple(text for _, text in bound)
+    into = sql.SQL("insert into {} ({})").format(_table(shape), sql.SQL(", ").join([named(name) for name in row]))
+    if not if_absent:
+        return Statement(sql.SQL("{} values ({})").format(into, expressions), texts)
+    where = _where(shape, row_id, None)
+    query = sql.SQL("{} select {} where not exists (select from {} where {})")
+    return Statement(query.format(into, expressions, _table(shape), where.query), (*texts, *where.parameters))
 
 
 def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -> Statement:
@@ -108,21 +140,31 @@ def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -
     bound = {name: bind(_column(shape, name), value) for name, value in values.items()}
     pairs = [sql.SQL("{} = {}").format(named(name), expression) for name, (expression, _) in bound.items()]
     where = _where(shape, row_id, old)
-    query = sql.SQL("update {} as t set {} where {}").format(_table(shape), sql.SQL(", ").join(pairs), where.query)
+    query = sql.SQL("update {} set {} where {}").format(_table(shape), sql.SQL(", ").join(pairs), where.query)
     return Statement(query, (*(text for _, text in bound.values()), *where.parameters))
 
 
 def delete(shape: TableShape, row_id: str, old: Values | None) -> Statement:
     """Delete the row with this id. With `old`, only if it still has these values."""
     where = _where(shape, row_id, old)
-    return Statement(sql.SQL("delete from {} as t where {}").format(_table(shape), where.query), where.parameters)
+    return Statement(sql.SQL("delete from {} where {}").format(_table(shape), where.query), where.parameters)
 
 
-def look(shape: TableShape, row_id: str, old: Values | None) -> Statement:
-    """Select whether the row still has the values of `old`. Gives no row when the user can't see it, or it is gone."""
+def look(shape: TableShape, row_id: str, old: Values | None, permission: str) -> Statement:
+    """Select whether the row still has the values of `old`, and whether `permission` holds, an expression over its
+    columns as the catalog writes it. Gives no row when the user can't see it, or it is gone."""
     where, same = _where(shape, row_id, None), _same(shape, old or {})
-    query = sql.SQL("select {} from {} as t where {}").format(same.query, _table(shape), where.query)
+    permitted = sql.SQL(permission.replace("%", "%%"))
+    query = sql.SQL("select {}, {} from {} where {}").format(same.query, permitted, _table(shape), where.query)
     return Statement(query, (*same.parameters, *where.parameters))
+
+
+def fit(shape: TableShape, row_id: str, *given: Values) -> Statement:
+    """Read the row's id and the given values as the types of their columns, which fails unless they are."""
+    values = [pair for each in (key_values(shape, row_id), *given) for pair in each.items()]
+    bound = [typed(shape.columns[name], value) for name, value in values]
+    listed = sql.SQL(", ").join([expression for expression, _ in bound])
+    return Statement(sql.SQL("select {}").format(listed), tuple(text for _, text in bound))
 
 
 def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Statement:
@@ -135,7 +177,7 @@ def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Stateme
 
 def _where(shape: TableShape, row_id: str, old: Values | None) -> Statement:
     key = {name: bind(_column(shape, name), value) for name, value in key_values(shape, row_id).items()}
-    parts = [sql.SQL("t.{} = {}").format(named(name), expression) for name, (expression, _) in key.items()]
+    parts = [sql.SQL("{} = {}").format(named(name), expression) for name, (expression, _) in key.items()]
     same = _same(shape, old or {})
     query = sql.SQL(" and ").join([*parts, same.query])
     return Statement(query, (*(text for _, text in key.values()), *same.parameters))
@@ -170,23 +212,19 @@ def _unchanged(column: Column, value: Json) -> tuple[sql.Composable, str | None]
     name = named(column.name)
     expression, text = typed(column, value)
     if column.base == Oid.JSON:
-        form = sql.SQL("t.{0}::pg_catalog.jsonb is not distinct from ({1})::pg_catalog.jsonb")
+        form = sql.SQL("{0}::pg_catalog.jsonb is not distinct from ({1})::pg_catalog.jsonb")
     elif column.comparable:
-        form = sql.SQL("t.{0} is not distinct from {1}")
+        form = sql.SQL("{0} is not distinct from {1}")
     else:
-        form = sql.SQL("t.{0}::pg_catalog.text is not distinct from ({1})::pg_catalog.text")
+        form = sql.SQL("{0}::pg_catalog.text is not distinct from ({1})::pg_catalog.text")
     return form.format(name, expression), text
 
 
 def _column(shape: TableShape, name: str) -> Column:
-    if name not in shape.columns:  # only a conflict function can bring one that was not checked
-        raise BadEntry("the table has no such column", f"{shape.rule.qualified_name}.{shown(name)}")
+    if not is_writable(shape, name):
+        raise unknown_column(shape, name)  # as only a conflict function, or the config, can still name one
     return shape.columns[name]
 
 
 def _table(shape: TableShape) -> sql.Composable:
     return named(shape.rule.schema, shape.rule.name)
-
-
-def _listed(names: Sequence[str] | Values) -> sql.Composed:
-    return sql.SQL(", ").join([named(name) for name in names])

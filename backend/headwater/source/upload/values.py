@@ -35,7 +35,7 @@ def bind(column: Column, value: Json) -> Bound:
         return PLAIN, _checked(value if isinstance(value, str) else write_json(value), column)
     if column.is_array or column.kind in "crm":
         return _composed(column, value)
-    text = _checked(_scalar(value), column)
+    text = _checked(plain_text(value), column)
     if column.base == Oid.BYTEA and not text.startswith("\\x"):
         return _BASE64, text
     return PLAIN, text
@@ -52,7 +52,8 @@ def type_name(column: Column) -> sql.SQL:
     return sql.SQL(column.type_name.replace("%", "%%"))
 
 
-def _scalar(value: Json) -> str:
+def plain_text(value: Json) -> str:
+    """The value as text, without regard to a column."""
     match value:
         case str():
             return value
@@ -75,7 +76,7 @@ def _composed(column: Column, value: Json) -> Bound:
         return PLAIN, _checked("{" + ",".join(ranges) + "}", column)
     if (column.is_array and _is_list(held)) or (column.kind == "c" and isinstance(held, Mapping)):
         return _MEMBER.format(type_name(column)), write_json({"v": held})
-    return PLAIN, _checked(_scalar(value), column)
+    return PLAIN, _checked(plain_text(value), column)
 
 
 def _parsed(text: str) -> Json:
@@ -102,7 +103,7 @@ def _flag(value: Json) -> bool:
 def _bound(value: Json) -> str:
     if value is None:
         return ""
-    text = _scalar(value).replace("\\", "\\\\").replace('"', '\\"')
+    text = plain_text(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 
 

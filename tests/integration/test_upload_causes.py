@@ -1,0 +1,333 @@
+"""Why a write is not done, who can mend it, and what the device is told: a case for each row of the table in the docs.
+
+All share a database and an endpoint; each has a table of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.source.connect import SourceSettings
+from headwater.source.upload import apply, held
+from headwater.source.upload.prepare import prepare_uploads
+from headwater.source.upload.settings import Conflict, TableRule, UploadSettings
+from tests.support.fix_api import make_token, running
+from tests.support.fix_postgres import Connection, SourceDb
+from tests.support.fix_upload import Device, Entry, Uploads, patch, put
+from tests.support.memory_store import MemoryStore
+
+DOCS = Path(__file__).parents[2] / "docs" / "uploads.md"
+ROLE = "causes_app"
+
+TABLE = """
+create table {t} (id text primary key, owner text default 'ann', title text check (title <> ''), n integer);
+alter table {t} enable row level security;
+create policy mine on {t} using (owner = current_setting('request.jwt.claims', true)::json ->> 'sub');
+"""
+TRIGGER = """
+create function {t}_does() returns trigger language plpgsql as $$begin %s; return new; end$$;
+create trigger t before insert on {t} for each row execute function {t}_does();
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cause, as the docs name it. `breaks` is run before the device sends `entry`, `mends` afterwards; `{t}` stands
+    for the table and `{role}` for the upload role. `said` is what an operator finds in the record of what waits."""
+
+    cause: str
+    code: str
+    breaks: str = ""
+    mends: str = ""
+    sqlstate: str | None = None
+    entry: Entry = field(default_factory=lambda: put("", "1", title="x"))
+    rule: dict[str, Any] = field(default_factory=dict)
+    said: str = ""
+
+
+USER = [
+    Case(
+        "a policy does not allow the new row", "HW_6117", sqlstate="42501", entry=put("", "1", owner="ben"),
+    ),
+    Case(
+        "the user sees the row, but a policy does not let it be changed", "HW_6114",
+        "create policy s on {t} for select using (true); insert into {t} values ('1', 'ben')",
+        entry=patch("", "1", title="y"),
+    ),
+    Case("the row is gone, or the user does not see it", "HW_6113", entry=patch("", "9", title="y")),
+    Case(
+        "a row that the user does not see has this id", "HW_6117", "insert into {t} values ('1', 'ben')",
+        sqlstate="23505",
+    ),
+    Case("a constraint refuses the values", "HW_6117", sqlstate="23514", entry=put("", "1", title="")),
+    Case(
+        "a column that must not be null is set to null", "HW_6117", "alter table {t} alter title set not null",
+        sqlstate="23502", entry=put("", "1", title=None),
+    ),
+    Case("a value does not fit its column", "HW_6117", sqlstate="22P02", entry=put("", "1", n="four")),
+    Case(
+        "a function or trigger raises an exception, with whatever code", "HW_6117",
+        TRIGGER % "raise exception 'closed on Sundays' using errcode = '42501'", sqlstate="42501",
+    ),
+    Case(
+        "somebody else changed the row (`reject_changed`)", "HW_6112", "insert into {t} values ('1', 'ann', 'new')",
+        entry=patch("", "1", {"title": "old"}, title="y"), rule={"conflict": Conflict.REJECT_CHANGED},
+    ),
+    Case(
+        "`upload.tables` does not allow the table, the column or the operation", "HW_6110",
+        rule={"columns": frozenset({"title"})}, entry=put("", "1", n=1),
+    ),
+    Case("the entry is malformed", "HW_6111", entry={"op": "PUT", "type": "", "id": 5}),
+]  # fmt: skip
+
+OPERATOR = [
+    Case(
+        "the upload role lacks a right to the table", "HW_6122", "revoke insert on {t} from {role}",
+        "grant insert on {t} to {role}", said='GRANT INSERT ON "public"."{t}" TO "{role}"',
+    ),
+    Case(
+        "the upload role lacks the right to a sequence", "HW_6132", "alter table {t} add s serial",
+        "grant usage on {t}_s_seq to {role}", said="GRANT USAGE ON SEQUENCE public.{t}_s_seq TO {role}",
+    ),
+    Case(
+        "a trigger writes to a table to which the role has no right", "HW_6132",
+        "create table {t}_audit (id text);" + TRIGGER % "insert into {t}_audit values (new.id)",
+        "grant insert on {t}_audit to {role}", said="GRANT INSERT ON public.{t}_audit TO {role}",
+    ),
+    Case(
+        "policies need each other", "HW_6132",
+        "create policy a on {t} using (exists (select from {t} x))", "drop policy a on {t}", said="(42P17)",
+    ),
+    Case(
+        "a policy, trigger or default calls a function that is gone", "HW_6132",
+        TRIGGER % "perform {t}_helps()", "create function {t}_helps() returns int language sql as 'select 1'",
+        said="{t}_helps",
+    ),
+    Case(
+        "a policy reads a setting that is missing", "HW_6132",
+        "create policy a on {t} as restrictive using (current_setting('app.tenant') <> '')", "drop policy a on {t}",
+        said="app.tenant",
+    ),
+    Case(
+        "a policy casts what is not of that type, such as a claim of the token", "HW_6132",
+        "create policy a on {t} as restrictive using ((current_setting('request.jwt.claim.sub')::uuid) is not null)",
+        "drop policy a on {t}", said="(22P02)",
+    ),
+    Case(
+        "the table does not have the column (any more)", "HW_6118", "alter table {t} drop column title",
+        "alter table {t} add title text", said="the table has no column title (public.{t})",
+    ),
+    Case(
+        "only Postgres may write the column", "HW_6118",
+        "alter table {t} add s integer generated always as identity", "alter table {t} alter s drop identity",
+        entry=put("", "1", s=5), said="Postgres alone writes column s (public.{t})",
+    ),
+    Case(
+        "a column that the device does not send is required and has no default", "HW_6132",
+        "alter table {t} add kind text not null", "alter table {t} alter kind set default 'a'",
+        said="public.{t}.kind a default",
+    ),
+    Case(
+        "no partition takes the row", "HW_6132",
+        "drop table {t}; create table {t} (id text primary key, owner text, title text) partition by list (id);"
+        "alter table {t} enable row level security; create policy p on {t} using (true); grant all on {t} to {role}",
+        "create table {t}_1 partition of {t} default", said="PARTITION OF public.{t}",
+    ),
+    Case(
+        "the table does not exist, or has no key", "HW_6122", "alter table {t} rename to {t}_away",
+        "alter table {t}_away rename to {t}", said="the table is not in the source",
+    ),
+    Case(
+        "row-level security is off", "HW_6122", "alter table {t} disable row level security",
+        "alter table {t} enable row level security", said='ALTER TABLE "public"."{t}" ENABLE ROW LEVEL SECURITY',
+    ),
+    Case(
+        "row-level security does not apply to the upload role", "HW_6121", "alter role {role} bypassrls",
+        "alter role {role} nobypassrls",
+    ),
+    Case(
+        "`source prepare --upload` has not been run", "HW_6120", "alter schema headwater_upload rename to away",
+        "alter schema away rename to headwater_upload",
+    ),
+]  # fmt: skip
+
+PASSING = [
+    Case("a lock is held for longer than `lock_timeout_seconds`", "HW_6103"),
+    Case(
+        "a statement takes longer than `statement_timeout_seconds`", "HW_6103", TRIGGER % "perform pg_sleep(60)",
+        "drop trigger t on {t}",
+    ),
+    Case(
+        "a deadlock or a serialization failure, four times", "HW_6103",
+        TRIGGER % "raise exception 'again' using errcode = '40001'", "drop trigger t on {t}",
+    ),
+    Case(
+        "the connection is lost, or the source restarts", "HW_6103",
+        (TRIGGER + "alter function {t}_does() security definer;") % "perform pg_terminate_backend(pg_backend_pid())",
+        "drop trigger t on {t}",
+    ),
+    Case(
+        "the database is read-only", "HW_6103",
+        TRIGGER % "perform set_config('transaction_read_only', 'on', true); create table {t}_x ()",
+        "drop trigger t on {t}",
+    ),
+    Case(
+        "the disk is full, or memory or connections have run out", "HW_6103",
+        TRIGGER % "raise exception 'could not extend file' using errcode = '53100'", "drop trigger t on {t}",
+    ),
+]  # fmt: skip
+
+SLOW = Case(
+    "the writes of one transaction take more than 60 s", "HW_6119", TRIGGER % "perform pg_sleep(60)",
+    "drop trigger t on {t}",
+)  # fmt: skip
+
+CASES = [*USER, *OPERATOR, *PASSING, SLOW]
+NAMES = {case.cause: f"cause_{number}" for number, case in enumerate(CASES)}
+
+
+@pytest.fixture(scope="module")
+def causes(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[Uploads]:
+    """An endpoint that takes writes to the tables of all cases, before they break."""
+    maintenance.execute("create database causes")
+    db = SourceDb(postgres, "causes")
+    info = db.connection.info
+    login = SourceSettings(host=info.host, port=info.port, database=db.name, user=info.user, sslmode="disable")
+    rules = {NAMES[case.cause]: TableRule("public", NAMES[case.cause], **case.rule) for case in CASES}
+    settings = UploadSettings(login, ROLE, rules, statement_timeout=1, lock_timeout=1)
+    store = MemoryStore()
+    store.commit()
+    with ExitStack() as stack:
+        stack.callback(maintenance.execute, f"drop role if exists {ROLE}")
+        stack.callback(db.drop, maintenance)
+        db.execute("".join(TABLE.format(t=name) for name in rules))
+        prepare_uploads(settings)
+        yield Uploads(db, settings, stack.enter_context(running(store, upload=settings)), make_token)
+
+
+def cases(group: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", group, ids=lambda case: case.cause)
+
+
+def begun(causes: Uploads, case: Case) -> tuple[Device, dict[str, Any]]:
+    """Break the case's table. Returns a device, and what it wants to send."""
+    causes.db.execute(filled(case.breaks, case) or "select 1")
+    device = causes.device()
+    return device, device.transaction({**case.entry, "type": NAMES[case.cause]})
+
+
+def filled(text: str, case: Case) -> str:
+    return text.replace("{t}", NAMES[case.cause]).replace("{role}", ROLE)
+
+
+def letters(causes: Uploads, client_id: str) -> list[tuple[Any, ...]]:
+    query = "select d.code, d.op_id from headwater_upload.dead_letters d join headwater_upload.clients using (client)"
+    return causes.rows(f"{query} where client_id = %s", client_id)
+
+
+@cases(USER)
+def test_what_is_the_users_is_parked_and_told(causes: Uploads, case: Case) -> None:
+    device, sent = begun(causes, case)
+    (answer,) = device.answers(sent)
+    assert answer["outcome"] == "parked"
+    assert (answer["error"]["code"], answer["error"].get("sqlstate"), answer["error"]["op_id"]) == (
+        case.code, case.sqlstate, 1,
+    )  # fmt: skip
+    assert letters(causes, device.client_id) == [(case.code, 1)]
+
+
+@cases(OPERATOR)
+def test_what_the_operator_can_mend_waits_and_arrives_once_it_is_mended(
+    causes: Uploads, case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, sent = begun(causes, case)
+    try:
+        responses = [device.post(sent) for _ in range(3)]
+    finally:
+        waits = [str(each) for each in held.waiting(causes.settings)] if case.code != "HW_6120" else []
+        causes.db.execute(filled(case.mends, case))
+    for response in responses:
+        assert (response.status_code, response.headers["retry-after"]) == (503, "30"), response.text
+        assert response.json()["error"]["code"] == "HW_6131"
+        assert case.code in response.json()["error"]["description"]
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("refusals")] == ["uploads wait"]
+    if case.said:
+        (finding,) = waits
+        assert filled(case.said, case) in finding
+        assert finding.startswith(f"[{case.code}]")
+        assert "uploads of 1 device wait since" in finding
+    assert letters(causes, device.client_id) == []
+    assert device.answers(sent)[0]["outcome"] == "applied"
+    assert held.waiting(causes.settings) == []
+
+
+@cases(PASSING)
+def test_what_passes_is_never_parked(causes: Uploads, case: Case) -> None:
+    device, sent = begun(causes, case)
+    with psycopg.connect(causes.db.dsn) as other:
+        if not case.breaks:
+            other.execute(f"lock table {NAMES[case.cause]}")
+        responses = [device.post(sent) for _ in range(2)]
+    for response in responses:
+        assert (response.status_code, response.headers["retry-after"]) == (503, "5"), response.text
+        assert response.json()["error"]["code"] == case.code
+    assert held.waiting(causes.settings) == []
+    assert letters(causes, device.client_id) == []
+    causes.db.execute(filled(case.mends, case) or "select 1")
+    assert device.answers(sent)[0]["outcome"] == "applied"
+
+
+def test_what_takes_too_long_is_parked_at_its_second_try(causes: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "SECONDS", 0.5)
+    device, sent = begun(causes, SLOW)
+    assert device.post(sent).status_code == 503
+    assert letters(causes, device.client_id) == []
+    behind = device.transaction({**SLOW.entry, "type": NAMES[USER[0].cause]})
+    parked, applied = device.answers(sent, behind)
+    assert (parked["outcome"], parked["error"]["code"]) == ("parked", SLOW.code)
+    assert applied["outcome"] == "applied"
+
+
+def test_the_time_limit_of_a_statement_is_not_that_of_many(causes: Uploads) -> None:
+    slow = Case(PASSING[0].cause, "", TRIGGER % "perform pg_sleep(0.3)")
+    device, _ = begun(causes, slow)
+    device.applied(*(put(NAMES[slow.cause], f"slow {number}", title="x") for number in range(5)))
+
+
+def test_what_waits_for_too_long_is_parked_and_what_is_behind_it_arrives(causes: Uploads) -> None:
+    device = causes.device()
+    before = device.transaction(put(NAMES[USER[0].cause], "before", title="x"))
+    lacking = device.transaction(put(NAMES[USER[0].cause], "late", nothing=1))
+    behind = device.transaction(put(NAMES[USER[0].cause], "behind", title="x"))
+    first = device.post(before, lacking, behind)
+    assert (first.status_code, first.json()["transactions"]) == (503, [{"last_op_id": 1, "outcome": "applied"}])
+    other = causes.device()
+    other.applied(put(NAMES[USER[0].cause], "other", title="x"))
+    causes.db.execute("update headwater_upload.waiting set since = since - interval '23 hours'")
+    assert device.post(lacking, behind).status_code == 503
+    causes.db.execute("update headwater_upload.waiting set since = since - interval '1 hour'")
+    parked, applied = device.answers(lacking, behind)
+    assert (parked["error"]["code"], parked["error"]["op_id"], applied["outcome"]) == ("HW_6118", 2, "applied")
+    assert not [each for each in held.waiting(causes.settings) if each.code == "HW_6118"]
+
+
+def test_the_docs_name_every_cause_and_what_it_is_answered() -> None:
+    (table,) = re.findall(r"^\| cause \|.*?\n\n", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:] if line]
+    told = {cause.strip("| "): (who, re.findall(r"\d{3}|HW_\d{4}", answer)) for cause, who, answer, _ in rows}
+    wanted = {
+        **{case.cause: ("the user", ["200", case.code]) for case in USER},
+        **{case.cause: ("the operator", ["503", case.code]) for case in OPERATOR},
+        **{case.cause: ("nobody: it passes", ["503", case.code]) for case in PASSING},
+        SLOW.cause: ("the developer", ["503", "200", SLOW.code]),
+    }
+    assert told == wanted
