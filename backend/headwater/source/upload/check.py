@@ -1,5 +1,6 @@
 """Finds out whether uploads can work, before a device sends one: tries what an upload does, as the roles that do it,
-and changes nothing. `source prepare --upload`, `source status` and `doctor` tell the same findings."""
+and changes nothing. Also tells what devices wait for. `source prepare --upload`, `source status` and `doctor` have the
+same findings."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from psycopg.rows import class_row
 from headwater.errors import HeadwaterError
 from headwater.source.connect import connect, source_errors
 from headwater.source.readiness.finding import Finding
-from headwater.source.upload import ledger, statements
+from headwater.source.upload import held, ledger, statements
 from headwater.source.upload.connections import Connections, become, begin
 from headwater.source.upload.entries import Device, entry_of, transaction_of
 from headwater.source.upload.errors import NotPrepared, Refused
@@ -130,7 +131,7 @@ def check_uploads(settings: UploadSettings) -> tuple[Finding, ...]:
         if None in barred:
             return tuple(known)
         tried = {rule: columns[rule] for rule, several in found.items() if rule not in barred and not _fatal(several)}
-        return tuple(dict.fromkeys([*known, *asyncio.run(_try(settings, tried))]))
+        return tuple(dict.fromkeys([*held.waiting(settings), *known, *asyncio.run(_try(settings, tried))]))
     except HeadwaterError as error:
         return (_finding(error),)
 
