@@ -43,7 +43,8 @@ def collectors() -> list[Collector]:
     wait_until(lambda: sizes.known() is not None, "the sizes")
     refusals, requests = Refusals(), Requests()
     requests.expect(["/sync/stream"])
-    own = EndpointCollector(lambda: 0, Traffic(refusals), requests, refusals)
+    unknown = {("public.notes", "note", "1.0"): 1}
+    own = EndpointCollector(lambda: 0, Traffic(refusals), requests, refusals, lambda: unknown)
     return [own, SourceCollector(_Noting(), ["default"], noted_totals, sizes)]
 
 

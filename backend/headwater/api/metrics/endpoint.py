@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,6 +40,7 @@ class EndpointCollector(Collector):
     traffic: Traffic
     requests: Requests
     refusals: Refusals
+    unknown_columns: Callable[[], Mapping[tuple[str, str, str], int]] = dict
 
     def describe(self) -> list[Metric]:
         """Return nothing: labels depend on what was counted."""
@@ -73,6 +74,14 @@ class EndpointCollector(Collector):
         for code, count in {**dict.fromkeys(sorted(_codes(ApiError)), 0), **self.refusals.counts()}.items():
             refused.add_metric([code], count)
         yield refused
+        unknown = CounterMetricFamily(
+            "headwater_upload_unknown_columns",
+            "Uploaded writes that named a column which the table lacks, and which was left out or renamed",
+            labels=["table", "column", "version"],
+        )
+        for labels, count in self.unknown_columns().items():
+            unknown.add_metric(labels, count)
+        yield unknown
 
 
 def _delays(delays: Delays) -> HistogramMetricFamily:

@@ -53,7 +53,8 @@ def metrics_of(app: Starlette) -> bytes:
 
 
 def _own(app: Starlette) -> EndpointCollector:
-    return EndpointCollector(app.state.open_streams, app.state.traffic, app.state.requests, app.state.refusals)
+    state = app.state
+    return EndpointCollector(state.open_streams, state.traffic, state.requests, state.refusals, state.unknown_columns)
 
 
 @contextlib.contextmanager
