@@ -208,6 +208,20 @@ def test_several_key_columns_may_come_as_row_id_makes_them(
     assert device.parked(put("seats", '["a",14]', who="x"))["code"] == "HW_6111"
 
 
+def test_a_row_is_found_by_a_deferrable_key_and_in_a_child_of_its_table(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(
+        "create table late (id text primary key deferrable initially deferred, t text);"
+        "create table parent (id text primary key, t text); create table child () inherits (parent);"
+        "insert into child values ('1', 'a')"
+    )
+    device = uploads_of({name: TableRule("public", name, row_security=False) for name in ("late", "parent")}).device()
+    device.applied(put("late", "1", t="a"), put("late", "1", t="b"), put("parent", "1", t="b"))
+    assert source_db.fetch("select * from late") == [("1", "b")]
+    assert source_db.fetch("select p.*, tableoid::regclass::text from parent p") == [("1", "b", "child")]
+
+
 def test_a_deferred_constraint_and_an_error_of_a_trigger_put_it_aside(uploads: Uploads) -> None:
     uploads.db.execute(
         "alter table notes add parent text references notes deferrable initially deferred;"

@@ -40,21 +40,13 @@ _EVENTS = {Operation.UPDATE: "2", Operation.INSERT: "3", Operation.DELETE: "4"}
 # `forbidden` has the commands, in pg_policy's letters, for which no policy lets the role see or write any row
 _TABLE = """
 select c.relkind::text as kind, c.relreplident::text as identity, c.relrowsecurity as secured, key.columns as key,
-  exists (select from pg_inherits i join pg_class h on h.oid = i.inhrelid
-          where i.inhparent = c.oid and not h.relispartition) as has_children,
   exists (select from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgtype & 7 = 7) as fills_rows,
   array(select array[w.ev_type::text, w.rulename::text] from pg_rewrite w
         where w.ev_class = c.oid and w.ev_type <> '1' and w.ev_enabled <> 'D' order by 1) as rules,
   array(select command from unnest(array['a', 'w', 'd']) command where not exists (
     select from pg_policy p, unnest(p.polroles) m, pg_roles r
     where p.polrelid = c.oid and p.polpermissive and p.polcmd::text in (command, '*') and r.rolname = %(role)s
-      and case when m = 0 then true else pg_has_role(r.oid, m, 'USAGE') end)) as forbidden,
-  (select min(x.conname::text) from pg_constraint x
-   where x.conrelid = c.oid and x.contype in ('p', 'u') and x.condeferrable
-     and (select array_agg(a.attname::text order by a.attnum) from pg_attribute a
-          where a.attrelid = c.oid and a.attnum = any(x.conkey)) = (
-          select array_agg(a.attname::text order by a.attnum) from pg_attribute a
-          where a.attrelid = c.oid and a.attname = any(key.columns))) as deferrable
+      and case when m = 0 then true else pg_has_role(r.oid, m, 'USAGE') end)) as forbidden
 from pg_class c join pg_namespace n on n.oid = c.relnamespace cross join lateral (
   select coalesce(%(key)s::text[], (
     select array_agg(a.attname::text order by k.number)
@@ -86,17 +78,15 @@ select count(*), min(parked_at) from (
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the catalog says of a table. `deferrable` is the constraint of its key, if it is deferrable."""
+    """What the catalog says of a table."""
 
     kind: str
     identity: str
     secured: bool
     key: list[str]
-    has_children: bool
     fills_rows: bool
     rules: list[list[str]]
     forbidden: list[str]
-    deferrable: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +173,6 @@ def _columns(conn: psycopg.Connection, role: str, rule: TableRule) -> list[_Colu
 
 def _of_key(rule: TableRule, table: _Table, key: Sequence[_Column]) -> Iterator[Finding]:
     name = sql.Identifier(rule.schema, rule.name).as_string()
-    if table.deferrable is not None:
-        what = f"has a deferrable key, {table.deferrable}, by which Postgres finds no row that is there already"
-        constraint = sql.Identifier(table.deferrable).as_string()
-        how = f"ALTER TABLE {name} DROP CONSTRAINT {constraint}, and add it again without DEFERRABLE"
-        yield _told(rule, what, f"run {how}, or name another unique key as `key`")
-    if table.has_children:
-        what = "has children by inheritance, whose rows its key does not know: a PUT may write a row a second time"
-        yield _told(rule, what, "partition the table instead, or name the children", fatal=False)
     if len(table.key) > 1 and table.identity != "d":
         what = "has a replica identity that is not its primary key, so `row_id()` of a sync config is no key of it"
         fix = "select the key's values as `id`, joined by key_separator, or set REPLICA IDENTITY DEFAULT"

@@ -46,7 +46,7 @@ _KEYS = """
 select i.indrelid::bigint, i.indisprimary, array_agg(a.attname::text order by k.number)
 from pg_index i cross join unnest(i.indkey) with ordinality as k (attnum, number)
   join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-where i.indrelid = any(%s::oid[]) and i.indisunique and i.indimmediate and i.indisvalid
+where i.indrelid = any(%s::oid[]) and i.indisunique and i.indisvalid
   and i.indpred is null and i.indexprs is null and k.number <= i.indnkeyatts
 group by i.indexrelid, i.indrelid, i.indisprimary
 """
