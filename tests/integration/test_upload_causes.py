@@ -21,6 +21,7 @@ from headwater.source.upload import apply, held
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import Conflict, TableRule, UploadSettings
 from tests.support.fix_api import make_token, running
+from tests.support.fix_logs import line_of
 from tests.support.fix_postgres import Connection, SourceDb
 from tests.support.fix_upload import Device, Entry, Uploads, patch, put
 from tests.support.memory_store import MemoryStore
@@ -295,6 +296,18 @@ def test_what_takes_too_long_is_parked_at_its_second_try(causes: Uploads, monkey
     parked, applied = device.answers(sent, behind)
     assert (parked["outcome"], parked["error"]["code"]) == ("parked", SLOW.code)
     assert applied["outcome"] == "applied"
+
+
+def test_what_waits_is_told_without_values_of_rows(causes: Uploads, caplog: pytest.LogCaptureFixture) -> None:
+    unsafe = Case(USER[0].cause, "", TRIGGER % "execute 'select ' || new.title", "drop trigger t on {t}")
+    device, _ = begun(causes, unsafe)
+    response = device.post(device.transaction(put(NAMES[unsafe.cause], "unsafe", title="hush")))
+    (finding,) = held.waiting(causes.settings)
+    causes.db.execute(filled(unsafe.mends, unsafe))
+    assert (response.status_code, "(42703)" in finding.what) == (503, True)
+    lines = [line_of(record) for record in caplog.records]
+    assert [text for text in (finding.what, response.text, *lines) if "hush" in text] == []
+    device.applied(put(NAMES[unsafe.cause], "unsafe", title="hush"))
 
 
 def test_the_time_limit_of_a_statement_is_not_that_of_many(causes: Uploads) -> None:

@@ -250,19 +250,19 @@ def refused_by_postgres(
 ) -> PostgresRefused | WriteFailed:
     """Turn an error of Postgres that does not pass into ours. `what` names only the condition, and objects of the
     schema; `said` is Postgres' own message, which may contain a value of the row."""
-    diag, said = error.diag, error.diag.message_primary or ""
+    diag, said, context = error.diag, error.diag.message_primary or "", error.diag.context or ""
     names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name)
     place = ".".join(name for name in names if name)
     state = error.sqlstate or ""
     if mender_of(error, nulls) is Mender.USER:
         what = f"Postgres refused the write: {name_of(error)}"
         return PostgresRefused(what, place, sqlstate=state, said=said, op_id=op_id)
-    # messages of class 42 name objects of the schema, and no values
-    named, said = (f": {said}", "") if state.startswith("42") else ("", said)
+    # messages of class 42 name objects of the schema, and no values unless a function made SQL of them
+    named, said = (f": {said}", "") if state.startswith("42") and "EXECUTE" not in context else ("", said)
     what = f"Postgres can't do this write: {name_of(error)}{named}"
     fix = _FIXES.get(state, _MEND).format(table=place or table)
     failed = WriteFailed(what, table or place, fix, sqlstate=state, said=said, op_id=op_id)
-    if verb := re.search(r"\b(insert|update|delete)\b", diag.context or "", re.IGNORECASE):
+    if verb := re.search(r"\b(insert|update|delete)\b", context, re.IGNORECASE):
         failed.verb = verb[0].upper()
     return failed
 
