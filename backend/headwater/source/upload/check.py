@@ -196,12 +196,12 @@ def _of_key(rule: TableRule, table: _Table, key: Sequence[_Column]) -> Iterator[
 
 
 def _of_columns(rule: TableRule, table: _Table, columns: dict[str, _Column]) -> Iterator[Finding]:
-    if rule.columns is None:
-        return
-    named = sorted(rule.columns | rule.compare)
+    named = sorted({*(rule.columns or ()), *rule.compare, *rule.null_when_absent, *(new for _, new in rule.renamed)})
     if unknown := [name for name in named if name not in columns]:
         what = f"has no {_listed(unknown, 'column')}, though upload.tables does"
-        yield _told(rule, what, "correct `columns` and `compare` of the table")
+        yield _told(rule, what, "correct what it says of the table, such as `columns`")
+    if rule.columns is None:
+        return
     if made := [name for name in sorted(rule.columns & columns.keys()) if not columns[name].writable]:
         yield _told(rule, f"makes {_listed(made, 'column')} itself", "take that out of `columns`")
     if Operation.INSERT not in rule.operations:
