@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -234,6 +235,67 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment.stop()
     assert standing(deployment).state is State.STOPPED
     assert standing(deployment).cause is None
+
+
+def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_named(
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of a session, one that was prepared and forgotten; seen by a role that may see what others do, and by one
+    that may not."""
+    caplog.set_level(logging.INFO, "headwater")
+    server = postgres_with(max_prepared_transactions="2")
+    source = SourceDb(server, "postgres")
+    source.execute("create table notes (id text primary key, body text); create table other (id text primary key)")
+    source.execute("create role follower login replication; create publication headwater for all tables")
+    source.execute("grant select on notes to follower")
+    source.execute("create database shop")
+    forgotten = psycopg.connect(server.dsn("shop"), autocommit=True)
+    pid = forgotten.info.backend_pid
+    forgotten.execute("create table carts (id int)")
+    forgotten.execute("begin")
+    forgotten.execute("/* a secret */ insert into carts values (1)")
+    source.execute("begin; insert into other values ('1'); prepare transaction 'it''s'")
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, user="follower", pace=WATCHED)
+
+    def waits_for(*told: str) -> Finding | None:
+        found = [f for f in standing(deployment).findings if f.code == "HW_2033" and all(t in f.what for t in told)]
+        return found[0] if found else None
+
+    try:
+        deployment.start(publish=False)
+        wait_until(lambda: waits_for(f"pid {pid}") is not None, "the session to be named")
+        assert any("making slot" in record.getMessage() for record in caplog.records)
+        unseen = waits_for("the new replication slot waits", "database shop", "not shown to us: GRANT pg_read_all")
+        assert unseen is not None
+        assert unseen.fatal
+        assert unseen.sql == (f"SELECT pg_terminate_backend({pid})",)
+        deployment.stop()  # which does not wait for the transactions
+        deployment.start(publish=False)
+        source.execute("grant pg_read_all_stats to follower")
+        wait_until(lambda: waits_for("idle in transaction, last INSERT") is not None, "what it does to be named")
+        seen = waits_for("idle in transaction, last INSERT")
+        assert seen is not None
+        assert seen.since is not None
+        assert "secret" not in str(seen)
+        assert re.search(r", for \d+ s; have it committed or rolled back", str(seen))
+        source.execute(unseen.sql[0])
+        wait_until(lambda: waits_for("the prepared transaction 'it''s'") is not None, "the prepared one to be named")
+        prepared = waits_for("role postgres, database postgres")
+        assert prepared is not None
+        assert prepared.since is not None
+        source.execute(prepared.sql[0])
+        wait_until(lambda: flows(deployment) and waits_for() is None, "the first start to be over")
+        with psycopg.connect(source.dsn) as writer:
+            writer.execute("insert into other values ('2')")
+            source.execute("alter table notes add column filled text default 'x'")
+            wait_until(lambda: waits_for("the comparison with the source waits") is not None, "it to be named")
+            waiting = waits_for(f"pid {writer.info.backend_pid}")
+            assert waiting is not None
+            assert not waiting.fatal
+    finally:
+        forgotten.close()
+        deployment.close()
+        source.connection.close()
 
 
 @pytest.mark.long

@@ -36,6 +36,7 @@ from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable, fingerprint_of
 from headwater.source.connect import SourceSettings, connect, plan_once, source_errors, text_as_it_is
+from headwater.source.slot import READERS
 from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart, new_row
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
@@ -76,7 +77,7 @@ def read_lines(
     """The partition's rows as COPY text, in batches. Rows with text that is not UTF-8 are left out, and told to
     `left_out`. Raises TableChangedError when the table changed since the snapshot
     or meanwhile: after a rewrite or a TRUNCATE, the snapshot would show no rows, or rows in other ranges."""
-    with connect(source, application_name="headwater snapshot") as conn:
+    with connect(source, application_name=READERS) as conn:
         conn.execute(_LOCK_TIMEOUT)
         plan_once(conn)
         # Before the read, too: columns could be renamed and renamed back meanwhile

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,17 +77,26 @@ def _key(source: SourceSettings) -> str:
 
 
 class OwnSlot:
-    """The slot of the store, during one attempt to follow the source. Other services see that it is in use. With
-    `take`, the slot of this name in our database becomes the store's, even if another service uses it."""
+    """The slot of the store, during one attempt to follow the source, which ends when `stop` is set. Other services see
+    that it is in use. With `take`, the slot of this name in our database becomes the store's, even if another service
+    uses it."""
 
     def __init__(
-        self, source: SourceSettings, store: Store, lease: Lease, conn: psycopg.Connection, *, take: bool
+        self,
+        source: SourceSettings,
+        store: Store,
+        lease: Lease,
+        conn: psycopg.Connection,
+        *,
+        take: bool,
+        stop: threading.Event,
     ) -> None:
         self._source = source
         self._store = store
         self._lease = lease
         self._conn = conn
         self._take = take
+        self._stop = stop
         self._store_id = hashlib.blake2b(store.keys().secret, digest_size=8, person=b"slot").hexdigest()
 
     @property
@@ -128,7 +138,7 @@ class OwnSlot:
         self._write(SlotNote(name, self._source.slot_prefix))
         claim_slot(self._conn, name, self._store_id)
         try:
-            return SnapshotKeeper(self._source, name)
+            return SnapshotKeeper(self._source, name, stop=self._stop)
         except SlotExistsError:
             self._write(before)
             raise
@@ -181,9 +191,11 @@ class OwnSlot:
 
 
 @contextmanager
-def own_slot(source: SourceSettings, store: Store, lease: Lease, *, take: bool) -> Iterator[OwnSlot]:
+def own_slot(
+    source: SourceSettings, store: Store, lease: Lease, *, take: bool, stop: threading.Event
+) -> Iterator[OwnSlot]:
     """See `OwnSlot`."""
     with connect(source, application_name="headwater slot") as conn:
-        slot = OwnSlot(source, store, lease, conn, take=take)
+        slot = OwnSlot(source, store, lease, conn, take=take, stop=stop)
         slot.adopt()
         yield slot

@@ -169,7 +169,8 @@ class Replicator:
 
     def _attempt(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         self.store.renew(lease)  # without the lease, the slot's reader may be a newer holder's, which must not be ended
-        with own_slot(self.source, self.store, lease, take=self.take_slot and not recovery.followed) as slot:
+        take = self.take_slot and not recovery.followed
+        with own_slot(self.source, self.store, lease, take=take, stop=stop) as slot:
             self._attempt_with(slot, lease, stop, watch, recovery)
 
     def _attempt_with(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import re
+import select
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,6 +18,12 @@ from psycopg import pq
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings, dial, pooler_error, source_errors
+
+_STOPPED_SECONDS = 0.5  # how often to look whether to stop
+READERS = "headwater snapshot"
+"""The application name of sessions that hold a snapshot, or read tables for one or for a comparison."""
+
+_log = logging.getLogger(__name__)
 
 
 class SlotError(HeadwaterError):
@@ -229,18 +238,23 @@ class SnapshotKeeper:
     `consistent_point`.
 
     The snapshot, and a `temporary` slot, last as long as this object is open. Creating it waits for all transactions
-    that are writing now. Raises SlotExistsError, SlotError, or what `connection_error` makes of a failed connection.
+    that are writing now, and is given up once `stop` is set. Raises SlotExistsError, SlotError, or what
+    `connection_error` makes of a failed connection.
     """
 
-    def __init__(self, settings: SourceSettings, name: str, *, temporary: bool = False) -> None:
-        self._conn = replication_connection(settings, "headwater snapshot")
+    def __init__(
+        self, settings: SourceSettings, name: str, *, temporary: bool = False, stop: threading.Event | None = None
+    ) -> None:
+        self._conn = replication_connection(settings, READERS)
         kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
         # Standbys copy slots with FAILOVER (sync_replication_slots), so that no new slot is needed after a failover
         kept = self._conn.server_version >= 17_00_00 and not temporary
         options = "(SNAPSHOT 'export', FAILOVER true)" if kept else "EXPORT_SNAPSHOT"
+        _log.info("making slot %s, once all transactions that are writing at the source now have ended", name)
         try:
-            result = self._conn.exec_(f'CREATE_REPLICATION_SLOT "{name}" {kind} pgoutput {options}'.encode())
-            if result.status != pq.ExecStatus.TUPLES_OK:
+            with source_errors(settings):
+                result = _result(self._conn, f'CREATE_REPLICATION_SLOT "{name}" {kind} pgoutput {options}', stop)
+            if result is None or result.status != pq.ExecStatus.TUPLES_OK:
                 raise _creation_error(result, name, settings)
             self.slot = name
             self.consistent_point = parse_lsn((result.get_value(0, 1) or b"").decode())
@@ -266,10 +280,22 @@ def replication_connection(settings: SourceSettings, application_name: str) -> p
         return dial(settings, application_name, replication=True)
 
 
-def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings) -> HeadwaterError:
-    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+def _result(conn: pq.abc.PGconn, command: str, stop: threading.Event | None) -> pq.abc.PGresult | None:
+    """Run a command that may wait for long. It is cancelled when `stop` is set."""
+    conn.send_query(command.encode())
+    while conn.is_busy():
+        select.select([conn.socket], [], [], _STOPPED_SECONDS)
+        conn.consume_input()
+        if stop is not None and stop.is_set():
+            conn.get_cancel().cancel()  # it would go on waiting without us
+    return conn.get_result()
+
+
+def _creation_error(result: pq.abc.PGresult | None, name: str, settings: SourceSettings) -> HeadwaterError:
+    fields = pq.DiagnosticField
+    state, told = [(result and result.error_field(each)) or b"" for each in (fields.SQLSTATE, fields.MESSAGE_PRIMARY)]
     where = settings.address
-    match state:
+    match state.decode():
         case "53400":
             return SlotError(
                 "Postgres has no free replication slot", where, "drop an unused one, or raise max_replication_slots"
@@ -283,5 +309,4 @@ def _creation_error(result: pq.abc.PGresult, name: str, settings: SourceSettings
         case "42710":
             return SlotExistsError(f'the slot "{name}" exists already', where, "another headwater may be using it")
         case _:
-            detail = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
-            return SlotError(f'the slot "{name}" can\'t be created: {detail}', where)
+            return SlotError(f'the slot "{name}" can\'t be created: {told.decode(errors="replace")}', where)

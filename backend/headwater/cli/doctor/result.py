@@ -42,4 +42,4 @@ def of_error(area: str, error: HeadwaterError) -> Result:
 def of_finding(area: str, finding: Finding) -> Result:
     """What a check of the source found."""
     level = Level.FAIL if finding.fatal else Level.WARN
-    return Result(area, level, f"[{finding.code}] {finding.what}", finding.fix, finding.sql)
+    return Result(area, level, f"[{finding.code}] {finding.lasting}", finding.fix, finding.sql)

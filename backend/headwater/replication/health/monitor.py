@@ -38,6 +38,7 @@ _COUNTED_SECONDS = 5.0  # and how old while rows flow
 _REST_SECONDS = 0.1
 _AGAIN_SECONDS = 1.0
 _WORK_SECONDS = 2.0
+_WAITING_SECONDS = 5.0
 _CLOSE_SECONDS = 15.0
 
 
@@ -125,7 +126,7 @@ class Watch:
         try:
             while not self._closing.wait(_REST_SECONDS):
                 self._turn(store)
-                due = time.monotonic() + self._seconds
+                due = time.monotonic() + self._pause()
                 while not self._wake.wait(min(self._seconds, _WORK_SECONDS)) and time.monotonic() < due:
                     self._store_health(store)  # the progress of bulk work
                 self._wake.clear()
@@ -133,6 +134,12 @@ class Watch:
         finally:
             store.close()
             self._disconnect()
+
+    def _pause(self) -> float:
+        """From one look to the next: shorter while bulk work may be waiting for transactions of the source."""
+        with self._lock:
+            waits = self._health.state is State.SNAPSHOT or self._health.compared
+        return min(self._seconds, _WAITING_SECONDS) if waits else self._seconds
 
     def _open(self) -> Store | None:
         """The store, of which each thread has its own; None when that is over before it could be opened."""

@@ -18,6 +18,7 @@ from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.checks import publication_findings, table_findings
 from headwater.source.readiness.finding import Finding
+from headwater.source.slot import READERS, temporary_slot_name
 from headwater.source.triggers import triggers_on
 from headwater_rules.plan import TablePattern
 
@@ -104,6 +105,7 @@ def slot_health(conn: psycopg.Connection, name: str) -> SlotHealth | None:
 def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) -> list[Finding]:
     """Findings about our slot's limits, and about unread slots of others that hold back log."""
     findings = [] if slot is None else [*_budget(slot), *_age(slot)]
+    findings += held_up(conn, name)
     if (slot is None or not slot.active) and _commits_wait_for(conn, name):
         what = "commits at the source wait for Headwater, which is not following the stream"
         findings.append(Finding("HW_2025", what, _LET_GO))
@@ -140,6 +142,97 @@ def _missing_standbys(conn: psycopg.Connection, name: str) -> list[Finding]:
         )
         for standby, there in rows
     ]
+
+
+# A slot is made in a walsender, which waits for one transaction after the other. pg_locks shows the locks of everybody;
+# of what others do, pg_stat_activity shows little to a role without the rights of pg_read_all_stats
+_HELD_UP = r"""
+with waiting as (
+    select l.pid, l.transactionid, l.relation, case s.slot_name when %(slot)s then 'slot' else 'comparison' end as what
+    from pg_replication_slots s join pg_locks l on l.pid = s.active_pid
+    where s.slot_name in (%(slot)s, %(temporary)s) and not l.granted
+      and l.waitstart < clock_timestamp() - %(patience)s::interval
+    union all
+    select l.pid, l.transactionid, l.relation, l.relation::regclass::text
+    from pg_stat_activity a join pg_locks l on l.pid = a.pid
+    where a.application_name = %(readers)s and a.datname = current_database() and l.locktype = 'relation'
+      and not l.granted and l.waitstart < clock_timestamp() - %(patience)s::interval
+), holding as (
+    select distinct w.what, b.pid, p.gid, p.prepared, coalesce(p.owner, a.usename)::text as role,
+           coalesce(p.database, a.datname)::text as database, a.state, a.xact_start,
+           substring(regexp_replace(a.query, '^(\s|--[^\n]*\n|/\*.*?\*/)+', '') from '^[A-Za-z]+') as command
+    from waiting w cross join lateral unnest(pg_blocking_pids(w.pid)) b(pid)
+      left join pg_stat_activity a on a.pid = b.pid
+      left join pg_prepared_xacts p on b.pid = 0 and (p.transaction = w.transactionid or exists (
+        select from pg_locks h where h.pid is null and h.granted and h.relation = w.relation
+          and h.virtualtransaction = '-1/' || p.transaction))
+)
+select what, pid, gid, role, database, state, upper(command) as command,
+       extract(epoch from coalesce(prepared, xact_start))::float8 as since
+from holding order by since, what, pid, gid
+"""
+_PATIENCE = "1 s"
+"""Transactions that are shorter are waited for without a word."""
+
+_COMMAND = re.compile(
+    "ALTER|ANALYZE|BEGIN|CALL|CLUSTER|COMMENT|COPY|CREATE|DELETE|DO|DROP|EXECUTE|FETCH|GRANT|INSERT|LOCK|MERGE|REFRESH"
+    "|REINDEX|RELEASE|REVOKE|SAVEPOINT|SELECT|SET|TRUNCATE|UPDATE|VACUUM|VALUES|WITH"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """An open transaction that we wait for, of a session or prepared under a `gid`. `what` waits: the slot, a
+    comparison, or reading the table of that name. `state` is None where our rights don't show it."""
+
+    what: str
+    pid: int
+    gid: str | None
+    role: str | None
+    database: str | None
+    state: str | None
+    command: str | None
+    since: float | None
+
+
+def held_up(conn: psycopg.Connection, name: str) -> list[Finding]:
+    """Open transactions that making a slot, a comparison or the reading of a table waits for. `name` is our slot's."""
+    asked = {
+        "slot": name,
+        "temporary": temporary_slot_name(name),
+        "readers": READERS,
+        "patience": _PATIENCE,
+    }
+    with conn.cursor(row_factory=class_row(_Holder)) as cursor:
+        holders = cursor.execute(_HELD_UP, asked).fetchall()
+    return [_holding(conn, holder) for holder in holders]
+
+
+_WAITING = {"slot": "the new replication slot", "comparison": "the comparison with the source"}
+
+
+def _holding(conn: psycopg.Connection, holder: _Holder) -> Finding:
+    where = f"role {holder.role}, database {holder.database}"
+    if holder.gid is not None:
+        gid = sql.Literal(holder.gid).as_string(conn)
+        whose = f"the prepared transaction {gid} ({where})"
+        statement = f"ROLLBACK PREPARED {gid}"
+        fix = f"run COMMIT PREPARED {gid} or {statement} in database {holder.database}, as role {holder.role}"
+    else:
+        whose = f"the open transaction of pid {holder.pid} ({where}, {_doing(conn, holder)})"
+        statement = f"SELECT pg_terminate_backend({holder.pid})"
+        fix = f"have it committed or rolled back, or run {statement}"
+    what = f"{_WAITING.get(holder.what, f'reading {holder.what}')} waits for {whose}"
+    return Finding("HW_2033", what, fix, fatal=holder.what != "comparison", sql=(statement,), since=holder.since)
+
+
+def _doing(conn: psycopg.Connection, holder: _Holder) -> str:
+    """The state of a session and the kind of its statement, never the statement."""
+    if holder.state is None:
+        return f"what it does and since when is not shown to us: GRANT pg_read_all_stats TO {conn.info.user}"
+    if _COMMAND.fullmatch(holder.command or "") is None:
+        return holder.state
+    return f"{holder.state}, {'in' if holder.state == 'active' else 'last'} {holder.command}"
 
 
 _LET_GO = (
