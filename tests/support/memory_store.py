@@ -75,6 +75,7 @@ class MemoryStore:
     config: StoredConfig | None = field(default_factory=lambda: StoredConfig(1, "streams: {}"))
     reads: list[str] = field(default_factory=list)
     revoked: list[Revocation] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -235,7 +236,7 @@ class MemoryStore:
         return True
 
     def noted(self, key: str) -> str:
-        return ""
+        return self.notes.get(key, "")
 
     def close(self) -> None:
         pass

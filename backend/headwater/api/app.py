@@ -54,10 +54,12 @@ UNREAD_SECONDS = 15.0
 class ApiSettings:
     """Settings of the endpoint. A token's claim aud must be in `audience`. Limits are per process, except `requests`
     and `body`, which are per connection. `keep_requests` is in seconds. `probes` turns the probe routes on; without
-    `admin` the admin API refuses every request, without `upload` there is no route for uploads."""
+    `admin` the admin API refuses every request, without `upload` there is no route for uploads. `sources` are the tags
+    of the sources."""
 
     keys: KeySource
     audience: frozenset[str]
+    sources: tuple[str, ...] = ("default",)
     streams: StreamLimits = field(default_factory=StreamLimits)
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
@@ -87,7 +89,7 @@ class Endpoint:
         self.refusals = Refusals()
         self.requests = Requests()
         self.traffic = Traffic(self.refusals, settings.traces)
-        self.hub = Hub(reader, self._threads, self.traffic, self._revoked)
+        self.hub = Hub(reader, self._threads, self.traffic, self._revoked, settings.sources)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
         plans = Plans(settings.requests)
         self.streams = Streams(

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from headwater.api.arrivals import Arrival
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
+from headwater.api.errors import TooManyRequestsError
 from headwater.api.http.body import read_body, require_json
 from headwater.api.parsing import Parsing
 from headwater.api.refusals import prove
@@ -225,6 +225,5 @@ class WriteCheckpointRoute:
     async def _admit(self, request: Request) -> Principal:
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
-        if not self._hub.active:
-            raise NoActiveConfigError
+        self._hub.raise_unless_active()
         return user

@@ -38,14 +38,17 @@ class ShuttingDownError(ApiError):
 
 
 class NoActiveConfigError(ApiError):
-    """No sync config is active yet: none was deployed, or its first snapshot is still running."""
+    """No sync config is active yet: none was deployed, or its first snapshot is still running. The answer says how far
+    that is."""
 
     kind = Kind.RETRY
     code = "PSYNC_S2302"
-    status = 500
+    status = 503
 
-    def __init__(self) -> None:
-        super().__init__("no sync config is active", fix="deploy one, or wait for its first snapshot to end")
+    def __init__(self, progress: str = "") -> None:
+        what = "no rows are served before the first snapshot is complete"
+        super().__init__(what, fix=progress or "deploy a sync config, or wait for its first snapshot to end")
+        self.args = (progress,)  # what pickle replays
 
 
 class BodyTooLargeError(ApiError):

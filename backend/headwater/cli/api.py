@@ -51,6 +51,7 @@ def build(
     settings = ApiSettings(
         keys=key_source(config.auth),
         audience=config.auth.audience,
+        sources=tuple(source.tag for source in config.sources),
         streams=StreamLimits(
             config.api.max_concurrent_connections, config.api.max_streams_per_user, config.api.stalled_stream_seconds
         ),

@@ -119,7 +119,7 @@ def test_inner_errors_are_told_of_now_and_then_too(
 ) -> None:
     memory_store.config = None
     for user in ("u1", "u2", "u1"):
-        assert endpoint.post(token=make_token(user)).status_code == 500
+        assert endpoint.post(token=make_token(user)).status_code == 503
     assert [line["user_id"] for line in lines(caplog)] == ["u1", "u2"]
     assert endpoint.refused() == {"PSYNC_S2302": 3}
 

@@ -269,7 +269,7 @@ def test_a_device_that_asks_for_nothing_is_told_that_its_stream_was_cut_off(
         assert "checkpoint" in found.receive().document
         received = found.receive()
         assert (received.stream, received.kind) == (1, client.ERROR)
-        assert received.error[1].startswith("[HW_6020] ")
+        assert received.error[1].startswith("[HW_6020, PSYNC_S2001] ")
 
 
 def test_a_device_that_asks_for_nothing_hears_of_another_config(

@@ -11,11 +11,14 @@ import httpx
 import pytest
 
 from headwater.api.streams.admission import StreamLimits
+from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
+from headwater.replication.health.model import Health, State, health_key, to_json
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
+from tests.support.rsocket_client import requester
 
 
 def test_the_answer_starts_with_exactly_the_headers_that_clients_compare(endpoint: Endpoint) -> None:
@@ -231,13 +234,33 @@ def test_a_place_is_free_again_when_a_client_has_gone(
         assert time.monotonic() < deadline, "the place is given back"
 
 
-def test_without_an_active_config_there_is_a_reason_instead_of_a_stream(
+def test_before_the_first_snapshot_is_complete_a_device_is_told_when_to_ask_again_and_how_far_it_is(
     start_endpoint: Callable[..., Endpoint],
 ) -> None:
-    endpoint = start_endpoint(MemoryStore(config=None))
-    answer = endpoint.post()
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "PSYNC_S2302"
+    store = MemoryStore(config=None)
+    health = Health(State.SNAPSHOT, since=1.0, at=1.0, done=BulkProgress(12_000, 80_000, 1, 8))
+    store.notes[health_key("default")] = to_json(health)
+    endpoint = start_endpoint(store)
+    sent = {"authorization": f"Token {make_token()}"}
+    asked = [
+        endpoint.post(),
+        *(endpoint.post(accept=f"application/{form}") for form in ("x-ndjson", "vnd.powersync.bson-stream")),
+        endpoint.write_checkpoint(),
+        endpoint.http.get("/write-checkpoint.json", headers=sent),
+        endpoint.http.post(
+            "/sync/checkpoint-request", json={"client_id": "c", "checkpoint_request_id": 1}, headers=sent
+        ),
+    ]
+    for answer in asked:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json()["error"]["code"] == "PSYNC_S2302"
+        assert answer.json()["error"]["details"].startswith("12,000 of about 80,000 rows")
+    with requester(str(endpoint.http.base_url)) as device:
+        device.set_up(make_token())
+        device.request()
+        _, message = device.receive().error
+    assert message.startswith("[PSYNC_S2302] ")  # at which the SDKs keep their credentials
+    assert "12,000 of about 80,000 rows" in message
 
 
 @pytest.mark.parametrize("written", ["9007199254740993", "-9007199254740993", "18446744073709551617", "1e300"])

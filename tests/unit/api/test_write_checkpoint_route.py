@@ -13,7 +13,7 @@ import pytest
 
 from headwater.api import arrivals
 from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpoints
-from headwater.api.errors import NoActiveConfigError, TooManyRequestsError
+from headwater.api.errors import TooManyRequestsError
 from headwater.api.streams.threads import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
@@ -146,13 +146,6 @@ def test_a_source_that_does_not_answer_is_503_and_the_next_try_works(
 
 def test_a_client_id_with_a_nul_is_refused(endpoint: Endpoint) -> None:
     assert endpoint.write_checkpoint(client_id="a\0b").status_code == 400
-
-
-def test_without_an_active_config_there_is_no_number() -> None:
-    with running(MemoryStore(config=None)) as endpoint:
-        answer = endpoint.write_checkpoint()
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == NoActiveConfigError.code
 
 
 def test_the_source_connection_is_closed_with_the_endpoint(memory_store: MemoryStore) -> None:

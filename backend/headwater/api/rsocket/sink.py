@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.bell import Bell
-from headwater.api.error_answers import told
+from headwater.api.error_answers import UNEXPECTED_CODE, told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.codings import Piece
 
@@ -119,9 +119,11 @@ class RSocketSink:
 
 
 def message_of(failure: Exception) -> str:
-    """The text of an error for clients, which look for its code in brackets."""
+    """The text of an error for clients, which look for its code in brackets. At an error without a published code the
+    stock SDKs drop their credentials, so each code of our own has one beside it."""
     known = told(failure)
-    return f"[{known.code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
+    code = known.code if known.code.startswith("PSYNC_") else f"{known.code}, {UNEXPECTED_CODE}"
+    return f"[{code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
 
 
 def documents(content: bytes) -> Iterator[memoryview]:

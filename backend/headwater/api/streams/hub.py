@@ -15,10 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from headwater.api.errors import NoActiveConfigError
 from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
+from headwater.replication.health.model import from_json, health_key
 from headwater.storage.contract.reader import Listener, Newest, StoreReader, Touched, WriteCheckpoint
 from headwater.storage.contract.revocations import Revocation
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
@@ -46,17 +48,20 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What one read of the store found. `touched` is None when the op id did not change."""
+    """What one read of the store found. `touched` is None when the op id did not change. `progress` is that of the
+    first snapshot, before there is any state."""
 
     state: Newest | None
     touched: Touched | None = None
     writes: Sequence[WriteCheckpoint] = ()
     revocations: Sequence[Revocation] = ()
+    progress: str = ""
 
 
 class Hub:
     """Not thread-safe: use it in one event loop. Call `start` before the first stream and `close` after the last.
-    `revoked` is called with revocations: first with all in force, which may be none, then with each new one."""
+    `revoked` is called with revocations: first with all in force, which may be none, then with each new one. `sources`
+    are the tags of the sources that the store follows."""
 
     def __init__(
         self,
@@ -64,7 +69,10 @@ class Hub:
         threads: StoreThreads,
         traffic: Traffic,
         revoked: Callable[[Sequence[Revocation]], None] = lambda _: None,
+        sources: Sequence[str] = (),
     ) -> None:
+        self._sources = sources
+        self._progress = ""
         self._reader = reader
         self._revoked = revoked
         self._revoked_seq = 0
@@ -89,6 +97,11 @@ class Hub:
     def active(self) -> bool:
         """Whether there is an active sync config."""
         return self._state is not None
+
+    def raise_unless_active(self) -> None:
+        """Raise NoActiveConfigError, with the progress of the first snapshot, while there is no active sync config."""
+        if not self.active:
+            raise NoActiveConfigError(self._progress)
 
     async def start(self) -> None:
         """Read the store once, and begin to follow it. Raises what the store raises when it can't be listened to."""
@@ -178,12 +191,25 @@ class Hub:
         writes = self._reader.write_checkpoints(self._seq)
         is_news = state is None or state.revoked > self._revoked_seq
         revocations = self._reader.revocations(self._revoked_seq) if is_news else ()
-        if state is None or self._state is None or state.checkpoint.op_id == self.op_id:
+        if state is None:
+            return _Sight(None, None, writes, revocations, self._read_progress())
+        if self._state is None or state.checkpoint.op_id == self.op_id:
             return _Sight(state, None, writes, revocations)
         return _Sight(state, self._reader.touched(self.op_id, state.checkpoint.op_id), writes, revocations)
 
+    def _read_progress(self) -> str:
+        """How far the first snapshot is. Strangers may read it, so it says nothing of the source."""
+        for tag in self._sources:
+            noted = from_json(self._reader.noted(health_key(tag)))
+            health = noted and noted.seen(alive=self._reader.replicator_alive())
+            if health is not None and health.done is not None:
+                return f"{health.done} are read so far; try again"
+            if health is not None and health.cause is not None:
+                return "it is held up; `headwater source status` says by what"
+        return ""
+
     def _take(self, sight: _Sight) -> None:
-        before, self._state = self._state, sight.state
+        before, self._state, self._progress = self._state, sight.state, sight.progress
         if sight.revocations or self.looked_at is None:
             self._revoked(sight.revocations)
         if sight.revocations:

@@ -91,6 +91,7 @@ class Streams:
     async def serve(self, opening: Opening, sink: Sink) -> None:
         """Run one stream until it ends. Raises errors that occur before `sink.open`. Callers should not keep `opening`,
         which may be large."""
+        self._hub.raise_unless_active()
         user, stream = opening.user, self._stream(opening)
         del opening
         with self.admission.take(user.user_id):
