@@ -17,9 +17,10 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from headwater.api.auth.keys import Key
+from headwater.api.auth.keys import Key, Unfetched
 from headwater.api.auth.network import CheckedNetwork
 from headwater.cli.api import key_source
+from headwater.cli.watching.metrics import metrics_of
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from tests.support.fix_api import Endpoint, running
@@ -64,7 +65,7 @@ def ask(endpoint: Endpoint, token: str) -> httpx.Response:
 
 def accepts(endpoint: Endpoint, token: str) -> bool:
     answer = ask(endpoint, token)
-    assert answer.status_code in {200, 401}, answer.text
+    assert answer.status_code in {200, 401, 503}, answer.text
     return answer.status_code == 200
 
 
@@ -101,6 +102,9 @@ class Watched:
 
     async def look_again(self) -> bool:
         return False
+
+    def unfetched(self) -> Sequence[Unfetched]:
+        return ()
 
     def start(self) -> None:
         self.life.append("started")
@@ -149,11 +153,17 @@ def test_while_the_issuer_fails_known_keys_go_on_working(issuer: JwksServer, sta
     new = signer("RS256", "k2")
     issuer.published = [signer(), new]
     refused = ask(endpoint, new.token())
-    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "PSYNC_S2204")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "PSYNC_S2204")
+    assert refused.headers["retry-after"] == "5"
+    app: Any = endpoint.server.config.app
+    (told,) = app.state.unfetched()
+    assert (told.address, told.error.where) == (issuer.url(), f"{issuer.url()}: it answered 503")
+    assert b"headwater_jwks_failing_seconds 0.0\n" not in metrics_of(app)
     assert str(issuer.port) not in refused.text
     assert accepts(endpoint, signer().token())
     issuer.answer = None
     assert accepts(endpoint, new.token())
+    assert b"headwater_jwks_failing_seconds 0.0\n" in metrics_of(app)
 
 
 def test_an_endpoint_that_starts_before_its_issuer_gets_the_keys_later(issuer: JwksServer, start: Start) -> None:

@@ -105,7 +105,9 @@ class Endpoint:
         self._tasks = Tasks()
         self.stream = StreamEndpoint(self.streams, verifier, self._tasks)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals, self._tasks)
-        self._admin = settings.admin and Administration(settings.admin, reader, self.streams.connected)
+        self._admin = settings.admin and Administration(
+            settings.admin, reader, self.streams.connected, settings.keys.unfetched
+        )
         self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
         self.answers: Answers = {CLIENTS: self._admin.own_clients} if self._admin else {}
         self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, self.hub, self._parsing)
@@ -201,6 +203,7 @@ def create_app(
     app.state.refusals = endpoint.refusals
     app.state.traffic = endpoint.traffic
     app.state.requests = endpoint.requests
+    app.state.unfetched = settings.keys.unfetched
     app.state.begin_shutdown = endpoint.begin_shutdown
     app.state.open_streams = lambda: endpoint.streams.admission.inside
     app.state.refused = endpoint.refusals.counts

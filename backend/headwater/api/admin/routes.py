@@ -26,6 +26,7 @@ from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.status import StatusDesk
 from headwater.api.admin.versions import VersionsDesk
 from headwater.api.admin.work import LONG_RUNNING, LONG_WAITING, AdminThreads
+from headwater.api.auth.keys import Unfetched
 from headwater.api.streams.connected import Connected
 from headwater.storage.contract.reader import StoreReader
 
@@ -37,11 +38,15 @@ class Administration:
     """Creates the admin routes and their handlers, and shuts them down."""
 
     def __init__(
-        self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
+        self,
+        settings: AdminSettings,
+        reader: StoreReader,
+        connected: Callable[[], Sequence[Connected]],
+        unfetched: Callable[[], Sequence[Unfetched]],
     ) -> None:
         self._threads = AdminThreads()
         self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
-        self._status = StatusDesk(settings, reader)
+        self._status = StatusDesk(settings, reader, unfetched)
         self._progress = ProgressDesk(self._status, self._threads)
         self._clients = ClientsDesk(settings, reader, connected)
         self._versions = VersionsDesk(settings)

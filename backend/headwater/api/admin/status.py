@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.versions import VersionTold, told
+from headwater.api.auth.keys import Unfetched
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import Compared, Health, State, Trouble, from_json, health_key
@@ -42,20 +44,34 @@ class SourceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysStatus:
+    """An address whose keys of tokens this process can't fetch: why, and since when, in seconds since 1970."""
+
+    address: str
+    cause: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The state of this deployment. `versions` of the sync config are those that are active or being processed."""
+    """The state of this deployment. `versions` of the sync config are those that are active or being processed. `keys`
+    are those of tokens that can't be fetched."""
 
     sources: tuple[SourceStatus, ...]
     versions: tuple[VersionTold, ...]
     checkpoint: int | None
     replicator: bool
     headwater: str
+    keys: tuple[KeysStatus, ...] = ()
 
 
 class StatusDesk:
     """Reads the state of replication."""
 
-    def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
+    def __init__(
+        self, settings: AdminSettings, reader: StoreReader, unfetched: Callable[[], Sequence[Unfetched]]
+    ) -> None:
+        self._unfetched = unfetched
         self._settings = settings
         self._reader = reader
 
@@ -73,6 +89,7 @@ class StatusDesk:
             None if checkpoint is None else checkpoint.checkpoint.op_id,
             self._reader.replicator_alive(),
             version("headwater"),
+            tuple(KeysStatus(each.address, str(each.error), each.since) for each in self._unfetched()),
         )
 
     def _source(self, store: Store, tag: str) -> SourceStatus:

@@ -50,15 +50,16 @@ class RevocationsUnknownError(ApiError):
     status = 503
 
 
-class JwksError(AuthError):
+class JwksError(ApiError):
     """The keys that tokens are signed with can't be fetched from `jwks_uri`. Keys that were fetched before stay in use
-    for a while.
+    for a while. A device whose key is not known is asked to come again, since its token may be good.
 
     `where` is for the log only.
     """
 
     kind = Kind.RETRY
     code = "PSYNC_S2204"
+    status = 503
 
 
 class Ipv6RefusedError(JwksError):

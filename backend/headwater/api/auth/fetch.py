@@ -21,7 +21,7 @@ from headwater.api.auth.network import CheckedNetwork
 SECONDS = 30.0
 """Time limit of a fetch, from resolving the host name to the last byte."""
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
 LARGEST = 1 << 20
 """The most bytes of an answer."""
 
@@ -46,13 +46,13 @@ class JwksClient:
         self._rules = rules
         self._tls: ssl.SSLContext | None = None
 
-    async def fetch(self) -> KeySet:
-        """Fetch the keys. Raises JwksError."""
+    async def fetch(self, seconds: float = SECONDS) -> KeySet:
+        """Fetch the keys within so many seconds. Raises JwksError."""
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(seconds):
                 content = await self._get()
         except TimeoutError:
-            raise self._failed(f"the answer was not complete within {SECONDS:.0f} s") from None
+            raise self._failed(f"the answer was not complete within {seconds:.0f} s") from None
         except httpcore.TimeoutException:
             raise self._failed("it did not answer in time") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:

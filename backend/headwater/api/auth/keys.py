@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headwater.api.auth.errors import AuthError
+from headwater.api.auth.errors import AuthError, JwksError
 from headwater.api.auth.material import SIGNATURES, InvalidKeyError, Material, read_material
 
 DAY = 86_400
@@ -47,6 +47,15 @@ class KeyAddress:
         return self.url.partition("?")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Unfetched:
+    """An address whose keys can't be fetched now: why, and since when, in seconds since 1970."""
+
+    address: str
+    error: JwksError
+    since: float
+
+
 class KeySource(Protocol):
     """A place that keys come from: the config, or an address. Not thread-safe: use it in one event loop."""
 
@@ -56,6 +65,9 @@ class KeySource(Protocol):
     async def look_again(self) -> bool:
         """Look for new keys, because no known key signed a token. Returns whether there may be new ones. Raises
         JwksError."""
+
+    def unfetched(self) -> Sequence[Unfetched]:
+        """The addresses whose keys can't be fetched now. May be called in any thread."""
 
     def start(self) -> None:
         """Start to refresh the keys in the background."""
@@ -75,6 +87,9 @@ class StaticKeys:
 
     async def look_again(self) -> bool:
         return False
+
+    def unfetched(self) -> Sequence[Unfetched]:
+        return ()
 
     def start(self) -> None:
         """Do nothing: these keys never change."""

@@ -8,10 +8,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import SEE_LOG, KeySet
-from headwater.api.auth.keys import Key, KeySource
+from headwater.api.auth.keys import Key, KeySource, Unfetched
 from headwater.telemetry.log_facts import told
 
 REFRESH_SECONDS = 300.0
@@ -72,7 +73,7 @@ class RemoteKeys:
         self._allowance = Allowance(now)
         self._keys: tuple[Key, ...] = ()
         self._fetched_at: float | None = None
-        self._failure: JwksError | None = None
+        self._unfetched: Unfetched | None = None
         self._failures = 0
         self._fetching: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -89,15 +90,18 @@ class RemoteKeys:
         pause = 0.0
         if self._fetching is None:
             pause = self._allowance.pause()
-            if pause and self._failure is not None:
-                raise _again(self._failure)
+            if pause and self._unfetched is not None:
+                raise again(self._unfetched.error)
             self._allowance.take()
         done, _ = await asyncio.wait([self._task(pause)], timeout=WAIT_SECONDS)
         if not done:
             raise JwksError("the keys of tokens are still being fetched", self._address, "try again")
-        if self._failure is not None:
-            raise _again(self._failure)
+        if self._unfetched is not None:
+            raise again(self._unfetched.error)
         return True
+
+    def unfetched(self) -> Sequence[Unfetched]:
+        return () if self._unfetched is None else (self._unfetched,)
 
     def start(self) -> None:
         if self._keeper is None:
@@ -145,15 +149,17 @@ class RemoteKeys:
             self._take(found)
 
     def _fail(self, error: JwksError) -> None:
-        self._failure = error
+        since = time.time() if self._unfetched is None else self._unfetched.since
+        self._unfetched = Unfetched(self._address, error, since)
         self._failures += 1
-        facts = {"code": error.code, "reason": error.where, "keys_kept": len(self.known())}
+        started = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+        facts = {"code": error.code, "reason": error.where, "keys_kept": len(self.known()), "since": started}
         log.warning("%s", error.what, extra=told(facts))
 
     def _take(self, found: KeySet) -> None:
-        news = self._fetched_at is None or self._failure is not None or _kids(found.keys) != _kids(self._keys)
+        news = self._fetched_at is None or self._unfetched is not None or _kids(found.keys) != _kids(self._keys)
         self._keys, self._fetched_at = found.keys, self._now()
-        self._failure, self._failures = None, 0
+        self._unfetched, self._failures = None, 0
         if news:
             facts = {"address": self._address, "kids": _kids(found.keys)[:_SHOWN], "ignored": found.ignored[:_SHOWN]}
             level = logging.INFO if found.keys else logging.WARNING
@@ -178,6 +184,9 @@ class KeyRing:
             raise failures[0]
         return True in looks
 
+    def unfetched(self) -> Sequence[Unfetched]:
+        return [found for each in self._remote for found in each.unfetched()]
+
     def start(self) -> None:
         for each in self._remote:
             each.start()
@@ -186,7 +195,7 @@ class KeyRing:
         await asyncio.gather(*(each.close() for each in self._remote))
 
 
-def _again(error: JwksError) -> JwksError:
+def again(error: JwksError) -> JwksError:
     """A copy of the error. An exception that is raised again keeps the traceback, and so the objects, of the first
     request."""
     return type(error)(*error.args)

@@ -15,6 +15,7 @@ from headwater.api.auth.hints import signed_otherwise
 from headwater.api.auth.keys import Key, KeySource, candidates
 from headwater.api.auth.material import HMAC, SIGNATURES
 from headwater.api.auth.remembered import RememberedTokens
+from headwater.api.auth.remote import again
 from headwater.api.auth.revocations import Revocations
 
 __all__ = ["Principal", "Verifier", "token_of"]
@@ -49,7 +50,7 @@ class Verifier:
     remembered: RememberedTokens = field(default_factory=RememberedTokens)
 
     async def authorize(self, header: str | None) -> Principal:
-        """Verify the token in an Authorization header. Raises AuthError or a subclass, with the reason."""
+        """Verify the token in an Authorization header. Raises what `verify` raises, with the reason."""
         token = token_of(header)
         if token is None or token.split() != [token]:
             raise TokenMissingError(
@@ -60,7 +61,7 @@ class Verifier:
 
     async def verify(self, token: str) -> Principal:
         """Verify a token and return its user. Waits for a fetch of keys only when no known key signed it. Raises
-        AuthError or a subclass."""
+        AuthError or a subclass, or JwksError when the key may be one that can't be fetched now."""
         user = self.remembered.user_of(token, self.keys.known(), time.time())
         if user is None:
             user = await self._verified(token)
@@ -80,6 +81,8 @@ class Verifier:
         # a fetch can't bring a shared secret: those are never published
         if key is None and read.alg not in HMAC and await self.keys.look_again():
             key = _signer(read, self.keys.known())
+            if key is None and (unfetched := self.keys.unfetched()):
+                raise again(unfetched[0].error)
         if key is None:
             raise _unknown(read, self.keys.known())
         audience = self.audience if key.audience is None else key.audience

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headwater.api.auth.keys import Unfetched
 from headwater.api.errors import ApiError
 from headwater.api.http.requests import Requests
 from headwater.api.refusals import Refusals
@@ -41,6 +43,7 @@ class EndpointCollector(Collector):
     requests: Requests
     refusals: Refusals
     unknown_columns: Callable[[], Mapping[tuple[str, str, str], int]] = dict
+    unfetched: Callable[[], Sequence[Unfetched]] = tuple
 
     def describe(self) -> list[Metric]:
         """Return nothing: labels depend on what was counted."""
@@ -59,6 +62,11 @@ class EndpointCollector(Collector):
         for reason, count in {**dict.fromkeys(ENDS, 0), **traffic.ended()}.items():
             ends.add_metric([reason], count)
         yield ends
+        yield GaugeMetricFamily(
+            "headwater_jwks_failing_seconds",
+            "For how long keys of tokens could not be fetched from an address; 0 when all can be",
+            max((time.time() - each.since for each in self.unfetched()), default=0.0),
+        )
         yield from self._requests()
 
     def _requests(self) -> Iterator[Metric]:

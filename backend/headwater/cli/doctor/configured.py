@@ -9,6 +9,7 @@ from pathlib import Path
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import JwksClient
 from headwater.cli.doctor.result import Level, Result, of_error, ok
+from headwater.cli.source.status import CHECK_ADDRESS
 from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
@@ -90,7 +91,7 @@ def check_keys(auth: ClientAuth) -> Iterator[Result]:
         try:
             found = asyncio.run(JwksClient(address, auth.rules).fetch())
         except JwksError as error:
-            yield of_error("tokens", JwksError(error.what, error.where, "check client_auth.jwks_uri, and the network"))
+            yield of_error("tokens", JwksError(error.what, error.where, CHECK_ADDRESS))
             continue
         if found.keys:
             yield ok("tokens", f"{count(len(found.keys), 'key')} at {address.shown}")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
 
 from headwater.api.admin.status import health_of
+from headwater.api.auth.errors import JwksError
+from headwater.api.auth.fetch import JwksClient
 from headwater.cli.own_rules import own_rules
-from headwater.config.model import ServiceConfig
+from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import Health
@@ -31,6 +34,9 @@ from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import SourceState, StoredTable
 from headwater.storage.open import open_backend
 from headwater_rules.plan import TablePattern
+
+_KEYS_SECONDS = 5.0
+CHECK_ADDRESS = "check client_auth.jwks_uri, and the network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     """Print the state. Returns the exit code: 1 when there is a problem."""
     kept = read_store(config)
     source = _ask(config, kept)
+    source = replace(source, findings=(*source.findings, *_key_findings(config.auth)))
     if as_json:
         click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
     else:
@@ -87,6 +94,17 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
             return _Source(settings.address, None, slot, triggers_on(conn), tuple(findings))
     except HeadwaterError as error:
         return _Source(settings.address, error)
+
+
+def _key_findings(auth: ClientAuth) -> list[Finding]:
+    """The addresses from which no keys of tokens can be fetched from here, and why."""
+    found = []
+    for address in auth.addresses:
+        try:
+            asyncio.run(JwksClient(address, auth.rules).fetch(_KEYS_SECONDS))
+        except JwksError as error:
+            found.append(Finding(error.code, f"{error.what} ({error.where})", CHECK_ADDRESS))
+    return found
 
 
 def read_store(config: ServiceConfig) -> StoreState | None:

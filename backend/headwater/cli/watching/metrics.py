@@ -54,7 +54,14 @@ def metrics_of(app: Starlette) -> bytes:
 
 def _own(app: Starlette) -> EndpointCollector:
     state = app.state
-    return EndpointCollector(state.open_streams, state.traffic, state.requests, state.refusals, state.unknown_columns)
+    return EndpointCollector(
+        state.open_streams,
+        state.traffic,
+        state.requests,
+        state.refusals,
+        state.unknown_columns,
+        state.unfetched,
+    )
 
 
 @contextlib.contextmanager
