@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,23 @@ def test_a_source_without_logical_decoding(
     error = refusal(headwater_here(*arguments, cwd=tmp_path))
     assert "wal_level is replica, and logical decoding needs logical" in error
     assert "run ALTER SYSTEM SET wal_level = logical and restart Postgres" in error
+
+
+@pytest.mark.parametrize("arguments", [("serve",), ("api",)], ids=" ".join)
+def test_a_port_in_use_is_said_before_anything_is_made(
+    source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (tmp_path / "headwater.yaml").open("a") as config:
+            config.write(f"port: {port}\nhost: 127.0.0.1\n")
+        error = refusal(headwater_here(*arguments, cwd=tmp_path))
+    assert f"[HW_6004] can't listen on port {port}" in error
+    assert "stop what listens there, or set another `port`" in error
+    assert not (tmp_path / "headwater-data").exists()
+    assert source_db.fetch("select from pg_replication_slots where database = current_database()") == []
 
 
 def test_a_source_without_the_publication(source_db: SourceDb, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from headwater.api.workers import Answers, Workers, telling
 from headwater.cli.supervise import beats, supervise
 from headwater.cli.watching.metrics import SETTING, endpoint_page, metrics_of
 from headwater.cli.watching.traces import traces_of
-from headwater.cli.workers import Worker, endpoint_children, this_worker, worker_count
+from headwater.cli.workers import Worker, endpoint_children, raise_if_in_use, this_worker, worker_count
 from headwater.config.errors import ConfigError
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.source.head import SourceHead
@@ -118,6 +118,8 @@ def run(config: ServiceConfig, arguments: Sequence[str], environment: Mapping[st
     """Serve until SIGTERM or SIGINT, in this process or in several children, to which `arguments` and `environment`
     pass the config. With `unified`, the metrics are those of the replicator beside it, too."""
     worker = this_worker()
+    if worker is None:
+        raise_if_in_use(config)
     if worker is None and worker_count(config) > 1:
         command = [sys.executable, "-m", "headwater", "api", *(["--unified"] if unified else []), *arguments]
         with endpoint_children(config, command, environment) as children:

@@ -11,7 +11,7 @@ from headwater.cli.await_source import wait_for_source
 from headwater.cli.own_rules import own_rules
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
-from headwater.cli.workers import endpoint_children
+from headwater.cli.workers import endpoint_children, raise_if_in_use
 from headwater.config.model import ServiceConfig
 
 
@@ -25,12 +25,14 @@ def run(
     replicator: bool = True,
     api: bool = True,
 ) -> None:
-    """Serve until stopped. Reports errors in rules or source before starting any process.
+    """Serve until stopped. Reports ports in use and errors in rules or source before starting any process.
 
     `arguments` and `environment` pass the config to the children. `take_slot` is described at `Replicator`.
     """
     stop = threading.Event()
     stop_on_signals(stop)
+    if api:
+        raise_if_in_use(config)
     headwater = [sys.executable, "-m", "headwater"]
     children = []
     unified = ["--unified"] if replicator and api else []  # one of the two answers at the metrics' port

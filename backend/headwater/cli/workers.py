@@ -88,6 +88,22 @@ def this_worker() -> Worker | None:
     return Worker(int(number), int(of), Path(directory), (int(devices), int(operators), int(metrics)))
 
 
+def listening_at(config: ServiceConfig) -> list[tuple[str, int, str]]:
+    """Host, port and setting of all that an endpoint listens at."""
+    every = (
+        (config.host, config.port, "port"),
+        (config.api.admin_host or config.host, config.api.admin_port, "api.admin_port"),
+        (config.metrics_host, config.prometheus_port, "telemetry.prometheus_port"),
+    )
+    return [(host, port, setting) for host, port, setting in every if port is not None]
+
+
+def raise_if_in_use(config: ServiceConfig) -> None:
+    """Raise AddressInUseError when the endpoint can't listen at one of its ports: before anything else is begun."""
+    for host, port, setting in listening_at(config):
+        bind(host, port, setting).close()
+
+
 @contextmanager
 def endpoint_children(
     config: ServiceConfig, command: Sequence[str], environment: Mapping[str, str]

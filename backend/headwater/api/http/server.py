@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import resource
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -159,8 +160,11 @@ def bind(
             return _kept(family, host, port)
         return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=shared is Shared.LISTENING)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise AddressInUseError(
-            f"can't listen on port {port}: {error.strerror}", f"{host}:{port}", f"set another `{setting}`"
+            f"can't listen on port {port}: {reason}",
+            f"{host}:{port}",
+            f"stop what listens there, or set another `{setting}`",
         ) from error
 
 

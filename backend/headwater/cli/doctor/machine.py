@@ -12,6 +12,7 @@ from contextlib import closing
 
 from headwater.api.http.server import AddressInUseError, bind, reachable_host
 from headwater.cli.doctor.result import Level, Result, of_error, ok
+from headwater.cli.workers import listening_at
 from headwater.config.model import ServiceConfig
 from headwater.embedded.extras import how_to_add
 from headwater.embedded.java import NoJava, java_home
@@ -50,11 +51,8 @@ def _spark_master(address: str) -> Result:
 def check_ports(config: ServiceConfig, *, running: bool) -> Iterator[Result]:
     """Whether each port is free, or a Headwater answers there: this one, if its store has a replicator that is
     `running`."""
-    yield _port(config.host, config.port, "port", running=running)
-    if config.api.admin_port is not None:
-        yield _port(config.api.admin_host or config.host, config.api.admin_port, "api.admin_port", running=running)
-    if config.prometheus_port is not None:
-        yield _port(config.metrics_host, config.prometheus_port, "telemetry.prometheus_port", running=running)
+    for host, port, setting in listening_at(config):
+        yield _port(host, port, setting, running=running)
 
 
 def _port(host: str, port: int, setting: str, *, running: bool) -> Result:
