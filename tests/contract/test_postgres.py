@@ -191,6 +191,15 @@ def test_a_role_without_the_right_to_make_a_schema_is_told_so(
     admin.execute("drop role meek")
 
 
+def test_a_role_without_a_connection_to_spare_is_not_said_to_be_missing(
+    address: PostgresAddress, admin: psycopg.Connection
+) -> None:
+    admin.execute("create role narrow login connection limit 0")
+    with pytest.raises(StoreUnreachableError, match=r"no connection to spare.*ALTER ROLE … CONNECTION LIMIT"):
+        open_backend(replace(address, conninfo=f"{address.conninfo} user=narrow")).open_store()
+    admin.execute("drop role narrow")
+
+
 def test_a_database_of_another_encoding_is_refused(
     postgres: EmbeddedPostgres, address: PostgresAddress, admin: psycopg.Connection
 ) -> None:

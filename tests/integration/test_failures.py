@@ -10,12 +10,17 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
+from headwater.errors import HeadwaterError
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.readiness.health import slot_findings
+from headwater.source.slot import replication_connection
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.integration.world import CONFIG, ROWS, SHOWN, NewWorld, SmallDisk, World
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.lost_slots import outrun, unread
+from tests.support.network import Network
 
 NewServer = Callable[..., EmbeddedPostgres]
 
@@ -155,6 +160,79 @@ def test_a_refusal_is_understood_in_any_language(
     begin(world)
     world.network.drop()
     wait_until(lambda: world.names("HW_2002", what), "the cause to be named")
+
+
+LIMITS = {
+    "alter role follower connection limit 0": ("allows this role no more", "ALTER ROLE follower CONNECTION LIMIT -1"),
+    "alter database postgres connection limit 0": ("to this database", "ALTER DATABASE postgres CONNECTION LIMIT -1"),
+    "senders": ("has no WAL sender to spare", "ALTER SYSTEM SET max_wal_senders = "),
+    "hba": ("lets in nobody with this host", "pg_hba.conf, and reload it"),
+    "alter role follower nologin": ("does not let this role log in", "ALTER ROLE follower LOGIN"),
+    "alter database postgres set default_transaction_read_only = on": ("though it is no standby", "disk is full"),
+}
+
+
+def test_each_limit_of_connections_is_named_with_its_own_remedy_in_any_language(postgres_with: NewServer) -> None:
+    server = postgres_with(max_wal_senders="4")
+    hba = server.data_dir / "pg_hba.conf"
+    lets_in = hba.read_text(encoding="utf-8")
+    with psycopg.connect(server.dsn(), autocommit=True) as admin, Network(server.port) as network:
+        admin.execute("create role follower login replication; create schema authorization follower")
+        settings = SourceSettings("127.0.0.1", "postgres", "follower", port=network.port, sslmode="disable")
+        for limit, (what, fix) in LIMITS.items():
+            senders = [replication_connection(settings, "standby") for _ in range(4 if limit == "senders" else 0)]
+            if limit == "hba":
+                hba.write_text("host all follower 127.0.0.1/32 reject\n" + lets_in, encoding="utf-8")
+            if limit.startswith("alter"):
+                admin.execute(limit.encode())
+            admin.execute("select pg_reload_conf()")
+            for foreign in (False, True):
+                network.foreign = foreign
+                found = wait_for_refusal(settings)
+                assert what in found.what, (limit, found)
+                assert fix in found.fix, (limit, found)
+                assert ("xxxx" in found.what) is foreign, found
+            network.foreign = False
+            hba.write_text(lets_in, encoding="utf-8")
+            admin.execute("alter role follower login connection limit -1; alter database postgres connection limit -1")
+            admin.execute("select pg_reload_conf()")
+            for each in senders:
+                each.finish()
+            wait_until(lambda: accepts(settings), "the limit to be gone")
+        with connect(settings) as conn:
+            (finding,) = [f for f in slot_findings(conn, "none", None) if f.code == "HW_2034"]
+        assert 'ALTER DATABASE "postgres" RESET default_transaction_read_only' in finding.fix
+        admin.execute("set default_transaction_read_only = off")
+        admin.execute("alter database postgres reset default_transaction_read_only")
+        with connect(settings) as conn:
+            assert slot_findings(conn, "none", None) == []
+
+
+def accepts(settings: SourceSettings) -> bool:
+    try:
+        with connect(settings):
+            replication_connection(settings, "test").finish()
+    except HeadwaterError:
+        return False
+    return True
+
+
+def wait_for_refusal(settings: SourceSettings) -> HeadwaterError:
+    """What comes of replicating, and of writing. The server takes up what was changed a moment later."""
+    found: list[HeadwaterError] = []
+
+    def refused() -> bool:
+        try:
+            with connect(settings) as conn, source_errors(settings):
+                replication_connection(settings, "test").finish()
+                conn.execute("create table follower.made (id int)")
+                conn.execute("drop table follower.made")
+        except HeadwaterError as error:
+            found.append(error)
+        return bool(found)
+
+    wait_until(refused, "the refusal")
+    return found[0]
 
 
 def test_a_reader_of_the_slot_that_is_ended_comes_again(world_of: NewWorld) -> None:

@@ -242,7 +242,7 @@ def dial(settings: SourceSettings, application_name: str, *, replication: bool =
         if conn.status == pq.ConnStatus.BAD:
             message = conn.error_message.decode(errors="replace").strip()
         conn.finish()
-        raise _refusal(message)
+        raise _refusal(message, replication=replication)
     _set_verbosity(conn, _DEFAULT)
     for statement in statements_for(conn.server_version):
         conn.exec_(statement.encode())
@@ -277,16 +277,32 @@ def _set_verbosity(conn: pq.abc.PGconn, verbosity: int) -> None:
 
 _SAID_BY_SERVER = re.compile(r" failed: [^:]+:  ")
 _VERBOSELY = re.compile(r":  ([0-9A-Z]{5}): (.*)")
+_LOCATION = re.compile(r":  (\w+), \w+\.c:\d+$", re.MULTILINE)
+_WAL_SENDER = "a WAL sender"
 
 
-def _refusal(message: str) -> psycopg.Error:
-    found = _VERBOSELY.search(message)
+class _Refusal(psycopg.OperationalError):
+    """A refusal of the server with its SQLSTATE, and the function of Postgres that it came from: one state stands for
+    several causes, and the words may be in any language."""
+
+    def __init__(self, text: str, sqlstate: str, routine: str) -> None:
+        super().__init__(text)
+        self.sqlstate = sqlstate
+        self.routine = routine
+
+
+def _refusal(message: str, *, replication: bool) -> psycopg.Error:
+    found, location = _VERBOSELY.search(message), _LOCATION.search(message)
     if found is None:
         return psycopg.OperationalError(message)  # of libpq, which has no SQLSTATE
-    try:
-        return psycopg.errors.lookup(found[1])(found[2])
-    except KeyError:
-        return psycopg.OperationalError(found[2])
+    routine = location[1] if location else ""
+    return _Refusal(found[2], found[1], _WAL_SENDER if replication and routine == "InitProcess" else routine)
+
+
+def _routine(error: Exception) -> str:
+    if isinstance(error, _Refusal):
+        return error.routine
+    return (error.diag.source_function if isinstance(error, psycopg.Error) else None) or ""
 
 
 def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterError:
@@ -305,26 +321,49 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
             return _refused(settings, what, fix)
     for pattern, what, fix in _FAILURES:
         if re.search(pattern, text):
-            return SourceUnreachable(f"the source database {what}: {text}", settings.address, fix)
+            return _failed(settings, f"{what}: {text}", fix)
     if state is None and _SAID_BY_SERVER.search(str(error)):  # in another language, or something rare
         return _asked_again(settings, text)
     first = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or text
-    if state in _REFUSED_BY_STATE:
-        what, fix = _REFUSED_BY_STATE[state]
+    return _unreachable(settings, text) if state is None else _of_state(settings, state, _routine(error), first)
+
+
+def _of_state(settings: SourceSettings, state: str, routine: str, first: str) -> HeadwaterError:
+    """The error for a SQLSTATE, from this function of Postgres, whose message begins with this line."""
+    if state == _READ_ONLY:
+        return _takes_no_writes(settings, first)
+    cause = (state, routine)
+    if cause in _REFUSED_BY_ROUTINE or state in _REFUSED_BY_STATE:
+        what, fix = _REFUSED_BY_ROUTINE.get(cause) or _REFUSED_BY_STATE[state]
         return _refused(settings, f"{what}: {first}", fix)
-    if state in _FAILED_BY_STATE:
-        what, fix = _FAILED_BY_STATE[state]
-        return SourceUnreachable(f"the source database {what}: {first}", settings.address, fix)
-    if state is not None and not state.startswith(_GONE):
-        return SourceUnreachable(
-            f"the source database answers with an error: {first}", settings.address, "see the source's log"
-        )
-    return _unreachable(settings, text)
+    if cause in _FAILED_BY_ROUTINE or state in _FAILED_BY_STATE:
+        what, fix = _FAILED_BY_ROUTINE.get(cause) or _FAILED_BY_STATE[state]
+        return _failed(settings, f"{what}: {first}", fix)
+    if state.startswith(_GONE):
+        return _unreachable(settings, first)
+    return _failed(settings, f"answers with an error: {first}", "see the source's log")
 
 
 def _refused(settings: SourceSettings, what: str, fix: str) -> SourceRefused:
     remedy = fix.format(user=settings.user, database=settings.database)
     return SourceRefused(f"the source database {what}", settings.address, remedy)
+
+
+def _failed(settings: SourceSettings, what: str, fix: str) -> SourceUnreachable:
+    remedy = fix.format(user=settings.user, database=settings.database)
+    return SourceUnreachable(f"the source database {what}", settings.address, remedy)
+
+
+def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachable:
+    """A standby refuses writes with the same words as a database that was made read-only, so it is asked what it is."""
+    standby = None
+    with suppress(HeadwaterError, psycopg.Error), connect(settings) as conn:
+        standby = conn.execute("select pg_is_in_recovery()").fetchall()[0][0]
+    if standby is None:
+        return _failed(settings, f"takes no writes: {text}", f"if it is a standby, {_PRIMARY}; else, {_FULL_DISK}")
+    if standby:
+        return _failed(settings, f"{_STANDBY[0]}: {text}", _STANDBY[1])
+    return _failed(settings, f"takes no writes, though it is no standby: {text}", _FULL_DISK)
 
 
 def _unreachable(settings: SourceSettings, text: str) -> SourceUnreachable:
@@ -379,6 +418,11 @@ def source_errors(settings: SourceSettings) -> Iterator[None]:
         raise connection_error(settings, error) from error
 
 
+_HBA = (
+    "lets in nobody with this host, user, database and encryption, by its pg_hba.conf",
+    "let user {user} into database {database} by a line of pg_hba.conf, and reload it; or change sslmode",
+)
+
 # What libpq says itself is not translated. What a server says may be: of that, the words only make the text better, and
 # SQLSTATEs lead to the same decisions
 _REFUSALS = (
@@ -392,11 +436,7 @@ _REFUSALS = (
         "asks for a password and none is configured",
         "set password in replication.connections",
     ),
-    (
-        "no pg_hba.conf entry",
-        "has no pg_hba.conf entry for this host, user, database and encryption",
-        "add a line for user {user} and database {database} to pg_hba.conf and reload, or change sslmode",
-    ),
+    ("no pg_hba.conf entry|pg_hba.conf rejects", *_HBA),
     (
         "server does not support SSL",
         "speaks no TLS, and sslmode asks for it",
@@ -459,27 +499,44 @@ _REFUSALS = (
     ),
 )
 
+_NO_CONNECTION = (
+    "has no connection to spare",
+    "end idle connections (pg_stat_activity), or run ALTER SYSTEM SET max_connections = … and restart Postgres",
+)
+_ROLE_LIMIT = (
+    "allows this role no more connections",
+    "end sessions of {user} (pg_stat_activity), or run ALTER ROLE {user} CONNECTION LIMIT -1",
+)
+_DATABASE_LIMIT = (
+    "allows no more connections to this database",
+    "end sessions of database {database} (pg_stat_activity), or run ALTER DATABASE {database} CONNECTION LIMIT -1",
+)
+_NO_WAL_SENDER = (
+    "has no WAL sender to spare",
+    "end what need not replicate (pg_stat_replication); or ALTER SYSTEM SET max_wal_senders = …, and restart Postgres",
+)
+_PRIMARY = "set hostname in replication.connections to the primary"
+_STANDBY = ("is a standby", f"promote it, or {_PRIMARY}")
+_FULL_DISK = (
+    "hosting companies set default_transaction_read_only when a disk is full: free or add space, and run"
+    " ALTER DATABASE {database} RESET default_transaction_read_only"
+)
 _FAILURES = (
     (
         "No space left on device",
         "has no room left on its disk",
         "free space on the source's disk",
     ),
-    (
-        "too many clients already|connection slots are reserved|too many connections for",
-        "has no connection to spare",
-        "end idle connections, or raise max_connections",
-    ),
+    ("too many connections for role", *_ROLE_LIMIT),
+    ("too many connections for database", *_DATABASE_LIMIT),
+    ("exceeds max_wal_senders", *_NO_WAL_SENDER),
+    ("too many clients already|connection slots are reserved", *_NO_CONNECTION),
     (
         "database system is (starting|shutting|not yet|not accepting|in recovery)",
         "is starting or shutting down",
         "wait for it, or see its log",
     ),
-    (
-        "recovery is in progress|during recovery",
-        "is a standby",
-        "promote it, or set hostname in replication.connections to the primary",
-    ),
+    ("recovery is in progress|during recovery", *_STANDBY),
 )
 _REFUSED_BY_STATE = {
     "28P01": ("rejects user name or password", _REFUSALS[0][2]),
@@ -493,14 +550,23 @@ _REFUSED_BY_STATE = {
         "GRANT to {user} what `headwater source status` names; to replicate, ALTER ROLE {user} REPLICATION",
     ),
 }
-_FAILED_BY_STATE = {
-    "25006": (
-        "takes no writes",
-        "if it is a standby, connect to the primary; else see why default_transaction_read_only is on: a full disk?",
+_REFUSED_BY_ROUTINE = {
+    ("28000", "ClientAuthentication"): _HBA,
+    ("28000", "InitializeSessionUserId"): (
+        "does not let this role log in",
+        "see that the role exists, and run ALTER ROLE {user} LOGIN",
     ),
-    "53100": ("has no room left on its disk", _FAILURES[0][2]),
-    "53300": ("has no connection to spare", _FAILURES[1][2]),
-    "57P03": ("is starting or shutting down", _FAILURES[2][2]),
+}
+_READ_ONLY = "25006"
+_FAILED_BY_STATE = {
+    "53100": ("has no room left on its disk", "free space on the source's disk"),
+    "53300": _NO_CONNECTION,
+    "57P03": ("is starting or shutting down", "wait for it, or see its log"),
+}
+_FAILED_BY_ROUTINE = {
+    ("53300", "InitializeSessionUserId"): _ROLE_LIMIT,
+    ("53300", "CheckMyDatabase"): _DATABASE_LIMIT,
+    ("53300", _WAL_SENDER): _NO_WAL_SENDER,
 }
 _GONE = ("08", "57P")
 """SQLSTATEs of a connection that the server ended."""

@@ -105,7 +105,7 @@ def slot_health(conn: psycopg.Connection, name: str) -> SlotHealth | None:
 def slot_findings(conn: psycopg.Connection, name: str, slot: SlotHealth | None) -> list[Finding]:
     """Findings about our slot's limits, and about unread slots of others that hold back log."""
     findings = [] if slot is None else [*_budget(slot), *_age(slot)]
-    findings += held_up(conn, name)
+    findings += [*held_up(conn, name), *_read_only(conn)]
     if (slot is None or not slot.active) and _commits_wait_for(conn, name):
         what = "commits at the source wait for Headwater, which is not following the stream"
         findings.append(Finding("HW_2025", what, _LET_GO))
@@ -233,6 +233,25 @@ def _doing(conn: psycopg.Connection, holder: _Holder) -> str:
     if _COMMAND.fullmatch(holder.command or "") is None:
         return holder.state
     return f"{holder.state}, {'in' if holder.state == 'active' else 'last'} {holder.command}"
+
+
+_READ_ONLY = """
+select exists (select from pg_settings where name = 'default_transaction_read_only' and setting = 'on'
+                 and source in ('configuration file', 'command line', 'environment variable'))
+    or exists (select from pg_db_role_setting s, unnest(s.setconfig) c
+               where s.setrole = 0 and s.setdatabase = (select oid from pg_database where datname = current_database())
+                 and c ~* '^default_transaction_read_only=(on|true|yes|1)$')
+"""
+
+
+def _read_only(conn: psycopg.Connection) -> list[Finding]:
+    """Whether the database was made to refuse writes. Sessions that began before may still write."""
+    if conn.execute(_READ_ONLY).fetchall() == [(False,)]:
+        return []
+    what = "the database takes no writes, of your application and of devices: default_transaction_read_only is on"
+    reset = sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(sql.Identifier(conn.info.dbname))
+    fix = f"hosting companies set it when a disk is full: free or add space, and run {reset.as_string(conn)}"
+    return [Finding("HW_2034", what, fix, fatal=False)]
 
 
 _LET_GO = (

@@ -27,7 +27,7 @@ from headwater.source.catalog.named import (
 )
 from headwater.source.catalog.publications import load_publications
 from headwater.source.catalog.published import published_tables
-from headwater.source.connect import SourceSettings, connect
+from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.source.readiness.checks import SourceNotReady, check_source, raise_if_fatal, server_findings
 from headwater.source.readiness.finding import Finding
@@ -231,6 +231,8 @@ def _run(conn: psycopg.Connection, settings: SourceSettings, statement: str) -> 
         conn.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege:
         return False
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise connection_error(settings, error) from error
     except psycopg.Error as error:
         reason = error.diag.message_primary or type(error).__name__
         raise NotAllowed(f"Postgres refuses {statement}: {reason}", settings.address) from error

@@ -201,7 +201,12 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
         case errors.UndefinedTable() | errors.UndefinedColumn() | errors.InvalidSchemaName():
             return StoreError(f"the store's tables are incomplete: {_words(error)}", where, "restore the schema")
         case errors.ReadOnlySqlTransaction():
-            return StoreUnreachableError("the store's database is read-only", where, "connect to its primary server")
+            return StoreUnreachableError(
+                "the store's database is read-only",
+                where,
+                "connect to the primary if this is a standby; else its disk may be full: free space, and reset"
+                " default_transaction_read_only",
+            )
         case _ if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
             return _connection_error(error, address)
         case psycopg.OperationalError():
@@ -228,6 +233,9 @@ def _connection_error(error: psycopg.Error, address: PostgresAddress) -> Headwat
         )
         what = f"the store's database shows a certificate that is not trusted here{f': {why}' if why else ''}"
         return StoreError(what, where, "renew it if it is out of date, else set cacert in storage")
+    for words, fix in _LIMITS:
+        if words in text:
+            return StoreUnreachableError(f"the store's database has no connection to spare: {text}", where, fix)
     for words, what, fix in _REFUSALS:
         if words in text:
             return StoreError(f"the store's database {what}", where, fix)
@@ -236,12 +244,19 @@ def _connection_error(error: psycopg.Error, address: PostgresAddress) -> Headwat
     )
 
 
+_LIMITS = (
+    ("too many connections for role", "end sessions of the role, or run ALTER ROLE … CONNECTION LIMIT -1"),
+    ("too many connections for database", "end sessions of it, or run ALTER DATABASE … CONNECTION LIMIT -1"),
+    ("too many clients already", "end idle connections, or raise max_connections"),
+    ("connection slots are reserved", "end idle connections, or raise max_connections"),
+)
 _POOLED = "is behind a connection pooler that drops settings"
 _DIRECTLY = "connect to Postgres itself: its own host and port, not those of the pooler"
 _REFUSALS = (
     ("password authentication failed", "rejects user name or password", "correct username and password in storage"),
     ("no password supplied", "asks for a password and none is configured", "set password in storage"),
     ("no pg_hba.conf entry", "has no pg_hba.conf entry for this host, user, database and encryption", "add one"),
+    ("pg_hba.conf rejects", "rejects this host, user, database and encryption by pg_hba.conf", "correct that line"),
     ("server does not support SSL", "does not support TLS, but sslmode requires it", "set sslmode: disable in storage"),
     ("could not read root certificate file", "can't be verified: cacert is no certificate", "set the PEM file's text"),
     ("does not match host name", "has a certificate for another host name", "use that name, or sslmode: verify-ca"),
