@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from headwater_rules.plan import TablePattern
@@ -54,23 +54,51 @@ class SourceTable:
         return next((column for column in self.columns if column.name == name), None)
 
 
+@dataclass(frozen=True, slots=True)
+class NotStreamed:
+    """What a query may read like a table, but Postgres does not stream: `form` is a view, say, with its article."""
+
+    tag: str
+    schema: str
+    name: str
+    form: str
+
+
 class SchemaFormatError(Exception):
     """A text is not a source schema. The message says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSchema:
-    """The tables of all sources."""
+    """The tables of all sources, and what is named like one but can't be followed."""
 
     tables: tuple[SourceTable, ...]
+    not_streamed: tuple[NotStreamed, ...] = ()
+
+    @classmethod
+    def of(cls, schemas: Iterable[SourceSchema]) -> SourceSchema:
+        """The tables of several sources."""
+        every = tuple(schemas)
+        return cls(
+            tuple(table for each in every for table in each.tables),
+            tuple(found for each in every for found in each.not_streamed),
+        )
 
     def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
         """The tables that a table pattern of a rule matches."""
         return tuple(table for table in self.tables if pattern.matches(table.tag, table.schema, table.name))
 
+    def not_streamed_by(self, pattern: TablePattern) -> NotStreamed | None:
+        """The first view, or its like, that a table pattern of a rule matches."""
+        matching = (each for each in self.not_streamed if pattern.matches(each.tag, each.schema, each.name))
+        return next(matching, None)
+
     def to_json(self) -> str:
         """JSON with one line per column, so that diffs are readable."""
-        return json.dumps({"format": _FORMAT, "tables": [_table_out(table) for table in self.tables]}, indent=2) + "\n"
+        written: dict[str, object] = {"format": _FORMAT, "tables": [_table_out(table) for table in self.tables]}
+        if self.not_streamed:
+            written["not_streamed"] = [asdict(each) for each in self.not_streamed]
+        return json.dumps(written, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> SourceSchema:
@@ -86,7 +114,12 @@ class SourceSchema:
         tables = root.get("tables")
         if not isinstance(tables, list):
             raise SchemaFormatError("`tables` must be a list")
-        return cls(tuple(_table_in(table, number) for number, table in enumerate(tables)))
+        others = root.get("not_streamed", [])
+        if not isinstance(others, list):
+            raise SchemaFormatError("`not_streamed` must be a list")
+        return cls(
+            tuple(_table_in(table, number) for number, table in enumerate(tables)), tuple(map(_not_streamed_in, others))
+        )
 
 
 _KINDS = {
@@ -142,6 +175,12 @@ def _table_in(value: object, number: int) -> SourceTable:
     if not isinstance(lacks, list) or not all(isinstance(each, str) for each in lacks):
         raise SchemaFormatError(f"`lacks` of {where} must be a list of texts")
     return SourceTable(tag, schema, name, tuple(_columns_in(columns, where)), tuple(lacks))
+
+
+def _not_streamed_in(value: object) -> NotStreamed:
+    where = "an entry of `not_streamed`"
+    read = _object(value, where)
+    return NotStreamed(*(_text(read, key, where) for key in ("tag", "schema", "name", "form")))
 
 
 def _columns_in(columns: Mapping[str, object], table: str) -> Iterable[SourceColumn]:

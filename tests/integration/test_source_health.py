@@ -164,6 +164,10 @@ def test_what_keeps_changes_from_the_stream_is_named(
         ("create view v as select 1 as id", "a view"),
         ("create materialized view v as select 1 as id", "a materialized view"),
         ("create unlogged table v (id int primary key)", "an unlogged table"),
+        (
+            "create foreign data wrapper w; create server s foreign data wrapper w; create foreign table v () server s",
+            "a foreign table",
+        ),
     ],
 )
 def test_what_can_not_be_streamed_is_named_for_what_it_is(source_db: SourceDb, sql: str, form: str) -> None:
@@ -178,6 +182,21 @@ def test_what_can_not_be_streamed_is_named_for_what_it_is(source_db: SourceDb, s
             (finding,) = look(conn, settings_for(source_db), SLOT, (), [pattern]).findings
         assert finding.code == "HW_2019"
         assert told in finding.what
+
+
+def test_a_table_whose_heirs_are_not_named_is_told_that_their_rows_do_not_come(source_db: SourceDb) -> None:
+    source_db.execute(
+        "create table m (id int primary key); create table m1 (primary key (id)) inherits (m);"
+        " create table m2 (primary key (id)) inherits (m); create publication headwater for all tables;"
+        " create table p (id int primary key) partition by range (id); create table p1 partition of p default"
+    )
+    settings = settings_for(source_db)
+    with connect(settings) as conn:
+        for names, heirs in ((["m", "p"], "2 tables inherit"), (["m", "m1"], "a table inherits"), (["m%"], "")):
+            patterns = [TablePattern("default", "public", name) for name in names]
+            findings = look(conn, settings, SLOT, (), patterns).findings
+            assert [f.code for f in findings] == (["HW_2035"] if heirs else [])
+            assert all(f"of public.m only its own rows reach devices: {heirs}" in f.what for f in findings)
 
 
 def test_what_another_version_kept_is_passed_over() -> None:

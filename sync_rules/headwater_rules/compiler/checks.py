@@ -56,6 +56,10 @@ class SourceChecks:
                 self.find(Code.NOT_SENT, message, name.place, f"run {'; '.join(table.lacks)}")
         if found:
             return
+        if other := self._schema.not_streamed_by(pattern):
+            message = f"`{other.schema}.{other.name}` is {other.form}, which Postgres does not stream"
+            self.find(Code.NO_TABLE, message, name.place, "name the tables that hold its rows")
+            return
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
             self.find(Code.NO_TABLE, f"no table is called like {shown}", name.place, self._table_hint(pattern))

@@ -210,10 +210,10 @@ class RulesDesk:
     def schema(self) -> tuple[SourceSchema | None, str]:
         """The tables of all sources; None, with the reason, when a source can't be read."""
         try:
-            tables = [table for source in self._settings.sources for table in read_schema(source).tables]
+            schema = SourceSchema.of(read_schema(source) for source in self._settings.sources)
         except (SourceUnreachable, SourceRefused) as error:
             return None, f"its tables are not compared with the source: {error.what}"
-        return SourceSchema(tuple(tables)), ""
+        return schema, ""
 
 
 def _finding(error: RuleError) -> RuleFinding:

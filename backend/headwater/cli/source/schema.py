@@ -21,7 +21,7 @@ from headwater_rules.schema import SchemaFormatError, SourceSchema
 def live_schema(config: ServiceConfig) -> SourceSchema:
     """The tables of all configured sources. Raises SourceUnreachable and SourceRefused."""
     config.source()
-    return SourceSchema(tuple(table for source in config.sources for table in read_schema(source).tables))
+    return SourceSchema.of(read_schema(source) for source in config.sources)
 
 
 @dataclass(frozen=True, slots=True)

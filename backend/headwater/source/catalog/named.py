@@ -23,7 +23,8 @@ _NAMED = 10
 @dataclass(frozen=True, slots=True)
 class NamedTable:
     """A table of the source. `kind` is relkind of pg_class; `keyless`: nothing identifies its rows, though its replica
-    identity is not NOTHING or FULL; `ancestors` are the oids of the tables that it is a partition of."""
+    identity is not NOTHING or FULL; `ancestors` are the oids of the tables that it is a partition of, `heirs` those of
+    the tables that inherit from it and are no partitions."""
 
     oid: int
     schema: str
@@ -32,6 +33,7 @@ class NamedTable:
     persistence: str
     keyless: bool
     ancestors: list[int]
+    heirs: list[int]
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -61,7 +63,9 @@ select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::te
          select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indimmediate
            and case c.relreplident when 'd' then i.indisprimary else i.indisreplident end) as keyless,
        case when c.relispartition then array(
-         select relid::oid::int8 from pg_partition_ancestors(c.oid) where relid <> c.oid) else '{}' end as ancestors
+         select relid::oid::int8 from pg_partition_ancestors(c.oid) where relid <> c.oid) else '{}' end as ancestors,
+       case when c.relkind = 'r' and c.relhassubclass then array(
+         select inhrelid::int8 from pg_inherits where inhparent = c.oid) else '{}' end as heirs
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 order by n.nspname, c.relname
@@ -127,7 +131,7 @@ def unpublished_findings(
     missing = lacking(conn, settings.publications, to_publish(named))
     barred = unreadable(conn, readings(conn, missing))
     rights = dict.fromkeys(finding for findings in barred.values() for finding in findings)
-    return [*unpublished(conn, settings, missing), *rights, *_absent(settings, patterns, named)]
+    return [*unpublished(conn, settings, missing), *rights, *_absent(settings, patterns, named), *_inherited(named)]
 
 
 def lacking_statements(conn: psycopg.Connection, settings: SourceSettings) -> dict[int, tuple[str, ...]]:
@@ -172,6 +176,25 @@ def unpublished(conn: psycopg.Connection, settings: SourceSettings, tables: Coll
             fix = f"add a primary key, or run {statements[0]}; then run {statements[1]}"
             found.append(Finding("HW_2030", what, fix, sql=statements))
     return found
+
+
+def _inherited(named: Sequence[NamedTable]) -> list[Finding]:
+    """Tables that are named, and not all that inherit from them: a row of an heir is not one of its parent here."""
+    there, findings = {table.oid for table in named}, []
+    for table in named:
+        if lacking := len({*table.heirs} - there):
+            tables = (
+                "a table inherits from it that is" if lacking == 1 else f"{lacking} tables inherit from it that are"
+            )
+            what = f"of {table.qualified_name} only its own rows reach devices: {tables} not named in the sync config"
+            findings.append(Finding("HW_2035", what, _HEIRS, fatal=False))
+    return findings
+
+
+_HEIRS = (
+    "name them, too (a pattern such as m% names many); in place of a hypertable, whose chunks come and go, use a table"
+    " that is partitioned by PARTITION BY"
+)
 
 
 def _absent(settings: SourceSettings, patterns: Sequence[TablePattern], tables: Sequence[NamedTable]) -> list[Finding]:

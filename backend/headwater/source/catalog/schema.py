@@ -8,10 +8,10 @@ from itertools import groupby
 import psycopg
 
 from headwater.decode.kinds import values_of
-from headwater.source.catalog.named import lacking_statements
+from headwater.source.catalog.named import all_tables, lacking_statements
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect, connection_error
-from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable
+from headwater_rules.schema import NotStreamed, SourceColumn, SourceSchema, SourceTable
 
 _COLUMNS = """
 select c.oid::int8, n.nspname, c.relname, a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, a.atttypmod)
@@ -32,6 +32,7 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
             rows = conn.execute(_COLUMNS).fetchall()
             types = load_types(conn, {oid for *_, oid, _ in rows if oid is not None})
             lacking = lacking_statements(conn, settings)
+            others = [each for each in all_tables(conn) if not each.publishable]
         except psycopg.Error as error:
             raise connection_error(settings, error) from error
     tables: list[SourceTable] = []
@@ -47,4 +48,6 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
                 lacking.get(number, ()),
             )
         )
-    return SourceSchema(tuple(tables))
+    return SourceSchema(
+        tuple(tables), tuple(NotStreamed(settings.tag, each.schema, each.name, each.form) for each in others)
+    )
