@@ -18,6 +18,7 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health.model import Health, State, from_json
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look
 from headwater.storage.address import StoreAddress
@@ -182,6 +183,25 @@ def test_what_can_not_be_streamed_is_named_for_what_it_is(source_db: SourceDb, s
             (finding,) = look(conn, settings_for(source_db), SLOT, (), [pattern]).findings
         assert finding.code == "HW_2019"
         assert told in finding.what
+
+
+def test_a_published_table_that_can_not_be_written_is_named_though_no_rule_names_it(source_db: SourceDb) -> None:
+    source_db.execute(
+        "create table notes (id int primary key); create table log (line text); insert into log values ('x');"
+        " create table quiet (line text); alter table quiet replica identity nothing;"
+        " create publication headwater for all tables"
+    )
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        source_db.execute("update log set line = 'y'")
+    settings, notes = settings_for(source_db), [TablePattern("default", "public", "notes")]
+    with connect(settings) as conn:
+        for findings in (look(conn, settings, SLOT, (), notes).findings, source_findings(conn, settings, notes)):
+            (finding,) = [f for f in findings if f.code in {"HW_2036", "HW_2017"}]
+            assert finding.code == "HW_2036"
+            assert finding.what.startswith("public.log: published, though the sync config does not name it")
+        source_db.execute("create publication inserts for table log with (publish = 'insert')")
+        only = replace(settings, publications=("inserts",))
+        assert "HW_2036" not in {f.code for f in source_findings(conn, only, notes)}
 
 
 def test_a_table_whose_heirs_are_not_named_is_told_that_their_rows_do_not_come(source_db: SourceDb) -> None:

@@ -65,7 +65,8 @@ def source_findings(
     findings += usable
     if not any(finding.fatal for finding in usable):
         tables = published_tables(conn, settings.publications)
-        findings += table_findings(conn, [table for table in tables if _wanted(table, settings.tag, patterns)])
+        wanted = [table for table in tables if _wanted(table, settings.tag, patterns)]
+        findings += [*table_findings(conn, wanted), *frozen_findings(tables, wanted)]
         findings += unpublished_findings(conn, settings, patterns or ())
     return list(dict.fromkeys(findings))
 
@@ -140,6 +141,21 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
     keyless = [keyless_finding(conn, table) for table in tables if _lost_identity(table)]
     generated = [found for table in tables for found in generated_findings(conn, table)]
     return [*rights, *unseen_findings(conn, tables), *keyless, *generated]
+
+
+def frozen_findings(tables: Sequence[PublishedTable], wanted: Sequence[PublishedTable]) -> list[Finding]:
+    """The warning for published tables that are not wanted, and whose updates and deletes Postgres refuses. Those that
+    are wanted have findings of their own."""
+    there = {table.relation.oid for table in wanted}
+    names = sorted(t.qualified_name for t in tables if t.relation.oid not in there and _lost_identity(t))
+    if not names:
+        return []
+    what = (
+        f"{_listed(names)}: published, though the sync config does not name it, and without anything that identifies a"
+        " row, so Postgres refuses updates and deletes of it"
+    )
+    fix = "add a primary key, run ALTER TABLE … REPLICA IDENTITY FULL, or take it out of the publication"
+    return [Finding("HW_2036", what, fix, fatal=False)]
 
 
 def mixed_finding(table: PublishedTable) -> Finding:

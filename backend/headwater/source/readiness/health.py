@@ -16,7 +16,7 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
-from headwater.source.readiness.checks import publication_findings, table_findings
+from headwater.source.readiness.checks import frozen_findings, publication_findings, table_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.slot import READERS, temporary_slot_name
 from headwater.source.triggers import triggers_on
@@ -306,5 +306,9 @@ def _catalog_findings(
         if table.relation.oid in tables
         or any(p.matches(settings.tag, table.relation.schema, table.relation.name) for p in patterns)
     ]
-    findings += [*table_findings(conn, looked), *unpublished_findings(conn, settings, patterns)]
+    findings += [
+        *table_findings(conn, looked),
+        *frozen_findings(published, looked),
+        *unpublished_findings(conn, settings, patterns),
+    ]
     return list(dict.fromkeys(findings))
