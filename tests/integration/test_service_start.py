@@ -9,17 +9,22 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.source.connect import SourceSettings
+from headwater.source.slot import slot_name
 from tests.support.command import Outcome, headwater, headwater_here
 from tests.support.fix_postgres import SourceDb
+from tests.support.fix_service import free_port
 
 RULES = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: 'SELECT * FROM notes'}}\n"
 
 
-def write_config(folder: Path, port: int, database: str = "postgres", user: str = "postgres") -> None:
+def write_config(
+    folder: Path, port: int, database: str = "postgres", user: str = "postgres", listens_at: int | None = None
+) -> None:
     uri = f"postgresql://{user}@127.0.0.1:{port}/{database}"
     (folder / "headwater.yaml").write_text(
         f"replication: {{connections: [{{uri: '{uri}', sslmode: disable, slot_name_prefix: '{database}_'}}]}}\n"
-        "sync_config: {path: sync.yaml}\n"
+        f"sync_config: {{path: sync.yaml}}\nhost: 127.0.0.1\nport: {listens_at or free_port()}\n"
     )
     (folder / "sync.yaml").write_text(RULES)
 
@@ -47,11 +52,9 @@ def test_a_port_in_use_is_said_before_anything_is_made(
     source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
-    write_config(tmp_path, source_db.server.port, source_db.name)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with (tmp_path / "headwater.yaml").open("a") as config:
-            config.write(f"port: {port}\nhost: 127.0.0.1\n")
+        write_config(tmp_path, source_db.server.port, source_db.name, listens_at=port)
         error = refusal(headwater_here(*arguments, cwd=tmp_path))
     assert f"[HW_6004] can't listen on port {port}" in error
     assert "stop what listens there, or set another `port`" in error
@@ -119,6 +122,19 @@ def test_status_fails_on_problems(source_db: SourceDb, tmp_path: Path) -> None:
     status = headwater_here("source", "status", cwd=tmp_path)
     assert status.code == 1
     assert 'problem   [PSYNC_S1141] publication "headwater" does not exist' in status.out
+
+
+def test_a_slot_whose_store_is_gone_is_told(source_db: SourceDb, tmp_path: Path) -> None:
+    source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    prefix = f"{source_db.name}_"
+    name = slot_name(SourceSettings("", source_db.name, "", slot_prefix=prefix))
+    source_db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", name)
+    status = headwater_here("source", "status", cwd=tmp_path)
+    assert status.code == 0
+    assert "[HW_4013] there is no store at" in status.out
+    assert f'but the source keeps log for the slot "{name}", which was made for one' in status.out
+    assert "[HW_4013]" in headwater_here("doctor", cwd=tmp_path).out
 
 
 def test_status_does_not_fail_on_notes(source_db: SourceDb, tmp_path: Path) -> None:

@@ -186,6 +186,17 @@ def absence_is_told(endpoint: Endpoint, config: Path) -> None:
         assert (trouble["code"], trouble["fix"]) == ("HW_2001", cause["fix"])
 
 
+def another_source_is_told(source: SourceDb, config: dict[str, Any], other: Path) -> None:
+    """A second service on the store, of another database."""
+    source.execute("create database elsewhere")
+    connection = {**config["replication"]["connections"][0], "database": "elsewhere"}
+    other.write_text(json.dumps({**config, "replication": {"connections": [connection]}}), encoding="utf-8")
+    outcome = headwater_here("source", "status", "-c", other)
+    assert outcome.code == 1
+    assert "[HW_4014] the replicator that writes to the store" in outcome.out
+    assert "give each service a store of its own" in outcome.out
+
+
 def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
     postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, launch: Launch, tmp_path: Path
 ) -> None:
@@ -208,6 +219,7 @@ def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
         wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
         wait_until(lambda: flows(deployment), "a look at the slot since")
         slot_is_told(endpoint)
+        another_source_is_told(source, config, tmp_path / "other.json")
 
         source.connection.close()
         server.stop(StopMode.FAST)

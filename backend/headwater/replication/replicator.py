@@ -142,7 +142,7 @@ class Replicator:
                 return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
             except (LeaseHeldError, StoreBusyError, StoreUnreachableError) as error:
                 if not logged:
-                    _log.info("waiting: %s", error)
+                    _log.warning("waiting: %s", error)
                     logged = True
                 stop.wait(0.5)
         return None

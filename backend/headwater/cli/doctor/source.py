@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import psycopg
 
 from headwater.cli.doctor.result import Level, Result, of_error, of_finding, ok
-from headwater.cli.source.status import StoreState
+from headwater.cli.source.status import StoreState, store_findings
 from headwater.config.errors import ConfigError
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
@@ -42,9 +42,11 @@ def check_source(
             yield from _of_connection(conn, settings)
             named = tuple(dict.fromkeys((*kept_tables, *(tables or ()))))
             served = named if named or tables is not None else None
+            name = kept.slot if kept else slot_name(settings)
             findings = [
                 *source_findings(conn, settings, served),
-                *slot_findings(conn, name := kept.slot if kept else slot_name(settings), slot_health(conn, name)),
+                *slot_findings(conn, name, slot_health(conn, name)),
+                *store_findings(conn, config, kept),
             ]
             yield from (of_finding("source", each) for each in findings)
             if not any(each.fatal for each in findings):

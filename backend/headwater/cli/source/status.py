@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
+import psycopg
 
 from headwater.api.admin.status import health_of
 from headwater.api.auth.errors import JwksError
@@ -18,7 +19,7 @@ from headwater.cli.own_rules import own_rules
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.health.model import Health
+from headwater.replication.health.model import Health, State
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
 from headwater.replication.stream.intake import FailedTransactions, Poison
@@ -27,7 +28,7 @@ from headwater.source.connect import connect
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
-from headwater.source.slot import slot_name
+from headwater.source.slot import slot_name, slot_status
 from headwater.source.triggers import triggers_on
 from headwater.source.upload.check import check_uploads
 from headwater.storage.contract.parts import BulkRecord
@@ -88,12 +89,37 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
     try:
         with connect(settings, application_name="headwater status") as conn:
             slot = slot_health(conn, name)
-            findings = [*source_findings(conn, settings, tables), *slot_findings(conn, name, slot)]
-            if config.upload is not None:
-                findings += check_uploads(config.upload)
+            findings = [
+                *source_findings(conn, settings, tables),
+                *slot_findings(conn, name, slot),
+                *store_findings(conn, config, kept),
+                *(check_uploads(config.upload) if config.upload is not None else ()),
+            ]
             return _Source(settings.address, None, slot, triggers_on(conn), tuple(findings))
     except HeadwaterError as error:
         return _Source(settings.address, error)
+
+
+def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoreState | None) -> list[Finding]:
+    """Whether the store and the source belong together, by the slot that the store follows, or that a new one would."""
+    name = slot_name(config.source()) if kept is None else kept.slot if kept.state is None else kept.state.slot
+    slot = slot_status(conn, name)
+    if slot is not None and slot.database != conn.info.dbname:
+        slot = None
+    if kept is None and slot is not None:
+        read = "somebody reads" if slot.active_pid else "the source keeps log for"
+        what = f'there is no store at {config.storage}, but {read} the slot "{slot.name}", which was made for one'
+        fix = (
+            "if the store was removed, put it back, or start Headwater again, which reads everything anew; else run"
+            f" SELECT pg_drop_replication_slot('{slot.name}')"
+        )
+        return [Finding("HW_4013", what, fix, fatal=slot.active_pid is not None)]
+    follows = kept is not None and kept.health is not None and kept.health.state in {State.STREAMING, State.RESYNCING}
+    if kept is not None and follows and slot is None:
+        what = f"the replicator that writes to the store at {config.storage} follows another source than this one"
+        fix = "give each service a store of its own, or correct hostname and database in replication.connections"
+        return [Finding("HW_4014", what, fix)]
+    return []
 
 
 def _key_findings(auth: ClientAuth) -> list[Finding]:
