@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from headwater.cli.doctor.result import Level, Result, of_error, ok
 from headwater.cli.source.status import StoreState, read_store
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.source.readiness.finding import span
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_backend
 
@@ -39,7 +41,8 @@ def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]
     found.append(ok("store", f"{config.storage}: can be read, in a format of this version"))
     if kept is not None and kept.health is not None and kept.health.cause is not None:
         cause = kept.health.cause
-        found.append(Result("replica", Level.FAIL, f"replication is held up: {cause}", "see `headwater source status`"))
+        what = f"replication was held up {span(time.time() - cause.at)} ago: {cause}"
+        found.append(Result("replica", Level.FAIL, what, "see `headwater source status`"))
     elif kept is not None and kept.health is not None:
         found.append(ok("replica", f"replication is {kept.health.state.value}"))
     return kept, found

@@ -26,7 +26,7 @@ from headwater.replication.stream.intake import FailedTransactions, Poison
 from headwater.replication.versions import tables_named
 from headwater.source.connect import connect
 from headwater.source.readiness.checks import source_findings
-from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.finding import Finding, span
 from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name, slot_status
 from headwater.source.triggers import triggers_on
@@ -207,9 +207,11 @@ def _print_replicator(health: Health | None) -> None:
         click.echo(f"work      {health.work}")
     if health.cause is not None:
         click.echo(f"cause     {health.cause}")
-        click.echo(f"          attempt {health.cause.attempts} failed {_time(health.cause.at)}")
+        click.echo(
+            f"          attempt {health.cause.attempts} failed {_time(health.cause.at)}, {_ago(health.cause.at)}"
+        )
     elif health.trouble is not None:
-        click.echo(f"          last error {_time(health.trouble.at)}: {health.trouble}")
+        click.echo(f"          last error {_time(health.trouble.at)}, {_ago(health.trouble.at)}: {health.trouble}")
 
 
 def _print_slot(slot: SlotHealth) -> None:
@@ -238,6 +240,10 @@ def _print_store(config: ServiceConfig, kept: StoreState | None) -> None:
         click.echo(f"  transaction {poison.lsn} {done} since {_time(poison.at)}: {poison.why}")
     for job in kept.jobs:
         click.echo(f"  {job.kind}: {job.rows:,} rows, {job.tasks} Spark tasks, {job.finished - job.started:.1f} s")
+
+
+def _ago(at: float) -> str:
+    return f"{span(time.time() - at)} ago"
 
 
 def _time(at: float) -> str:
