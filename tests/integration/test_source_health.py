@@ -337,6 +337,33 @@ def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_name
         source.connection.close()
 
 
+def test_without_a_slot_for_a_comparison_rows_flow_and_the_lack_is_named(
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
+) -> None:
+    server = postgres_with(max_replication_slots="2", max_wal_senders="2")
+    source = SourceDb(server, "postgres")
+    source.execute("create table notes (id text primary key, body text)")
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=WATCHED).start()
+    try:
+        source.execute("alter table notes add column a text default 'x'")
+        wait_until(lambda: deployment.bulk_records()[-1].kind != "snapshot", "a comparison")
+        wait_until(lambda: flows(deployment), "its end")
+        assert standing(deployment).findings == ()
+        source.execute("select pg_create_physical_replication_slot('of_somebody')")
+        source.execute("alter table notes add column b text default 'x'")
+        wait_until(lambda: "HW_2014" in {f.code for f in standing(deployment).findings}, "the lack to be named")
+        for number in range(3):
+            source.execute("insert into notes values (%s)", str(number))
+            assert ("notes", str(number)) in deployment.rows("a")
+            wait_until(lambda: standing(deployment).state is State.RESYNCING, "the stream to be followed")
+        assert standing(deployment).trouble is None
+        source.execute("select pg_drop_replication_slot('of_somebody')")
+        wait_until(lambda: flows(deployment) and standing(deployment).findings == (), "the comparison to end")
+    finally:
+        deployment.close()
+        source.connection.close()
+
+
 @pytest.mark.long
 def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, dial, pooler_error, source_errors
+from headwater.source.connect import SourceSettings, SourceUnreachable, dial, pooler_error, source_errors
 
 _STOPPED_SECONDS = 0.5  # how often to look whether to stop
 READERS = "headwater snapshot"
@@ -297,8 +297,11 @@ def _creation_error(result: pq.abc.PGresult | None, name: str, settings: SourceS
     where = settings.address
     match state.decode():
         case "53400":
-            return SlotError(
-                "Postgres has no free replication slot", where, "drop an unused one, or raise max_replication_slots"
+            return SourceUnreachable(
+                "the source database has no free replication slot",
+                where,
+                "drop one that nobody reads (pg_replication_slots), or run ALTER SYSTEM SET max_replication_slots = …"
+                " and restart Postgres",
             )
         case "42501":
             return SlotError("the role may not replicate", where, f"run ALTER ROLE {settings.user} REPLICATION")

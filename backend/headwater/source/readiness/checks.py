@@ -17,7 +17,7 @@ from headwater.source.catalog.published import PublishedTable, published_tables,
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.source.readiness.finding import Finding
-from headwater.source.slot import former_slot_name, slot_name, slot_status
+from headwater.source.slot import former_slot_name, slot_name, slot_status, temporary_slot_name
 from headwater_rules.plan import TablePattern
 
 _NAMED = 10
@@ -94,7 +94,7 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
     if _value(conn, "show server_encoding") == "SQL_ASCII":
         what = "the encoding of the database is SQL_ASCII: rows with text that is not UTF-8 are left out, and logged"
         findings.append(Finding("HW_2031", what, "move to a database of encoding UTF8", fatal=False))
-    findings += _slot_findings(conn, settings)
+    findings += room_findings(conn, settings)
     if not _value(conn, _MAY_REPLICATE):
         findings.append(_lacks_role(conn, "HW_2016", f'role "{settings.user}" may not replicate', "REPLICATION"))
     return findings
@@ -241,14 +241,18 @@ from pg_roles r where r.rolname = session_user
 """
 
 
-def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
+def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: str = "") -> list[Finding]:
+    """Whether the server has the slots and WAL senders that we need besides those that we have. `followed` is the name
+    of our slot, where that is known."""
     findings = []
-    own = slot_status(conn, slot_name(settings)) or slot_status(conn, former_slot_name(settings))
+    names = (followed, slot_name(settings), former_slot_name(settings))
+    own = next((slot for name in names if (slot := slot_status(conn, name)) is not None), None)
     if own is not None and own.database != conn.info.dbname:
         own = None
+    ours = own and slot_status(conn, temporary_slot_name(own.name))  # of a comparison that is going on
     needed = SLOTS if own is None else SLOTS - 1
     slots = int(str(_value(conn, "show max_replication_slots")))
-    free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots")))
+    free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots"))) + (ours is not None)
     if free < needed:
         what = f"{max(free, 0)} of {slots} replication slots are free, and {needed} are needed"
         alter = f"ALTER SYSTEM SET max_replication_slots = {slots + needed - free}"
@@ -257,7 +261,7 @@ def _slot_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[F
         )
         findings.append(Finding("HW_2014", what, fix, sql=(alter,)))
     senders = int(str(_value(conn, "show max_wal_senders")))
-    active = int(str(_value(conn, "select count(*) from pg_stat_replication")))
+    active = int(str(_value(conn, "select count(*) from pg_stat_replication"))) - (ours is not None)
     needed = SLOTS - (own is not None and own.active_pid is not None)
     if senders - active < needed:
         what = f"{max(senders - active, 0)} of {senders} WAL senders are free, and {needed} are needed"

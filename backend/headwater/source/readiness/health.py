@@ -16,7 +16,7 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
-from headwater.source.readiness.checks import frozen_findings, publication_findings, table_findings
+from headwater.source.readiness.checks import frozen_findings, publication_findings, room_findings, table_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.slot import READERS, temporary_slot_name
 from headwater.source.triggers import triggers_on
@@ -69,7 +69,11 @@ def look(
     positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
     return SourceHealth(
         slot,
-        (*slot_findings(conn, name, slot), *_catalog_findings(conn, settings, tables, patterns)),
+        (
+            *slot_findings(conn, name, slot),
+            *room_findings(conn, settings, name),
+            *_catalog_findings(conn, settings, tables, patterns),
+        ),
         triggers_on(conn),
         parse_lsn(positions[0]),
         parse_lsn(positions[1]),
