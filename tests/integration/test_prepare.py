@@ -242,6 +242,13 @@ def test_a_server_without_logical_decoding_or_free_slots_is_refused(
     assert "ALTER SYSTEM SET max_wal_senders = 2" in text
 
 
+def test_a_database_that_was_made_read_only_is_not_said_to_be_a_standby(source_db: SourceDb) -> None:
+    source_db.execute("create table a (id int primary key)")
+    source_db.execute(f"alter database {source_db.name} set default_transaction_read_only = on")
+    with pytest.raises(SourceUnreachable, match=r"though it is no standby.*RESET default_transaction_read_only"):
+        prepare(settings_for(source_db), tables("a"))
+
+
 @pytest.mark.parametrize("name", [slot_name, former_slot_name], ids=["present", "former"])
 def test_the_slot_that_is_ours_already_does_not_count_as_missing(
     postgres_with: Callable[..., EmbeddedPostgres], name: Callable[[SourceSettings], str]

@@ -18,9 +18,10 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health.model import Health, State, from_json
 from headwater.source.connect import SourceSettings, connect
+from headwater.source.readiness import health
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding
-from headwater.source.readiness.health import look
+from headwater.source.readiness.health import look, slot_findings
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreUnreachableError
@@ -277,7 +278,11 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
 
 
 def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_named(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    postgres_with: Callable[..., EmbeddedPostgres],
+    bulk: BulkJobs,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of a session, one that was prepared and forgotten; seen by a role that may see what others do, and by one
     that may not."""
@@ -295,6 +300,11 @@ def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_name
     forgotten.execute("/* a secret */ insert into carts values (1)")
     source.execute("begin; insert into other values ('1'); prepare transaction 'it''s'")
     deployment = Deployment(source, tmp_path / "store", NOTES, bulk, user="follower", pace=WATCHED)
+    monkeypatch.setattr(health, "_OLD", "0 s")
+    with connect(replace(deployment.settings, user="postgres")) as conn:
+        before = [f for f in slot_findings(conn, SLOT, None) if f.code == "HW_2033"]
+    assert [f.fatal for f in before] == [False, False]
+    assert [each.what.partition(" waits for ")[0] for each in before] == ["a start without a replication slot"] * 2
 
     def waits_for(*told: str) -> Finding | None:
         found = [f for f in standing(deployment).findings if f.code == "HW_2033" and all(t in f.what for t in told)]

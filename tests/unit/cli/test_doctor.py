@@ -23,7 +23,7 @@ from headwater.cli.doctor.machine import check_files, check_ports, check_spark
 from headwater.cli.doctor.result import Level, Result
 from headwater.cli.doctor.source import check_source
 from headwater.cli.doctor.store import check_store
-from headwater.cli.source.status import StoreState
+from headwater.cli.source.status import StoreState, key_findings
 from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
 from headwater.embedded.java import NoJava
@@ -119,6 +119,11 @@ def test_published_keys_that_can_not_be_had(tmp_path: Path) -> None:
 
     away = only(looked(f"http://127.0.0.1:{free_port()}/keys"))
     assert_said(away, "tokens", Level.FAIL, "PSYNC_S2204", "check client_auth.jwks_uri, and the network")
+    (named,) = key_findings(
+        config(tmp_path, f"client_auth: {{jwks_uri: 'http://127.0.0.1:{free_port()}/keys', audience: [app]}}\n").auth
+    )
+    assert (named.code, named.fatal) == ("PSYNC_S2204", True)
+    assert "http://127.0.0.1:" in named.what
     with jwks_server() as issuer:
         assert_said(
             only(looked(issuer.url())), "tokens", Level.FAIL, "no usable key at", "publish a public signing key"

@@ -68,7 +68,7 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     """Print the state. Returns the exit code: 1 when there is a problem."""
     kept = read_store(config)
     source = _ask(config, kept)
-    source = replace(source, findings=(*source.findings, *_key_findings(config.auth)))
+    source = replace(source, findings=(*source.findings, *key_findings(config.auth)))
     if as_json:
         click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
     else:
@@ -122,7 +122,7 @@ def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoreS
     return []
 
 
-def _key_findings(auth: ClientAuth) -> list[Finding]:
+def key_findings(auth: ClientAuth) -> list[Finding]:
     """The addresses from which no keys of tokens can be fetched from here, and why."""
     found = []
     for address in auth.addresses:

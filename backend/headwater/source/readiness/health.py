@@ -18,7 +18,7 @@ from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.checks import frozen_findings, publication_findings, room_findings, table_findings
 from headwater.source.readiness.finding import Finding
-from headwater.source.slot import READERS, temporary_slot_name
+from headwater.source.slot import READERS, slot_status, temporary_slot_name
 from headwater.source.triggers import triggers_on
 from headwater_rules.plan import TablePattern
 
@@ -175,6 +175,16 @@ select what, pid, gid, role, database, state, upper(command) as command,
        extract(epoch from coalesce(prepared, xact_start))::float8 as since
 from holding order by since, what, pid, gid
 """
+_WOULD_HOLD_UP = r"""
+select 'start' as what, 0 as pid, gid::text as gid, owner::text as role, database::text as database,
+       null as state, null as command, extract(epoch from prepared)::float8 as since
+from pg_prepared_xacts where prepared < clock_timestamp() - %(old)s::interval
+union all
+select 'start', pid, null, usename::text, datname::text, state, null, extract(epoch from xact_start)::float8
+from pg_stat_activity where backend_xid is not null and xact_start < clock_timestamp() - %(old)s::interval
+order by since
+"""
+_OLD = "1 min"
 _PATIENCE = "1 s"
 """Transactions that are shorter are waited for without a word."""
 
@@ -200,19 +210,26 @@ class _Holder:
 
 
 def held_up(conn: psycopg.Connection, name: str) -> list[Finding]:
-    """Open transactions that making a slot, a comparison or the reading of a table waits for. `name` is our slot's."""
+    """Open transactions that making a slot, a comparison or the reading of a table waits for. `name` is our slot's:
+    while there is none, those that are open for long, and that making one would wait for."""
     asked = {
         "slot": name,
         "temporary": temporary_slot_name(name),
         "readers": READERS,
         "patience": _PATIENCE,
+        "old": _OLD,
     }
     with conn.cursor(row_factory=class_row(_Holder)) as cursor:
-        holders = cursor.execute(_HELD_UP, asked).fetchall()
+        query = _WOULD_HOLD_UP if slot_status(conn, name) is None else _HELD_UP
+        holders = cursor.execute(query, asked).fetchall()
     return [_holding(conn, holder) for holder in holders]
 
 
-_WAITING = {"slot": "the new replication slot", "comparison": "the comparison with the source"}
+_WAITING = {
+    "start": "a start without a replication slot",
+    "slot": "the new replication slot",
+    "comparison": "the comparison with the source",
+}
 
 
 def _holding(conn: psycopg.Connection, holder: _Holder) -> Finding:
@@ -227,14 +244,16 @@ def _holding(conn: psycopg.Connection, holder: _Holder) -> Finding:
         statement = f"SELECT pg_terminate_backend({holder.pid})"
         fix = f"have it committed or rolled back, or run {statement}"
     what = f"{_WAITING.get(holder.what, f'reading {holder.what}')} waits for {whose}"
-    return Finding("HW_2033", what, fix, fatal=holder.what != "comparison", sql=(statement,), since=holder.since)
+    return Finding(
+        "HW_2033", what, fix, fatal=holder.what not in {"start", "comparison"}, sql=(statement,), since=holder.since
+    )
 
 
 def _doing(conn: psycopg.Connection, holder: _Holder) -> str:
     """The state of a session and the kind of its statement, never the statement."""
     if holder.state is None:
         return f"what it does and since when is not shown to us: GRANT pg_read_all_stats TO {conn.info.user}"
-    if _COMMAND.fullmatch(holder.command or "") is None:
+    if holder.command is None or _COMMAND.fullmatch(holder.command) is None:
         return holder.state
     return f"{holder.state}, {'in' if holder.state == 'active' else 'last'} {holder.command}"
 
