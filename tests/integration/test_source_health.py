@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from headwater.source.readiness import health
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look, slot_findings
+from headwater.source.slot import READERS
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreUnreachableError
@@ -372,6 +374,27 @@ def test_without_a_slot_for_a_comparison_rows_flow_and_the_lack_is_named(
     finally:
         deployment.close()
         source.connection.close()
+
+
+def test_a_lock_that_a_table_s_reading_waits_for_is_named(source_db: SourceDb) -> None:
+    source_db.execute("create table notes (id int primary key)")
+    source_db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", source_db.name)
+    settings = settings_for(source_db)
+
+    def named() -> list[str]:
+        return [f.what for f in slot_findings(conn, source_db.name, None) if f.code == "HW_2033"]
+
+    with psycopg.connect(source_db.dsn) as writer, connect(settings) as conn:
+        writer.execute("lock table notes in access exclusive mode")
+        pid = writer.info.backend_pid
+        with connect(settings, application_name=READERS) as reading:
+            reader = threading.Thread(target=lambda: reading.execute("table notes"))
+            reader.start()
+            wait_until(lambda: named() != [], "it to be named")
+            (what,) = named()
+            writer.rollback()
+            reader.join()
+    assert what.startswith(f"reading notes waits for the open transaction of pid {pid} (role postgres")
 
 
 @pytest.mark.long

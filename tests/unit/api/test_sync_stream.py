@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,8 +15,10 @@ from headwater.api.streams.admission import StreamLimits
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health.model import Health, State, health_key, to_json
+from headwater.source.readiness.finding import Finding
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import requester
@@ -261,6 +264,13 @@ def test_before_the_first_snapshot_is_complete_a_device_is_told_when_to_ask_agai
         _, message = device.receive().error
     assert message.startswith("[PSYNC_S2302] ")  # at which the SDKs keep their credentials
     assert "12,000 of about 80,000 rows" in message
+    held_up = Finding("HW_2033", "the new replication slot waits for pid 4711 of database shop", "end it")
+    store.notes[health_key("default")] = to_json(replace(health, done=None, findings=(held_up,)))
+
+    def details() -> str:
+        return str(endpoint.post().json()["error"]["details"])
+
+    wait_until(lambda: details() == "it is held up; `headwater source status` says by what", "the next look")
 
 
 @pytest.mark.parametrize("written", ["9007199254740993", "-9007199254740993", "18446744073709551617", "1e300"])

@@ -204,7 +204,7 @@ class Hub:
             health = noted and noted.seen(alive=self._reader.replicator_alive())
             if health is not None and health.done is not None:
                 return f"{health.done} are read so far; try again"
-            if health is not None and health.cause is not None:
+            if health is not None and (health.cause is not None or any(f.fatal for f in health.findings)):
                 return "it is held up; `headwater source status` says by what"
         return ""
 
