@@ -227,7 +227,7 @@ def test_an_endpoint_is_ready_when_it_has_something_to_serve(start_endpoint: Cal
         "liveness": 200,
     }
     assert endpoint.http.get("/probes/readiness").json()["ready"] is False
-    assert endpoint.post().status_code == 500
+    assert endpoint.post().status_code == 503
     store.replace_config(RULES)
     store.put("unrelated", "1")
     store.commit()

@@ -73,10 +73,10 @@ def test_of_the_addresses_of_a_host_those_that_are_allowed_are_used() -> None:
 def test_a_host_without_an_allowed_address_is_refused_with_the_reason() -> None:
     with pytest.raises(AddressRefusedError) as refused:
         LOCAL.allowed("host", ["10.0.0.1", "::1"])
-    assert (refused.value.code, refused.value.status) == ("PSYNC_S2203", 401)
+    assert (refused.value.code, refused.value.status) == ("PSYNC_S2203", 503)
     both = AddressRules(local=True, ipv4_only=True)
     with pytest.raises(Ipv6RefusedError) as unspoken:
         both.allowed("host", ["2600::1"])
-    assert (unspoken.value.code, unspoken.value.status) == ("PSYNC_S2202", 401)
+    assert (unspoken.value.code, unspoken.value.status) == ("PSYNC_S2202", 503)
     with pytest.raises(AddressRefusedError):
         both.allowed("host", ["2600::1", "10.0.0.1"])
