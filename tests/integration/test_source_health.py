@@ -328,7 +328,7 @@ def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_name
         assert seen is not None
         assert seen.since is not None
         assert "secret" not in str(seen)
-        assert re.search(r", for \d+ s; have it committed or rolled back", str(seen))
+        assert re.search(r", \d+ s old; have it committed or rolled back", str(seen))
         source.execute(unseen.sql[0])
         wait_until(lambda: waits_for("the prepared transaction 'it''s'") is not None, "the prepared one to be named")
         prepared = waits_for("role postgres, database postgres")

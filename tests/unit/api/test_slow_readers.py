@@ -153,5 +153,5 @@ def test_a_client_that_stops_reading_what_the_store_was_slow_to_give_is_cut_off(
         store.go.set()
         received = slow.receive()
         assert received.kind == client.ERROR
-        assert received.error[1].startswith(f"[{code}] ")
+        assert received.error[1].startswith(f"[{code}")
     wait_until(lambda: endpoint.open_streams() == 0, "the end of the streams")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What is wrong and how to fix it. A fatal finding keeps rows from devices, or writes of devices from the source.
-    `sql` has the statements that fix it, if any do, to be copied. `since` is when it began, in seconds since 1970,
-    where that matters."""
+    `sql` has the statements that fix it, if any do, to be copied. `since` is when what it names began, in seconds since
+    1970, where that matters."""
 
     code: str
     what: str
@@ -24,8 +24,8 @@ class Finding:
 
     @property
     def lasting(self) -> str:
-        """What is wrong, and for how long by now."""
-        return self.what if self.since is None else f"{self.what}, for {span(time.time() - self.since)}"
+        """What is wrong, and how old that is by now."""
+        return self.what if self.since is None else f"{self.what}, {span(time.time() - self.since)} old"
 
     @classmethod
     def lacking(cls, code: str, what: str, statement: str, how: str = "") -> Finding:
