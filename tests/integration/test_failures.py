@@ -165,7 +165,7 @@ def test_a_refusal_is_understood_in_any_language(
 LIMITS = {
     "alter role follower connection limit 0": ("allows this role no more", "ALTER ROLE follower CONNECTION LIMIT -1"),
     "alter database postgres connection limit 0": ("to this database", "ALTER DATABASE postgres CONNECTION LIMIT -1"),
-    "senders": ("has no WAL sender to spare", "ALTER SYSTEM SET max_wal_senders = "),
+    "senders": ("has all its WAL senders in use", "ALTER SYSTEM SET max_wal_senders = "),
     "hba": ("lets in nobody with this host", "pg_hba.conf, and reload it"),
     "alter role follower nologin": ("does not let this role log in", "ALTER ROLE follower LOGIN"),
     "alter database postgres set default_transaction_read_only = on": ("though it is no standby", "disk is full"),

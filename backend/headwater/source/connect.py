@@ -360,10 +360,10 @@ def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachable:
     with suppress(HeadwaterError, psycopg.Error), connect(settings) as conn:
         standby = conn.execute("select pg_is_in_recovery()").fetchall()[0][0]
     if standby is None:
-        return _failed(settings, f"takes no writes: {text}", f"if it is a standby, {_PRIMARY}; else, {_FULL_DISK}")
+        return _failed(settings, f"is read-only: {text}", f"if it is a standby, {_PRIMARY}; else, {_FULL_DISK}")
     if standby:
         return _failed(settings, f"{_STANDBY[0]}: {text}", _STANDBY[1])
-    return _failed(settings, f"takes no writes, though it is no standby: {text}", _FULL_DISK)
+    return _failed(settings, f"is read-only, though it is no standby: {text}", _FULL_DISK)
 
 
 def _unreachable(settings: SourceSettings, text: str) -> SourceUnreachable:
@@ -512,7 +512,7 @@ _DATABASE_LIMIT = (
     "end sessions of database {database} (pg_stat_activity), or run ALTER DATABASE {database} CONNECTION LIMIT -1",
 )
 _NO_WAL_SENDER = (
-    "has no WAL sender to spare",
+    "has all its WAL senders in use",
     "end what need not replicate (pg_stat_replication); or ALTER SYSTEM SET max_wal_senders = …, and restart Postgres",
 )
 _PRIMARY = "set hostname in replication.connections to the primary"

@@ -22,6 +22,6 @@ def test_a_database_that_takes_no_writes_is_not_said_to_be_a_standby() -> None:
     error = psycopg.errors.ReadOnlySqlTransaction("cannot execute CREATE PUBLICATION in a read-only transaction")
     told = connection_error(SOURCE, error)
     assert isinstance(told, SourceUnreachable)
-    assert "takes no writes" in told.what
+    assert "is read-only" in told.what
     assert "default_transaction_read_only" in told.fix
     assert "promote" not in told.fix

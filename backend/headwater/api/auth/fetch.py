@@ -27,6 +27,7 @@ LARGEST = 1 << 20
 
 _HEADERS = [("Accept", "application/json"), ("Accept-Encoding", "identity"), ("User-Agent", "headwater")]
 SEE_LOG = "the service's log says why"
+CHECK_ADDRESS = "check client_auth.jwks_uri, and the network"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from headwater.api.auth.errors import JwksError
-from headwater.api.auth.fetch import SEE_LOG, KeySet
+from headwater.api.auth.fetch import CHECK_ADDRESS, SEE_LOG, KeySet
 from headwater.api.auth.keys import Key, KeySource, Unfetched
 from headwater.telemetry.log_facts import told
 
@@ -153,7 +153,13 @@ class RemoteKeys:
         self._unfetched = Unfetched(self._address, error, since)
         self._failures += 1
         started = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-        facts = {"code": error.code, "reason": error.where, "keys_kept": len(self.known()), "since": started}
+        facts = {
+            "code": error.code,
+            "reason": error.where,
+            "keys_kept": len(self.known()),
+            "since": started,
+            "fix": CHECK_ADDRESS,
+        }
         log.warning("%s", error.what, extra=told(facts))
 
     def _take(self, found: KeySet) -> None:

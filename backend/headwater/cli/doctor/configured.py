@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headwater.api.auth.errors import JwksError
-from headwater.api.auth.fetch import JwksClient
+from headwater.api.auth.fetch import CHECK_ADDRESS, JwksClient
 from headwater.cli.doctor.result import Level, Result, of_error, ok
-from headwater.cli.source.status import CHECK_ADDRESS
 from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config

@@ -14,7 +14,7 @@ import psycopg
 
 from headwater.api.admin.status import health_of
 from headwater.api.auth.errors import JwksError
-from headwater.api.auth.fetch import JwksClient
+from headwater.api.auth.fetch import CHECK_ADDRESS, JwksClient
 from headwater.cli.own_rules import own_rules
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.errors import HeadwaterError
@@ -37,7 +37,6 @@ from headwater.storage.open import open_backend
 from headwater_rules.plan import TablePattern
 
 _KEYS_SECONDS = 5.0
-CHECK_ADDRESS = "check client_auth.jwks_uri, and the network"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ remedy."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import psycopg
@@ -66,7 +67,7 @@ def source_findings(
     if not any(finding.fatal for finding in usable):
         tables = published_tables(conn, settings.publications)
         wanted = [table for table in tables if _wanted(table, settings.tag, patterns)]
-        findings += [*table_findings(conn, wanted), *frozen_findings(tables, wanted)]
+        findings += [*table_findings(conn, wanted), *frozen_findings(conn, tables, wanted)]
         findings += unpublished_findings(conn, settings, patterns or ())
     return list(dict.fromkeys(findings))
 
@@ -143,19 +144,25 @@ def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -
     return [*rights, *unseen_findings(conn, tables), *keyless, *generated]
 
 
-def frozen_findings(tables: Sequence[PublishedTable], wanted: Sequence[PublishedTable]) -> list[Finding]:
-    """The warning for published tables that are not wanted, and whose updates and deletes Postgres refuses. Those that
+def frozen_findings(
+    conn: psycopg.Connection, tables: Sequence[PublishedTable], wanted: Sequence[PublishedTable]
+) -> list[Finding]:
+    """The warnings for published tables that are not wanted, and whose updates and deletes Postgres refuses. Those that
     are wanted have findings of their own."""
     there = {table.relation.oid for table in wanted}
-    names = sorted(t.qualified_name for t in tables if t.relation.oid not in there and _lost_identity(t))
-    if not names:
-        return []
-    what = (
-        f"{_listed(names)}: published, though the sync config does not name it, and without anything that identifies a"
-        " row, so Postgres refuses updates and deletes of it"
+    frozen = sorted(
+        (table for table in tables if table.relation.oid not in there and _lost_identity(table)),
+        key=lambda table: table.qualified_name,
     )
-    fix = "add a primary key, run ALTER TABLE … REPLICA IDENTITY FULL, or take it out of the publication"
-    return [Finding("HW_2036", what, fix, fatal=False)]
+    found = []
+    for finding in (keyless_finding(conn, table) for table in frozen[:_NAMED]):
+        fix = f"{finding.fix}, or take it out of the publication: the sync config does not name it"
+        found.append(replace(finding, code="HW_2036", fix=fix))
+    if len(frozen) > _NAMED:
+        what = f"Postgres refuses updates and deletes of {len(frozen) - _NAMED} more tables, published without a key"
+        fix = "take them out of the publication, or see that each has a primary key or REPLICA IDENTITY FULL"
+        found.append(Finding("HW_2036", what, fix, fatal=False))
+    return found
 
 
 def mixed_finding(table: PublishedTable) -> Finding:

@@ -271,7 +271,7 @@ def _read_only(conn: psycopg.Connection) -> list[Finding]:
     """Whether the database was made to refuse writes. Sessions that began before may still write."""
     if conn.execute(_READ_ONLY).fetchall() == [(False,)]:
         return []
-    what = "the database takes no writes, of your application and of devices: default_transaction_read_only is on"
+    what = "the database is read-only for your application and for devices: default_transaction_read_only is on"
     reset = sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(sql.Identifier(conn.info.dbname))
     fix = f"hosting companies set it when a disk is full: free or add space, and run {reset.as_string(conn)}"
     return [Finding("HW_2034", what, fix, fatal=False)]
@@ -331,7 +331,7 @@ def _catalog_findings(
     ]
     findings += [
         *table_findings(conn, looked),
-        *frozen_findings(published, looked),
+        *frozen_findings(conn, published, looked),
         *unpublished_findings(conn, settings, patterns),
     ]
     return list(dict.fromkeys(findings))
