@@ -272,8 +272,11 @@ def _read_only(conn: psycopg.Connection) -> list[Finding]:
     if conn.execute(_READ_ONLY).fetchall() == [(False,)]:
         return []
     what = "the database is read-only for your application and for devices: default_transaction_read_only is on"
-    reset = sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(sql.Identifier(conn.info.dbname))
-    fix = f"hosting companies set it when a disk is full: free or add space, and run {reset.as_string(conn)}"
+    database = sql.Identifier(conn.info.dbname).as_string(conn)
+    fix = (
+        "hosts set it when a disk is full: free or add space, and have the host reset it, or run"
+        f" ALTER DATABASE {database} RESET default_transaction_read_only"
+    )
     return [Finding("HW_2034", what, fix, fatal=False)]
 
 
