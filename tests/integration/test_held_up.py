@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import apsw
 import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.replication import own_slot
+from headwater.source import stream
+from headwater.source.slot import walsender
 from tests.support.each_once import NOTES, OWNERS, Writer, assert_each_once, snapshot_of_empty_table
+from tests.support.fix_headwater import NOTES as PLAIN
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.store_file import store_file, store_tables
+from tests.support.waiting_bulk import Waiting
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
@@ -109,12 +118,116 @@ def test_a_store_that_is_locked_under_load_is_waited_for(
     assert deployment.problems() == []
 
 
+def reader_of(source: SourceDb) -> int:
+    """The pid of the walsender that reads the database's slot."""
+    ((pid,),) = source.fetch(
+        "select active_pid from pg_replication_slots where database = current_database() and active"
+    )
+    return int(pid)
+
+
+def paused(source: SourceDb, pid: int, *, working: bool) -> bool:
+    """Pause a walsender if it works, or waits, as asked for."""
+    os.kill(pid, signal.SIGSTOP)
+    found = walsender(source.connection, pid)
+    if found is not None and found.works is working:
+        return True
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
+def test_a_walsender_at_work_is_waited_for_and_one_that_waits_itself_is_not(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_db.execute("create table notes (id text primary key); create table apart (id int)")
+    source_db.execute("create role follower login replication; grant select on notes to follower")
+    source_db.execute("create publication headwater for table notes")
+    deployment = deploy(PLAIN)
+    deployment.user, deployment.silence_seconds = "follower", 1.0
+    deployment.start()
+    asked = Mock(wraps=walsender)
+    monkeypatch.setattr(stream, "walsender", asked)
+    pid = reader_of(source_db)
+    try:
+        with psycopg.connect(source_db.dsn, autocommit=True) as other, ThreadPoolExecutor() as pool:
+            pool.submit(other.execute, "insert into apart select generate_series(1, 400000)")
+            wait_until(lambda: paused(source_db, pid, working=True), "Postgres to decode", pause=0.001)
+        source_db.execute("insert into notes values ('first')")
+        wait_until(lambda: asked.call_count >= 3, "several looks at what keeps the source silent")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    try:
+        assert deployment.rows("u").keys() == {("notes", "first")}
+        assert reader_of(source_db) == pid
+        assert f"its walsender {pid} is at work" in caplog.text
+        assert "did not answer" not in caplog.text
+
+        wait_until(lambda: paused(source_db, pid, working=False), "an idle walsender")
+        wait_until(lambda: f"its walsender {pid} waits for us" in caplog.text, "the silence to be noticed")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    source_db.execute("insert into notes values ('second')")
+    assert deployment.rows("u").keys() == {("notes", "first"), ("notes", "second")}
+    deployment.close()
+    source_db.execute("drop owned by follower; drop role follower")
+
+
 class Doomed(Writer):
     """Whose server goes."""
 
     def run(self) -> None:
         with contextlib.suppress(psycopg.OperationalError):
             super().run()
+
+
+def idle(deployment: Deployment) -> None:
+    deployment.caught_up()
+
+
+def within_a_transaction(deployment: Deployment) -> None:
+    deployment.source.execute(INSERT)
+    wait_until(lambda: locked(deployment), "the transaction to be applied")
+
+
+def within_a_comparison(deployment: Deployment) -> None:
+    assert isinstance(deployment.bulk, Waiting)
+    with deployment.store() as store:
+        store.submit("resync", "default", "{}")
+    wait_until(deployment.bulk.begun.is_set, "the comparison to hold a snapshot")
+
+
+@pytest.mark.parametrize("held_up", [idle, within_a_transaction, within_a_comparison])
+def test_a_source_that_is_shut_down_is_not_held_up(
+    postgres_with: Callable[..., EmbeddedPostgres],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    held_up: Callable[[Deployment], None],
+) -> None:
+    monkeypatch.setattr(own_slot, "_LAST_SECONDS", 0.5)
+    server = postgres_with()
+    source = SourceDb(server, "postgres")
+    deployment = Deployment(source, tmp_path / "store", NOTES, Waiting())
+    if held_up is within_a_transaction:
+        deployment.batch_bytes = 4  # it takes many seconds
+    snapshot_of_empty_table(deployment).start()
+    try:
+        before = deployment.op_count()
+        held_up(deployment)
+        source.connection.close()
+        server.stop(StopMode.FAST)
+        assert "database system is shut down" in server.log_file.read_text()
+        assert deployment.op_count_now() == before, "the transaction did not have to be applied first"
+        server.start()
+        source.connection = psycopg.connect(source.dsn, autocommit=True)
+        assert isinstance(deployment.bulk, Waiting)
+        deployment.bulk.go.set()
+        deployment.batch_bytes = 64 << 20
+        deployment.stop()
+        assert shows_the_truth(deployment.start())
+    finally:
+        deployment.close()
+        source.connection.close()
+    assert deployment.problems() == []
 
 
 def test_a_source_that_is_stopped_at_once_in_the_middle_of_a_load(

@@ -91,6 +91,24 @@ def cause(deployment: Deployment) -> str:
     return health.cause.code if health is not None and health.cause is not None else ""
 
 
+def test_a_claim_is_made_anew_when_its_session_ends_and_the_stream_goes_on(
+    service: Service, source_db: SourceDb
+) -> None:
+    ours = service(source_db, "ours").start()
+    (before,) = readers(source_db)
+
+    def claimed_by() -> list[tuple[int]]:
+        held = "select pid from pg_locks where locktype = 'advisory' and classid = hashtext('headwater ' || %s)::oid"
+        return source_db.fetch(held, before[0])
+
+    ((claimer,),) = claimed_by()
+    source_db.execute("select pg_terminate_backend(%s, 5000)", claimer)
+    wait_until(lambda: bool(claimed_by()), "another claim")
+    assert claimed_by() != [(claimer,)]
+    assert right(ours)
+    assert readers(source_db) == [before]
+
+
 def failed_attempts(deployment: Deployment) -> int:
     health = deployment.health()
     return health.cause.attempts if health is not None and health.cause is not None else 0

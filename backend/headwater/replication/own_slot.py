@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import select
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import orjson
 import psycopg
 
-from headwater.source.connect import SourceSettings, connect
+from headwater.source.connect import SourceSettings, connect, connection_error, dial
 from headwater.source.slot import (
     SlotExistsError,
     SlotForeignError,
@@ -31,6 +32,7 @@ from headwater.source.slot import (
     end_reader,
     end_sessions,
     former_slot_name,
+    slot_busy_error,
     slot_name,
     slot_status,
     system_identity,
@@ -41,6 +43,8 @@ from headwater.storage.contract.store import Lease
 _log = logging.getLogger(__name__)
 
 _ENDING_SECONDS = 1.0  # Postgres needs a moment to notice that a service has ended
+_LAST_SECONDS = 10.0  # for the stream to come to its end, once the source shuts down
+_AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,9 @@ class OwnSlot:
         self._conn = conn
         self._take = take
         self._stop = stop
+        self._claimed = ""
+        self._ended_at: float | None = None  # on the monotonic clock, when our session was found to have ended
+        self._try_at = 0.0
         self._store_id = hashlib.blake2b(store.keys().secret, digest_size=8, person=b"slot").hexdigest()
 
     @property
@@ -107,6 +114,38 @@ class OwnSlot:
     def cluster(self) -> SystemIdentity:
         """The cluster that slots are made in now."""
         return system_identity(self._conn)
+
+    def close(self) -> None:
+        """End the session, and the claim with it."""
+        self._conn.close()
+
+    def keep(self) -> None:
+        """Claim the slot anew if our session has ended. Call this often while the stream is followed.
+
+        When it ended since the source shuts down, Postgres waits until the stream has brought everything and all is
+        confirmed. That may take the source offline for as long as a large transaction is applied, so it gets some
+        seconds only: then SourceUnreachable is raised. Also raises what `claim` raises."""
+        if self._ended_at is None:
+            if not _has_ended(self._conn):
+                return
+            self._conn.close()
+            self._ended_at = time.monotonic()
+        now = time.monotonic()
+        if now < self._try_at:
+            return
+        self._try_at = now + _AGAIN_SECONDS
+        try:
+            dial(self._source, _SESSION).finish()
+        except psycopg.errors.CannotConnectNow as error:
+            self._try_at = min(self._try_at, self._ended_at + _LAST_SECONDS)
+            if now >= self._ended_at + _LAST_SECONDS:
+                raise connection_error(self._source, error) from error
+            return
+        except psycopg.Error:  # if the source is gone, the stream breaks too
+            return
+        self._conn, self._ended_at = connect(self._source, application_name=_SESSION), None
+        if self._claimed and not self.claim(self._claimed):
+            raise slot_busy_error(self._claimed, self._source.address)
 
     def find(self, name: str) -> SlotStatus | None:
         """The slot of that name, None if there is none in our database."""
@@ -119,7 +158,7 @@ class OwnSlot:
         note = slot_note(self._source, self._store)
         used = bool(claims_of_others(self._conn, name, self._store_id))
         if not used and not note.taken:
-            claim_slot(self._conn, name, self._store_id)
+            self._claim(name)
             return True
         if not note.taken:
             self._write(replace(note, taken=True))  # it stays theirs even while they are not connected
@@ -136,12 +175,16 @@ class OwnSlot:
             drop_unread_slot(self._conn, before.name)
         self._make_room(name, ours=before.name == name and not before.taken)
         self._write(SlotNote(name, self._source.slot_prefix))
-        claim_slot(self._conn, name, self._store_id)
+        self._claim(name)
         try:
             return SnapshotKeeper(self._source, name, stop=self._stop)
         except SlotExistsError:
             self._write(before)
             raise
+
+    def _claim(self, name: str) -> None:
+        claim_slot(self._conn, name, self._store_id)
+        self._claimed = name
 
     def _free_name(self) -> str:
         """The name to use. Earlier versions gave the same name in every database, where it may be taken."""
@@ -190,12 +233,25 @@ class OwnSlot:
             self._write(note)
 
 
+_SESSION = "headwater slot"
+
+
+def _has_ended(conn: psycopg.Connection) -> bool:
+    """Whether the server has ended a session that nothing is asked of."""
+    try:
+        while select.select([conn.pgconn.socket], [], [], 0)[0]:
+            conn.pgconn.consume_input()
+    except psycopg.Error:
+        return True
+    return False
+
+
 @contextmanager
 def own_slot(
     source: SourceSettings, store: Store, lease: Lease, *, take: bool, stop: threading.Event
 ) -> Iterator[OwnSlot]:
     """See `OwnSlot`."""
-    with connect(source, application_name="headwater slot") as conn:
-        slot = OwnSlot(source, store, lease, conn, take=take, stop=stop)
+    slot = OwnSlot(source, store, lease, connect(source, application_name=_SESSION), take=take, stop=stop)
+    with closing(slot):
         slot.adopt()
         yield slot

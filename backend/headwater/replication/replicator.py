@@ -181,7 +181,7 @@ class Replicator:
             self._read_whole(lease, slot, stop)
         recovery.must_read = recovery.slot_lost = False
         FailedTransactions(self.source, self.store).take_requests(lease)
-        self._follow(lease, stop, watch, recovery)
+        self._follow(slot, lease, stop, watch, recovery)
 
     def _read_whole(self, lease: Lease, slot: OwnSlot, stop: threading.Event) -> None:
         """A new slot and a snapshot of every table, by the newest version of the sync config."""
@@ -230,7 +230,7 @@ class Replicator:
         types = types_of(connection, stored)
         return LiveContext(self.source.tag, distinct(plans), types, self.store.keys(), self.source.piece_bytes)
 
-    def _follow(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
+    def _follow(self, slot: OwnSlot, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
         state = self.store.source_state(self.source.tag)
         if state is None:
             return
@@ -243,10 +243,11 @@ class Replicator:
         with contextlib.closing(SharedConnection(self.source)) as connection:
             self._adapt(lease, state, plans, connection)
             verify_once(self.store, lease, self.source.tag)
-            self._stream(lease, state, plans, connection, stop, watch, recovery)
+            self._stream(slot, lease, state, plans, connection, stop, watch, recovery)
 
     def _stream(
         self,
+        slot: OwnSlot,
         lease: Lease,
         state: SourceState,
         plans: Sequence[SyncPlan],
@@ -274,7 +275,9 @@ class Replicator:
                 self.pace.audit,
             )
             with (
-                ReplicationStream(self.source, state.slot, state.lsn, self.source.publications) as stream,
+                ReplicationStream(
+                    self.source, state.slot, state.lsn, self.source.publications, recovery.patience
+                ) as stream,
                 contextlib.closing(JobScheduler(for_jobs, self.keep_stopped, self.sampling, self.pace)) as work,
             ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
@@ -284,33 +287,38 @@ class Replicator:
                 tables = Reconciler(for_jobs, schema, work)
                 try:
                     intake = StreamIntake(applier, recovery.careful_until)
-                    _pump(stream, intake, applier, tables, unseen, work, stop, self.pace.gather)
+                    steps = (tables.step, unseen.step)
+                    _pump(slot, stream, intake, applier, steps, work, stop, self.pace.gather)
                 finally:
+                    if applier.position > state.lsn:
+                        recovery.progressed()
                     applier.abandon()
 
 
 def _pump(
+    slot: OwnSlot,
     stream: ReplicationStream,
     intake: StreamIntake,
     applier: Applier,
-    tables: Reconciler,
-    unseen: UnseenAudit,
+    before_work: Sequence[Callable[[], None]],
     work: JobScheduler,
     stop: threading.Event,
     gather: float,
 ) -> None:
-    """Move batches from the stream to the store, and positions back; between flushes, do bulk work. `gather` is how
-    long to let transactions come together when several came together before, in seconds."""
+    """Move batches from the stream to the store, and positions back; between flushes, do bulk work, after the steps
+    `before_work`. `gather` is how long to let transactions come together when several came together before, in
+    seconds."""
     idle = True
     while not stop.is_set():
+        slot.keep()
         received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
         intake.take(received.payloads, received.size)
         idle = received.idle
         intake.settle(received.position, idle=idle)
         stream.report(applier.position)  # before other work: commits at the source may wait for it
         if applier.settled:
-            tables.step()
-            unseen.step()
+            for step in before_work:
+                step()
             work.step()
         if idle and applier.settled and applier.crowded:
             stop.wait(gather)

@@ -192,6 +192,27 @@ def _as_login(conn: psycopg.Connection) -> Iterator[None]:
         conn.execute("reset role")
 
 
+@dataclass(frozen=True, slots=True)
+class Walsender:
+    """What a walsender does. `works` is false when it waits for its client, and None when the role may not see that."""
+
+    pid: int
+    works: bool | None
+
+
+_WALSENDER = """
+select case when state is not null then coalesce(wait_event_type not in ('Activity', 'Client'), true) end
+from pg_stat_activity where pid = %s
+"""
+
+
+def walsender(conn: psycopg.Connection, pid: int) -> Walsender | None:
+    """What a walsender of the role that logged in does. None when it has ended."""
+    with _as_login(conn):
+        row = conn.execute(_WALSENDER, [pid]).fetchone()
+    return None if row is None else Walsender(pid, row[0])
+
+
 def drop_slot(conn: psycopg.Connection, name: str) -> None:
     """Drop a slot of this database if it exists. Raises SlotBusyError while it is read."""
     try:

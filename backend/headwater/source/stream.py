@@ -6,23 +6,27 @@ https://www.postgresql.org/docs/current/protocol-replication.html
 
 from __future__ import annotations
 
+import logging
 import select
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from psycopg import pq
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
-from headwater.source.connect import SourceSettings
-from headwater.source.slot import SlotBusyError, SlotLostError, replication_connection
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.slot import SlotBusyError, SlotLostError, replication_connection, walsender
+
+_log = logging.getLogger(__name__)
 
 BATCH = 5_000
 
 _NAP = 0.002  # seconds; libpq gives about 16 kB a call, so waking up for each packet costs more than it gains
+_ASKED_SECONDS = 5  # how long another connection may take, over which to ask for a silent server
 _POSTGRES_EPOCH = 946_684_800
 _STATUS = struct.Struct("!cQQQqB")
 _XLOGDATA = ord("w")
@@ -33,6 +37,10 @@ class StreamError(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "PSYNC_S1120"
+
+
+class SilentError(StreamError):
+    """The server does not answer, and nothing shows that it is at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +55,26 @@ class Received:
 
 
 class ReplicationStream:
-    """An open stream. Use as a context manager; not for several threads."""
+    """An open stream. Use as a context manager; not for several threads.
 
-    def __init__(self, settings: SourceSettings, slot: str, start: Lsn, publications: Sequence[str]) -> None:
+    It is given up when the server says nothing for `patience` times `settings.silence_seconds`, unless its walsender is
+    at work: Postgres may say nothing for hours while it decodes a large transaction of tables that are not published.
+    """
+
+    def __init__(
+        self, settings: SourceSettings, slot: str, start: Lsn, publications: Sequence[str], patience: float = 1.0
+    ) -> None:
+        self._settings = settings
         self._where = settings.address
         self._conn = replication_connection(settings, slot)  # a name that synchronous_standby_names can hold
         self._position = start
         self._flushed = start
         self._asked = False
         self._reported_at = self._heard_at = time.monotonic()
-        self._silence = settings.silence_seconds
+        self._silence = settings.silence_seconds * patience
         self._piece = settings.piece_bytes
         self._waiting_since: float | None = None
+        self._told = False  # whether the silence since `_heard_at` was logged
         try:
             self._start(slot, start, publications)
         except BaseException:
@@ -120,17 +136,45 @@ class ReplicationStream:
             self._waiting_since = now
 
     def _check_silence(self) -> None:
-        """Raise StreamError if the server did not answer in time. Called only when there is nothing to read, so an
-        answer that came while we were busy has been read."""
-        if self._waiting_since is not None and time.monotonic() - self._waiting_since > self._silence / 2:
-            what = f"the source did not answer for {self._silence:.0f} s"
-            raise StreamError(what, self._where, "check the network to it; it is tried again")
+        """Raise SilentError if the server did not answer in time and is not at work. Called only when there is nothing
+        to read, so an answer that came while we were busy has been read."""
+        if self._waiting_since is None or time.monotonic() - self._waiting_since <= self._silence / 2:
+            return
+        trouble = self._trouble_of_walsender()
+        if self._readable(0):
+            return
+        if trouble:
+            what = f"the source did not answer for {self._silence:.0f} s, and {trouble}"
+            raise SilentError(what, self._where, "check the network to it; it is tried again")
+        self._waiting_since = None  # ask again
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "the source has sent nothing for %.0f s, but its walsender %d is at work: it is waited for, since"
+                " Postgres has to decode a large transaction, published or not, before it sends more",
+                time.monotonic() - self._heard_at,
+                self._conn.backend_pid,
+            )
+
+    def _trouble_of_walsender(self) -> str:
+        """What is wrong with the server's end of this stream, asked over another connection. Empty if it is at work."""
+        hasty = replace(self._settings, connect_timeout=_ASKED_SECONDS)
+        try:
+            with connect(hasty, application_name="headwater silence") as conn, source_errors(hasty):
+                found = walsender(conn, self._conn.backend_pid)
+        except HeadwaterError as error:
+            return f"can't be asked why: {error.what}"
+        if found is None:
+            return "its walsender has ended"
+        if found.works is None:
+            return f"what its walsender {found.pid} does can't be seen"
+        return "" if found.works else f"its walsender {found.pid} waits for us: the network between loses what is sent"
 
     def _readable(self, wait: float) -> bool:
         return bool(select.select([self._conn.socket], [], [], wait)[0])
 
     def _consume(self) -> None:
-        self._heard_at, self._waiting_since = time.monotonic(), None
+        self._heard_at, self._waiting_since, self._told = time.monotonic(), None, False
         try:
             self._conn.consume_input()
         except Exception as error:
@@ -185,4 +229,4 @@ _LOST = {
 that the slot is lost."""
 _BUSY = "55006"
 
-__all__ = ["BATCH", "ZERO", "Received", "ReplicationStream", "StreamError"]
+__all__ = ["BATCH", "ZERO", "Received", "ReplicationStream", "SilentError", "StreamError"]

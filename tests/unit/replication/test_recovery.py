@@ -16,9 +16,11 @@ from headwater.replication.recovery import Recovery
 from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.connect import SourceUnreachable
 from headwater.source.slot import SlotError, SlotLostError
+from headwater.source.stream import SilentError
 from headwater.storage.contract.store import LeaseLostError
 
 AWAY = SourceUnreachable("the source does not answer", "db:5432")
+SILENT = SilentError("the source did not answer for 60 s")
 CHANGED = SchemaChangedError("another shape", "public.notes")
 
 
@@ -69,6 +71,32 @@ def test_after_a_minute_of_success_the_first_wait_is_short_again() -> None:
     assert about(pauses(recovery, AWAY, lasted=59), [30])
     assert about(pauses(recovery, AWAY, lasted=61), [0.25])
     assert about(pauses(recovery, AWAY, AWAY), [0.5, 1])
+
+
+def test_once_an_attempt_has_stored_something_the_failures_before_it_are_forgotten() -> None:
+    recovery = Recovery()
+    pauses(recovery, *[AWAY] * 8)
+    recovery.progressed()
+    assert about(pauses(recovery, *[AWAY] * 4), [1, 1, 2, 4])
+
+
+def test_attempts_that_store_something_and_fail_again_and_again_are_not_made_without_a_rest() -> None:
+    recovery, waited = Recovery(), []
+    for _ in range(5):
+        recovery.progressed()
+        waited += pauses(recovery, AWAY)
+    assert about(waited, [0.25, 0.5, 1, 1, 1])
+
+
+def test_a_source_that_stays_silent_gets_more_time_with_each_attempt_until_one_stores_something() -> None:
+    recovery, seen = Recovery(), []
+    for _ in range(8):
+        recovery.note(SILENT)
+        seen.append(recovery.patience)
+    assert seen == [2, 4, 8, 16, 32, 64, 64, 64]
+    recovery.progressed()
+    recovery.note(SILENT)
+    assert recovery.patience == 1, "it was silent after it had brought something"
 
 
 def test_tables_that_change_in_a_row_hold_nobody_up_for_long() -> None:
