@@ -6,14 +6,16 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import psycopg
+import pytest
 import zstandard
 
-from headwater.replication.sampling.audit import SamplingSettings, sampled
+from headwater.replication.sampling.audit import Sampled, SamplingSettings, sampled
+from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.model_device import contents
 from tests.support.store_checker import Op, histories, problems
@@ -326,3 +328,40 @@ def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, 
         known = sampled(store, "default")
     assert known.findings == ()
     assert known.cycles >= cycles + 2
+
+
+def test_sampling_goes_on_past_tables_that_it_cannot_look_into_and_names_them(
+    deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("first", "broken", "keyless", "last")
+    source_db.execute("create type pair as (a int, b int); create table broken (id pair primary key, body text)")
+    source_db.execute("create table keyless (id int, body text)")
+    for name in ("first", "last"):
+        source_db.execute(f"create table {name} (id int primary key, body text)")
+        source_db.execute(f"insert into {name} values (1, 'one')")
+    source_db.execute("insert into broken values (row(1, 2), 'one'); insert into keyless values (1, 'one')")
+    source_db.execute("create publication headwater for table first, broken, keyless, last")
+    queries = "".join(f"      - SELECT body AS id FROM {name}\n" for name in names)
+    deployment = deploy(f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    queries:\n{queries}")
+    deployment.start()
+    with unheard(deployment):
+        source_db.execute("insert into first values (2, 'two'); insert into last values (2, 'two')")
+    deployment.stop()
+    deployment.sampling = replace(EAGER, repair=False)
+    deployment.start()
+
+    def cycles() -> Sampled:
+        deployment.raise_failure()
+        with deployment.store() as store:
+            return sampled(store, "default")
+
+    wait_until(lambda: cycles().cycles >= 2, "two cycles of sampling")
+    found = cycles()
+    missing = {(f.what, f.problem) for f in found.findings}
+    assert missing == {(f"public.{name}, rows 2", "missing in the store") for name in ("first", "last")}
+    assert {(name, reason.failed) for name, reason in found.left_out.items()} == {
+        ("public.broken", True),
+        ("public.keyless", False),
+    }
+    assert "anonymous composite types" in found.left_out["public.broken"].why
+    assert caplog.text.count("[HW_2045] the sampling audit can't compare public.broken with the source") == 1

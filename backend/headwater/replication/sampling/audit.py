@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -24,9 +24,10 @@ from headwater.replication.jobs.context import JobContext
 from headwater.replication.jobs.rebuild import Rebuild, repair_lookups
 from headwater.replication.jobs.resync import Order, Resync
 from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
-from headwater.replication.sampling.source_probe import Probing
+from headwater.replication.sampling.source_probe import LeftOut, Probing
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
+from headwater.source.readiness.finding import Finding as ToldFinding
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import LeaseLostError, StoreWriter
 from headwater.storage.contract.verify import ALL_KEYS, VerifyReader
@@ -69,11 +70,12 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """How many cycles of a source's sampling audit have ended, when the last one did (in seconds since 1970), and the
-    last findings, newest last."""
+    last findings, newest last. Tables in `left_out` were not compared with the source in the last cycle."""
 
     cycles: int = 0
     ended: float = 0.0
     findings: tuple[Finding, ...] = ()
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
 
 
 def sampled(store: StoreWriter, tag: str) -> Sampled:
@@ -82,7 +84,26 @@ def sampled(store: StoreWriter, tag: str) -> Sampled:
     if not text:
         return Sampled()
     known = orjson.loads(text)
-    return Sampled(known["cycles"], known["ended"], tuple(Finding(**finding) for finding in known["findings"]))
+    return Sampled(
+        known["cycles"],
+        known["ended"],
+        tuple(Finding(**finding) for finding in known["findings"]),
+        {table: LeftOut(**why) for table, why in known.get("left_out", {}).items()},
+    )
+
+
+def sampling_findings(known: Sampled) -> tuple[ToldFinding, ...]:
+    """Tables that the source refuses to read as the sampling audit does."""
+    return tuple(
+        ToldFinding(
+            "HW_2045",
+            f"the sampling audit can't compare {table} with the source: {reason.why}",
+            "run `headwater audit` now and then, which reads the table as a whole",
+            fatal=False,
+        )
+        for table, reason in known.left_out.items()
+        if reason.failed
+    )
 
 
 @dataclass(slots=True)
@@ -188,6 +209,7 @@ class Sampling:
     def _run(self, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
         """Yields how many ops and rows were checked, slice by slice."""
         self._noted.clear()
+        self._probing.begin()
         reader = self._reader = self._open.enter_context(open_backend(self._context.store.address).open_verify())
         keys = self._context.store.keys()
         sums = Sums(keys, self._suspects, reader.retired())
@@ -204,6 +226,11 @@ class Sampling:
             for key, name, problem in verdict.broken:
                 self._bucket_broken(key, name, problem)
         known = sampled(self._context.store, self._context.tag)
+        left_out = dict(self._probing.left_out)
+        told, known = sampling_findings(known), replace(known, left_out=left_out)
+        for finding in sampling_findings(known):
+            if finding not in told:
+                _log.warning("%s", finding)
         self._note(replace(known, cycles=known.cycles + 1, ended=time.time()))
 
     def _buckets(self, reader: VerifyReader, keys: StoreKeys, sums: Sums) -> Iterator[int]:

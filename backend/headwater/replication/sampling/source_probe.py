@@ -6,11 +6,14 @@ position. All other rows must then be in the store as the source had them, or th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import orjson
 
 from headwater.decode.copytext import split_line
+from headwater.decode.errors import DecodeError
 from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.jobs.context import JobContext
@@ -18,49 +21,83 @@ from headwater.replication.sampling.checks import same_row
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
-from headwater.source.rows.probe import ProbeBusyError, SourceProbe
+from headwater.source.rows.probe import ProbeBusyError, ProbeFailedError, SourceProbe
 
 _MISSING_AT_ONCE = 10  # their size is not known
+_NO_KEY = "it has no key with an index, by which to look rows up"
 
 Looking = Generator[int, None, list[str]]
 """Yields 0 while it waits for the stream; returns the ids of rows that are wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Why a table was not compared. `failed`: the source refuses to read it so."""
+
+    why: str
+    failed: bool = False
+
+
 class Probing:
-    """Checks tables with a key. It finds nothing in others."""
+    """Checks tables with a key. `left_out` says of all others, and of those that could not be read, why they were not
+    compared, or not whole. What failed once is not tried again until `begin`."""
 
     def __init__(self, context: JobContext) -> None:
+        self.left_out: dict[str, LeftOut] = {}
         self._context = context
         self._probe = SourceProbe(context.source)
         self._log: TouchLog | None = None
+
+    def begin(self) -> None:
+        """Try all tables again."""
+        self.left_out.clear()
 
     def close(self) -> None:
         """Release everything. It may be used again."""
         self._probe.close()
         self._forget()
 
+    def _tries(self, live: LiveTable) -> bool:
+        keyed = live.identity.kind is IdentityKind.KEY
+        if not keyed:
+            self.left_out[live.name] = LeftOut(_NO_KEY)
+        known = self.left_out.get(live.name)
+        return keyed and (known is None or not known.failed)
+
+    @contextmanager
+    def _trying(self, live: LiveTable) -> Iterator[None]:
+        """Leaves the table out after an error that concerns only it."""
+        try:
+            yield
+        except ProbeBusyError:
+            self.left_out[live.name] = LeftOut("it was locked, or took too long to read")
+        except (ProbeFailedError, DecodeError) as error:
+            self.left_out[live.name] = LeftOut(str(error), failed=True)
+        finally:
+            self._forget()
+
     def other_rows(self, live: LiveTable, table: PublishedTable, row_ids: Sequence[str]) -> Looking:
         """Which of these rows are different in the source, or not there. Only rows that differ twice count."""
-        if live.identity.kind is not IdentityKind.KEY:
+        if not self._tries(live):
             return []
         suspects: Sequence[str] = row_ids
-        try:
+        found: Sequence[str] = ()
+        with self._trying(live):
             for _ in range(2):
                 if suspects:
                     suspects = yield from self._different(live, table, suspects)
-        except ProbeBusyError:
-            return []
-        finally:
-            self._forget()
-        return list(suspects)
+            found = suspects
+        return list(found)
 
     def missing_rows(self, live: LiveTable, table: PublishedTable, limit: int) -> Generator[int, None, list[str]]:
         """Which keys of the source are not in the store. Also yields how many keys were checked."""
         found: list[str] = []
-        if live.identity.kind is not IdentityKind.KEY:
+        if not self._tries(live):
             return found
-        try:
+        with self._trying(live):
             order = self._probe.key_order(table)
+            if order is None:
+                self.left_out[live.name] = LeftOut(_NO_KEY)
             last: tuple[str, ...] | None = None
             while order is not None and self._same(live):
                 self._record(live)
@@ -72,10 +109,6 @@ class Probing:
                 for start in range(0, len(lacking), _MISSING_AT_ONCE):
                     found += yield from self.other_rows(live, table, lacking[start : start + _MISSING_AT_ONCE])
                 yield len(keys)
-        except ProbeBusyError:
-            return found  # the next cycle checks the rest
-        finally:
-            self._forget()
         return found
 
     def _different(self, live: LiveTable, table: PublishedTable, row_ids: Sequence[str]) -> Looking:

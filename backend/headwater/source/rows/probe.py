@@ -37,13 +37,17 @@ class ProbeBusyError(Exception):
     """The table is locked, or the read took too long; nothing is known."""
 
 
+class ProbeFailedError(Exception):
+    """The source refuses to read the table so, with an error that says why."""
+
+
 class _NoSuchValueError(Exception):
     """A key is not a valid value of its column's type, so the source has no such row."""
 
 
 class SourceProbe:
-    """Reads over one connection, opened when first needed. Raises ProbeBusyError, and what `connection_error` makes of
-    a failed connection."""
+    """Reads over one connection, opened when first needed. Raises ProbeBusyError, ProbeFailedError, and what
+    `connection_error` makes of a failed connection."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -67,7 +71,10 @@ class SourceProbe:
         query = sql.SQL("copy (select {} from {} where {} order by {} limit {}) to stdout").format(
             listed, _from(table), _where(table, conditions), listed, sql.Literal(limit)
         )
-        return [_placed(split_line(line, len(columns)), order, table.relation) for line in self._copy(query)]
+        try:
+            return [_placed(split_line(line, len(columns)), order, table.relation) for line in self._copy(query)]
+        except _NoSuchValueError as error:  # they came from there, so it is something else, such as the row filter
+            raise _failed(error.__cause__) from error
 
     def rows(self, table: PublishedTable, keys: Sequence[Sequence[str]]) -> list[str]:
         """The COPY text of the rows with these keys. A key has the values of the key's columns in the table's order;
@@ -108,8 +115,7 @@ class SourceProbe:
         except psycopg.DataError as error:
             raise _NoSuchValueError from error
         except psycopg.Error as error:
-            self.close()
-            raise connection_error(self._settings, error) from error
+            raise self._trouble(error) from error
 
     def _ask(self, query: LiteralString, bindings: Sequence[object]) -> list[tuple[str, ...]]:
         try:
@@ -117,8 +123,12 @@ class SourceProbe:
         except (errors.QueryCanceled, errors.LockNotAvailable) as error:
             raise ProbeBusyError from error
         except psycopg.Error as error:
-            self.close()
-            raise connection_error(self._settings, error) from error
+            raise self._trouble(error) from error
+
+    def _trouble(self, error: psycopg.Error) -> Exception:
+        lost = self._conn is None or self._conn.closed
+        self.close()
+        return connection_error(self._settings, error) if lost else _failed(error)
 
     def _connection(self) -> psycopg.Connection:
         if self._conn is None:
@@ -130,6 +140,14 @@ class SourceProbe:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
+
+
+def _failed(error: BaseException | None) -> ProbeFailedError:
+    """Without values: the message of a data error quotes them."""
+    state = getattr(error, "sqlstate", None)
+    told = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    what = state if told is None or isinstance(error, psycopg.DataError) else f"{state}: {told}"
+    return ProbeFailedError(f"the source answers with {what}")
 
 
 def _from(table: PublishedTable) -> sql.Composed:
