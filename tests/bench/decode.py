@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from headwater.decode.pgoutput import Decoder
+from headwater.decode.pgoutput import Decoder, Payload
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings
 from headwater.source.stream import ReplicationStream
@@ -36,12 +36,12 @@ def _shape(place: World, name: str, rows: int, write: str) -> None:
     report.line("decoded", rows / min(taken), "rows/s", "drained", rows / drained)
 
 
-def _drain(place: World) -> tuple[list[bytes], float]:
+def _drain(place: World) -> tuple[list[Payload], float]:
     end = parse_lsn(place.fetch("select pg_current_wal_lsn()::text"))
     settings = SourceSettings(
         host="127.0.0.1", port=place.postgres.port, database="bench", user="postgres", sslmode="disable"
     )
-    payloads: list[bytes] = []
+    payloads: list[Payload] = []
     started = time.perf_counter()
     with ReplicationStream(settings, "bare", Lsn(0), ["headwater"]) as stream:
         position = Lsn(0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from headwater.source import stream
 from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.fix_processes import Launch
@@ -85,6 +88,43 @@ def test_five_gigabytes_of_rows_as_large_as_may_be(deploy: Deploy, source_db: So
         )
         assert took < ALLOWED, f"{took // MB} MB"
     assert deployment.op_count() >= rounds * rows
+
+
+def now() -> int:
+    """Bytes that are resident, with nothing in the heap that the allocator could give back."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return forget_peak()
+
+
+@pytest.mark.parametrize(
+    ("what", "copies"),
+    [
+        ("select pg_logical_emit_message(true, 'other', repeat('xyz\n', {0} / 4))", 2),
+        pytest.param(
+            "select pg_logical_emit_message(false, 'other', repeat('xyz\n', {0} / 4))", 2, marks=pytest.mark.long
+        ),
+        pytest.param("insert into notes values ('large', repeat(E'xyz\n', {0} / 4), 1)", 3, marks=pytest.mark.long),
+    ],
+    ids=["message", "message of no transaction", "row"],
+)
+def test_what_is_larger_than_the_budget_is_held_a_few_times_only_and_then_not_at_all(
+    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, what: str, copies: int
+) -> None:
+    """Postgres sends no message and no row in parts. What libpq holds and what it hands over make two."""
+    monkeypatch.setattr(stream, "_KEPT_SECONDS", 0.0)
+    size = 128 * MB
+    create(source_db)
+    deployment = deploy(CONFIG).start()
+    fill(source_db, 10, 1 * MB)
+    deployment.caught_up()
+    before = now()
+    took = grown(deployment, f"{what.format(size)}; insert into notes values ('after', '', 1)")
+    assert took < copies * size + 60 * MB, f"{took // MB} MB"
+    wait_until(lambda: now() - before < 60 * MB, "the memory to be given back")
+    ids = {row["id"] for row in deployment.rows("u").values()}
+    assert "after" in ids
+    assert "large" not in ids
 
 
 @pytest.mark.long

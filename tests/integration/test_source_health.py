@@ -461,9 +461,11 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
         deployment.close()
 
 
-def test_an_idle_database_holds_no_log_of_a_busy_one(deployment: Deployment, source_db: SourceDb) -> None:
+@pytest.mark.parametrize("whose", ["of another database", "of others in the same"])
+def test_log_that_has_nothing_for_us_is_let_go(deployment: Deployment, source_db: SourceDb, whose: str) -> None:
     deployment.start()
-    with psycopg.connect(source_db.server.dsn(), autocommit=True) as busy:
+    dsn = source_db.dsn if whose == "of others in the same" else source_db.server.dsn()
+    with psycopg.connect(dsn, autocommit=True) as busy:
         for _ in range(3):
             busy.execute("select pg_logical_emit_message(false, 'x', repeat('x', 1000000)), pg_switch_wal()")
             end = parse_lsn(busy.execute("select pg_current_wal_lsn()::text").fetchall()[0][0])

@@ -7,9 +7,10 @@ compared as whole lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headwater.decode.errors import DecodeError
+from headwater.oplog.change import parts
 
 _NULL = "\\N"
 _ESCAPES = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\"}
@@ -43,6 +44,17 @@ def join_cells(cells: Sequence[str | None]) -> str:
     if _has_special(line) or line.count("\t") >= max(len(cells), 1):
         return "\t".join([_escape(cell) for cell in cells if cell is not None])
     return line
+
+
+def line_parts(cells: Sequence[str | None]) -> Iterator[bytes]:
+    """What `join_cells` returns, in UTF-8 and in parts: for rows that are too large to be copied."""
+    for number, cell in enumerate(cells):
+        if number:
+            yield b"\t"
+        if cell is None:
+            yield _NULL.encode()
+        for part in parts(cell or ""):
+            yield _escape(part).encode()
 
 
 def readable_lines(text: bytes) -> list[str]:

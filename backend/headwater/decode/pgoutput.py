@@ -23,6 +23,7 @@ from headwater.oplog.change import (
     Commit,
     Delete,
     Insert,
+    LargeCells,
     LogicalMessage,
     Message,
     Relation,
@@ -31,7 +32,10 @@ from headwater.oplog.change import (
 )
 from headwater.oplog.lsn import ZERO, Lsn
 
-TupleReader = Callable[[bytes, int], tuple[Cells, int]]
+Payload = bytes | memoryview
+"""A message without its header; a view of one that is too large to be copied."""
+
+TupleReader = Callable[[Payload, int], tuple[Cells, int]]
 
 _U16 = struct.Struct(">H").unpack_from
 _U32 = struct.Struct(">I").unpack_from
@@ -69,7 +73,7 @@ class Decoder:
         """The latest relation of each table by oid. The view changes as messages are decoded."""
         return MappingProxyType(self._relations)
 
-    def decode(self, payloads: Sequence[bytes]) -> list[Message]:
+    def decode(self, payloads: Sequence[Payload]) -> list[Message]:
         """One message per payload, in order; a payload is what follows the XLogData header.
 
         Changes of a table have the same Relation object until its definition changes.
@@ -82,8 +86,9 @@ class Decoder:
         append = messages.append
         for payload in payloads:
             try:
-                append(handlers[payload[0]](payload))
+                append(handlers[payload[0]](payload) if type(payload) is bytes else self._large(payload))
             except _MALFORMED as failure:
+                payload = bytes(payload)  # noqa: PLW2901 - the strict readers take nothing else
                 if isinstance(failure, UnicodeDecodeError) and (message := self._without_row(payload)) is not None:
                     append(message)
                     continue
@@ -94,6 +99,18 @@ class Decoder:
                 self._readers |= known[1]
                 raise error from None
         return messages
+
+    def _large(self, payload: Payload) -> Message:
+        handle = self._handlers[payload[0]]
+        if payload[0] not in _CHANGES:
+            return handle(bytes(payload))
+        oid = _U32(payload, 1)[0]
+        relation, read = self._readers[oid]
+        self._readers[oid] = relation, tuple_reader(len(relation.columns), of_view=True)
+        try:
+            return handle(payload)  # type: ignore[arg-type]  # which reads rows by that reader
+        finally:
+            self._readers[oid] = relation, read
 
     def _relation(self, payload: bytes) -> Relation:
         relation = wire.read_relation(payload)
@@ -164,6 +181,7 @@ class Decoder:
         return Delete(relation, gone, not whole) if gone is not None and keyed and _readable(gone) else _NOTHING
 
 
+_CHANGES = frozenset(b"IUD")
 _NOTHING = LogicalMessage(True, ZERO, "", b"")
 
 
@@ -209,10 +227,12 @@ def _commit(payload: bytes) -> Commit:
 
 
 @lru_cache(maxsize=256)
-def tuple_reader(width: int, errors: str = "strict") -> TupleReader:
-    """A function (message, position of the cell count) -> (cells, position after them) for rows of `width` cells.
-    `errors` says what to do with text that is not UTF-8."""
-    decode = ".decode()" if errors == "strict" else f".decode(errors={errors!r})"
+def tuple_reader(width: int, errors: str = "strict", *, of_view: bool = False) -> TupleReader:
+    """A function (message, position of the cell count) -> (cells, position after them) for rows of `width` cells, of
+    bytes or views (`of_view`). `errors` says what to do with text that is not UTF-8."""
+    text = "b[q:p].decode()" if errors == "strict" else f"b[q:p].decode(errors={errors!r})"
+    if of_view:
+        text = "str(b[q:p], 'utf-8')"
     lines = ["def read(b, p):", f" if U16(b, p)[0] != {width}: raise ValueError", " p += 2"]
     for number in range(width):
         lines += [
@@ -220,13 +240,15 @@ def tuple_reader(width: int, errors: str = "strict") -> TupleReader:
             f" if k == {wire.TEXT}:",
             "  q = p + 5",
             "  p = q + U32(b, p + 1)[0]",
-            f"  c{number} = b[q:p]{decode}",
+            f"  c{number} = {text}",
             " else:",
             f"  c{number} = OTHER[k]",
             "  p += 1",
         ]
-    lines.append(f" return ({''.join(f'c{number}, ' for number in range(width))}), p")
+    cells = f"({''.join(f'c{number}, ' for number in range(width))})"
+    lines.append(f" return {f'LARGE({cells})' if of_view else cells}, p")
     scope: dict[str, object] = {
+        "LARGE": LargeCells,
         "U16": _U16,
         "U32": _U32,
         "OTHER": {wire.NULL: None, wire.UNCHANGED_TOAST: UNCHANGED},

@@ -6,6 +6,7 @@ for the rules, and a row can be compared with the source byte by byte.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -26,6 +27,21 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 Cell = str | None | Unchanged
 Cells = tuple[Cell, ...]
+
+
+class LargeCells(tuple[Cell, ...]):
+    """Cells of a row that is so large that each copy of it counts."""
+
+    __slots__ = ()
+
+
+def parts(text: str) -> Iterator[str]:
+    """The text in parts of which a copy does not count."""
+    for start in range(0, len(text), _PART):
+        yield text[start : start + _PART]
+
+
+_PART = 1 << 20
 
 
 class ReplicaIdentity(Enum):

@@ -7,13 +7,14 @@ and how large the op would be. Both depend on the row's values only, so live rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
 
+from headwater.oplog.change import parts
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.row_id import content_id
+from headwater.oplog.row_id import Content
 from headwater_rules.results import Put
 
 ROW_LIMIT = 15 << 20
@@ -60,10 +61,19 @@ def stored_line(line: str) -> str:
     is."""
     if len(line) <= SURELY_A_ROW:
         return line
-    size = len(line.encode())
-    if size <= ROW_LIMIT or is_stub(line):
-        return line
-    return _stub(size, content_id(line), [len(cell.encode()) for cell in line.split("\t")])
+    return line if is_stub(line) else stub_for(part.encode() for part in parts(line)) or line
+
+
+def stub_for(line: Iterable[bytes]) -> str:
+    """The stub of a row whose COPY text comes in parts. Empty if it is not too large."""
+    content, sizes = Content(), [0]
+    for part in line:
+        content.add(part)
+        first, *others = map(len, part.split(b"\t"))
+        sizes[-1] += first
+        sizes += others
+    size = sum(sizes) + len(sizes) - 1
+    return _stub(size, content.id(), sizes) if size > ROW_LIMIT else ""
 
 
 def stub_after(before: Stub, sizes: Sequence[int]) -> str | None:

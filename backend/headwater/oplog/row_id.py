@@ -13,7 +13,7 @@ from enum import Enum
 
 import orjson
 
-from headwater.oplog.change import Cell, Relation, ReplicaIdentity
+from headwater.oplog.change import Cell, Relation, ReplicaIdentity, parts
 from headwater.oplog.keys import StoreKeys
 
 
@@ -53,7 +53,25 @@ class RowIdentity:
 
 def content_id(line: str) -> str:
     """The id of a row's content, given as its COPY text. It is the row id of the first copy of such a row."""
-    return str(uuid.UUID(bytes=hashlib.blake2b(line.encode(), digest_size=16).digest()))
+    content = Content()
+    for part in parts(line):
+        content.add(part.encode())
+    return content.id()
+
+
+class Content:
+    """Makes the content id of a row of which the COPY text comes in parts."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, part: bytes) -> None:
+        """Take in the next part of the text."""
+        self._digest.update(part)
+
+    def id(self) -> str:
+        """The id of what was added."""
+        return str(uuid.UUID(bytes=self._digest.digest()))
 
 
 def copy_id(content: str, copy: int) -> str:

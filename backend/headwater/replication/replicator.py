@@ -320,6 +320,8 @@ def _pump(
             for step in before_work:
                 step()
             work.step()
+        if idle and applier.settled and not work.busy and stream.bloated:
+            break  # and follow anew
         if idle and applier.settled and applier.crowded:
             stop.wait(gather)
     stream.report(applier.position, force=True)

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from psycopg import pq
 
+from headwater.decode.pgoutput import Payload
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.source.connect import SourceSettings, connect, source_errors
@@ -29,7 +30,10 @@ _NAP = 0.002  # seconds; libpq gives about 16 kB a call, so waking up for each p
 _ASKED_SECONDS = 5  # how long another connection may take, over which to ask for a silent server
 _POSTGRES_EPOCH = 946_684_800
 _STATUS = struct.Struct("!cQQQqB")
-_XLOGDATA = ord("w")
+_XLOGDATA, _HEADER = ord("w"), 25
+_MESSAGE, _PREFIX_AT, _PREFIX = ord("M"), 10, b"headwater\0"
+_KEPT, _KEPT_SECONDS = 64 << 20, 60.0
+_LARGE = 1 << 20  # bytes from which on a message is not copied
 
 
 class StreamError(HeadwaterError):
@@ -48,7 +52,7 @@ class Received:
     """Messages in order, without their headers, and their `size` in bytes. `position` is how far the server has read
     its log for this stream. `idle`: no more messages were waiting."""
 
-    payloads: list[bytes]
+    payloads: list[Payload]
     size: int
     position: Lsn
     idle: bool
@@ -74,6 +78,8 @@ class ReplicationStream:
         self._silence = settings.silence_seconds * patience
         self._piece = settings.piece_bytes
         self._waiting_since: float | None = None
+        self._largest = 0  # of the messages so far, in bytes
+        self._opened_at = time.monotonic()
         self._told = False  # whether the silence since `_heard_at` was logged
         try:
             self._start(slot, start, publications)
@@ -95,6 +101,11 @@ class ReplicationStream:
     def __exit__(self, *_: object) -> None:
         self._conn.finish()
 
+    @property
+    def bloated(self) -> bool:
+        """Whether to open another stream when there is time: libpq keeps a buffer as large as the largest message."""
+        return self._largest > _KEPT and time.monotonic() - self._opened_at > _KEPT_SECONDS
+
     def receive(self, wait: float, *, more_expected: bool) -> Received:
         """What has arrived: up to about BATCH messages, of no more bytes than one piece and a message. Waits at most
         `wait` seconds for the first.
@@ -102,9 +113,9 @@ class ReplicationStream:
         `more_expected`: a transaction is half received, so it pays to let packets gather. Raises StreamError, also
         when the server does not answer for too long; SlotLostError or SlotBusyError when it ends the stream.
         """
-        payloads: list[bytes] = []
+        payloads: list[Payload] = []
         room = self._drain(payloads, self._piece)
-        if not payloads:
+        if room == self._piece:
             if more_expected and not self._readable(0):
                 time.sleep(_NAP)
             if self._readable(wait):
@@ -180,15 +191,19 @@ class ReplicationStream:
         except Exception as error:
             raise StreamError("the connection to the source broke", self._where, "it is tried again") from error
 
-    def _drain(self, payloads: list[bytes], room: int) -> int:
+    def _drain(self, payloads: list[Payload], room: int) -> int:
         """Take the messages that libpq has, up to `room` bytes. Returns the room that is left."""
         get, append = self._conn.get_copy_data, payloads.append
         while room > 0:
             size, data = get(1)
             if size > 0:
                 if data[0] == _XLOGDATA:
-                    append(bytes(data[25:]))
                     room -= size
+                    if size >= _LARGE:
+                        self._largest = max(self._largest, size)
+                    if data[_HEADER] == _MESSAGE and not _is_ours(data):
+                        continue
+                    append(bytes(data[_HEADER:]) if size < _LARGE else data[_HEADER:])
                 else:
                     self._keepalive(bytes(data))
             elif size == 0:
@@ -217,6 +232,12 @@ class ReplicationStream:
         if state == _BUSY:
             return SlotBusyError(f"another session reads the slot: {first}", self._where, "it is tried again")
         return StreamError(f"the stream broke: {first}", self._where, "it is tried again")
+
+
+def _is_ours(data: memoryview) -> bool:
+    """Whether a logical message may be one of ours. Postgres sends those of all others too, however large they are."""
+    start = _HEADER + _PREFIX_AT
+    return len(data) < _LARGE and data[start : start + len(_PREFIX)] == _PREFIX
 
 
 # A slot sees publications as they were at its position, so what is wrong with them there can't be repaired.

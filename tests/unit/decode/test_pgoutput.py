@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.decode.errors import DecodeError
-from headwater.decode.pgoutput import Decoder
+from headwater.decode.pgoutput import Decoder, Payload
 from headwater.oplog.change import (
     UNCHANGED,
     Begin,
@@ -71,7 +71,7 @@ def decoder() -> Decoder:
     return decoder
 
 
-def refusal(decoder: Decoder, payload: bytes) -> str:
+def refusal(decoder: Decoder, payload: Payload) -> str:
     """The text of the error that a payload is refused with."""
     with pytest.raises(DecodeError) as caught:
         decoder.decode([payload])
@@ -122,7 +122,8 @@ def messages(draw: st.DrawFn) -> list[Message]:
 
 @given(messages())
 def test_what_was_sent_is_what_is_read(sent: list[Message]) -> None:
-    assert Decoder().decode([encode(message) for message in sent]) == sent
+    payloads = [encode(message) for message in sent]
+    assert Decoder().decode(payloads) == Decoder().decode([memoryview(payload) for payload in payloads]) == sent
 
 
 @pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
@@ -132,6 +133,7 @@ def test_a_message_cut_anywhere_is_refused(decoder: Decoder, message: Message) -
     for length in range(len(whole)):
         error = refusal(decoder, whole[:length])
         assert f"of {length}" in error
+        assert refusal(decoder, memoryview(whole)[:length]) == error
 
 
 @pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
@@ -251,6 +253,8 @@ def test_a_row_that_is_not_utf8_is_left_out_and_named(
     decoder: Decoder, sent: Message, read: Message, left_out: list[str]
 ) -> None:
     payload = encode(sent).replace("ß".encode(), b"\xff\xff")
+    assert decoder.decode([memoryview(payload)]) == [read]
+    decoder.left_out.clear()
     assert decoder.decode([payload, encode(GONE)]) == [read, GONE]
     named = [re.search("row [^,]*, column [^)]*", str(row).partition("(")[2]) for row in decoder.left_out]
     assert [found and found[0] for found in named] == left_out

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headwater.decode.copytext import join_cells, line_parts
+from headwater.oplog import change, limits
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import (
     OP_LIMIT,
     ROW_LIMIT,
+    Stub,
     fitting,
     is_stub,
     left_out_of,
     read_stub,
     stored_line,
+    stub_for,
     with_left_out,
 )
 from headwater.oplog.row_id import content_id
@@ -32,6 +38,20 @@ def test_a_row_may_have_as_many_bytes_as_the_limit_says(letter: str) -> None:
     assert is_stub(stub)
     assert (read_stub(stub).size, read_stub(stub).content) == (ROW_LIMIT + 1, content_id(line + "x"))
     assert stored_line(stub) == stub
+
+
+@given(st.lists(st.none() | st.text(alphabet="xé漢\t\n\\N", max_size=20), min_size=1, max_size=4))
+def test_a_large_row_gets_the_same_stub_without_being_put_together(cells: list[str | None]) -> None:
+    line = join_cells(cells)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(change, "_PART", 3)
+        patch.setattr(limits, "ROW_LIMIT", 20)
+        patch.setattr(limits, "SURELY_A_ROW", 0)
+        assert b"".join(line_parts(cells)) == line.encode()
+        assert (stub_for(line_parts(cells)) or line) == stored_line(line)
+        if (size := len(line.encode())) > 20:
+            sizes = tuple(len(cell.encode()) for cell in line.split("\t"))
+            assert read_stub(stored_line(line)) == Stub(size, content_id(line), sizes)
 
 
 @pytest.mark.parametrize("line", ["", "\\\\!", "!", "\\N", "a\\tb"])

@@ -13,7 +13,7 @@ import orjson
 import psycopg
 
 from headwater.decode.errors import DecodeError
-from headwater.decode.pgoutput import Decoder
+from headwater.decode.pgoutput import Decoder, Payload
 from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.limits import REFUSED_NAMED
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
@@ -49,15 +49,16 @@ class StreamIntake:
         self._careful_until = careful_until
         applier.careful = applier.position <= careful_until
 
-    def take(self, payloads: Sequence[bytes], size: int) -> None:
-        """Apply messages that have `size` bytes together. Raises PoisonError, without `lsn` while it is not known which
-        transaction fails, and what `Applier.consume` raises."""
+    def take(self, payloads: list[Payload], size: int) -> None:
+        """Apply messages that have `size` bytes together, and take them out of the list. Raises PoisonError, without
+        `lsn` while it is not known which transaction fails, and what `Applier.consume` raises."""
         with self._as_poison():
             try:
                 messages = self._decode(payloads)
             except DecodeError:
                 self._one_by_one(payloads)
             else:
+                payloads.clear()  # before the rows are copied again
                 self._applier.consume(messages, size)
         if self._decoder.left_out:
             self._tell_left_out()
@@ -87,7 +88,7 @@ class StreamIntake:
             why = f"{type(error).__name__} in {_place(error)}"
             raise (machine_error(error) or self._poison(why)) from error
 
-    def _one_by_one(self, payloads: Sequence[bytes]) -> None:
+    def _one_by_one(self, payloads: Sequence[Payload]) -> None:
         """Apply messages singly, passing over those of a skipped transaction that can't be decoded."""
         self._applier.careful = True
         for payload in payloads:

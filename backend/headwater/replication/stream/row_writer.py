@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
-from headwater.decode.copytext import join_cells
-from headwater.oplog.change import Cell
+from headwater.decode.copytext import join_cells, line_parts
+from headwater.oplog.change import Cell, LargeCells
 from headwater.oplog.limits import (
     LEFT_OUT,
     SURELY_A_ROW,
@@ -17,6 +17,7 @@ from headwater.oplog.limits import (
     read_stub,
     row_refused,
     stored_line,
+    stub_for,
 )
 from headwater.oplog.transform import Buckets, DraftOp, Written
 from headwater.replication.stream.lacking import Lacking
@@ -83,8 +84,9 @@ class RowWriter:
                     if has_lookups:
                         self._flush.replace_lookups(table.id, row_id, ())
                 continue
-            line = row.stub or join_cells(cells)
-            too_large = bool(row.stub) or (len(line) > SURELY_A_ROW and is_stub(line := stored_line(line)))
+            stub = row.stub or (stub_for(line_parts(cells)) if type(row.cells) is LargeCells else "")
+            line = stub or join_cells(cells)
+            too_large = bool(stub) or (len(line) > SURELY_A_ROW and is_stub(line := stored_line(line)))
             if before is not None and before.line == line and before.layout == layout and not reevaluate:
                 continue
             previous, subkey = ("", None) if before is None else (before.members, before.subkey)
