@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.bulk.contract import EngineError, EngineLostError
+from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.session import SparkError
+from headwater.replication import scheduler
+from headwater.source.connect import SourceUnreachable
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import HASTY, Deployment, wait_until
@@ -46,7 +49,7 @@ class DyingEngine(LocalEngine):
     def __init__(self) -> None:
         super().__init__()
         self.kind, self.times = "", 0
-        self.error: EngineError = EngineLostError("it has ended", "test", "it is started again")
+        self.error: HeadwaterError = EngineLostError("it has ended", "test", "it is started again")
 
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[LocalRun[Job]]:
@@ -116,3 +119,15 @@ def test_a_table_that_was_altered_and_an_audit_wait_as_long(
     engine.kind, engine.times = "verification", TIMES
     audited = deployment.ask("audit")
     assert (engine.times, audited["state"], audited["buckets"]) == (0, "done", [])
+
+
+def test_the_next_request_does_not_wait_for_one_that_was_given_up(
+    deployment: Deployment, engine: DyingEngine, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_GIVEN_UP_SECONDS", 3600.0)
+    engine.kind, engine.times = "verification", scheduler._ATTEMPTS
+    engine.error = SourceUnreachable("it answers with an error", "test", "see its log")
+    given_up = deployment.ask("audit")
+    assert (given_up["state"], engine.times) == ("failed", 0)
+    assert "it answers with an error" in given_up["error"]
+    assert deployment.ask("audit")["state"] == "done"

@@ -216,12 +216,13 @@ class JobScheduler:
         _log.error("given up: %s", why)
         self.close()
         self._failures.clear()
-        self._not_before = time.monotonic() + _GIVEN_UP_SECONDS
         if task.request is not None:
             self._agenda.end_request(task.request, RequestState.FAILED, {"error": why})
         elif task.version is not None:
             self._context.store.mark_version(self._context.lease, task.version.id, VersionState.FAILED, why)
             self._agenda.follow()
+        else:  # it comes again with the next look
+            self._not_before = time.monotonic() + _GIVEN_UP_SECONDS
 
 
 _ABOUT_THE_STREAM = (
