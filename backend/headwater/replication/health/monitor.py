@@ -20,6 +20,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.replication.health.figures import Totals
 from headwater.replication.health.model import Compared, Health, State, Trouble, health_key, to_json
 from headwater.replication.own_slot import slot_of
+from headwater.replication.sampling.audit import sampling_findings
 from headwater.replication.versions import tables_named
 from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.head import ping_statement
@@ -169,7 +170,8 @@ class Watch:
                 streaming = self._health.state is State.STREAMING
             oids = {table.relation.oid for table in stored}
             with machine_errors():
-                self._look(slot_of(self._source, store), oids, tables_named(store), beat=streaming)
+                audited = sampling_findings(store, self._lease.name)
+                self._look(slot_of(self._source, store), oids, tables_named(store), audited, beat=streaming)
         except (psycopg.Error, HeadwaterError) as error:  # the replicator meets the same error, and logs it
             _log.debug("the source could not be checked: %s", error)
             self._disconnect()
@@ -177,15 +179,24 @@ class Watch:
                 self._health = replace(self._health, slot=None, lag_seconds=None)
         self._store_health(store)
 
-    def _look(self, slot: str, tables: set[int], patterns: tuple[TablePattern, ...], *, beat: bool) -> None:
+    def _look(
+        self,
+        slot: str,
+        tables: set[int],
+        patterns: tuple[TablePattern, ...],
+        audited: tuple[Finding, ...],
+        *,
+        beat: bool,
+    ) -> None:
         if self._conn is None:
             self._conn = connect_to_watch(self._source, application_name="headwater watch")
         found = look(self._conn, self._source, slot, tables, patterns)
-        self._log_findings(found.findings)
+        findings = (*found.findings, *audited)
+        self._log_findings(findings)
         lag = self._lag.seconds(found, time.monotonic())
         with self._lock:
             self._health = replace(
-                self._health, findings=found.findings, slot=found.slot, lag_seconds=lag, triggers=found.triggers
+                self._health, findings=findings, slot=found.slot, lag_seconds=lag, triggers=found.triggers
             )
         if beat and time.monotonic() - self._beat >= self._source.heartbeat_seconds:
             self._beat = time.monotonic()

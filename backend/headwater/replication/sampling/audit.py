@@ -92,8 +92,9 @@ def sampled(store: StoreWriter, tag: str) -> Sampled:
     )
 
 
-def sampling_findings(known: Sampled) -> tuple[ToldFinding, ...]:
+def sampling_findings(store: StoreWriter, tag: str) -> tuple[ToldFinding, ...]:
     """Tables that the source refuses to read as the sampling audit does."""
+    known = sampled(store, tag)
     return tuple(
         ToldFinding(
             "HW_2045",
@@ -227,11 +228,7 @@ class Sampling:
                 self._bucket_broken(key, name, problem)
         known = sampled(self._context.store, self._context.tag)
         left_out = dict(self._probing.left_out)
-        told, known = sampling_findings(known), replace(known, left_out=left_out)
-        for finding in sampling_findings(known):
-            if finding not in told:
-                _log.warning("%s", finding)
-        self._note(replace(known, cycles=known.cycles + 1, ended=time.time()))
+        self._note(replace(known, cycles=known.cycles + 1, ended=time.time(), left_out=left_out))
 
     def _buckets(self, reader: VerifyReader, keys: StoreKeys, sums: Sums) -> Iterator[int]:
         looked_at = first = 0
