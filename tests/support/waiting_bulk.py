@@ -5,17 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, SnapshotJob
 from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.storage.contract.parts import BulkOutcome
 from tests.support.local_bulk import LocalEngine
 
 
 class Waiting(BulkJobs):
-    """Bulk work whose comparisons begin when they are let go."""
+    """Bulk work whose comparisons begin when they are let go; with `snapshots`, first snapshots too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, snapshots: bool = False) -> None:
         super().__init__(LocalEngine())
+        self._snapshots = snapshots
         self.begun, self.go = threading.Event(), threading.Event()
+
+    def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
+        if self._snapshots:
+            self.begun.set()
+            assert self.go.wait(60)
+        return super().snapshot(job, progress)
 
     def compare(
         self,
