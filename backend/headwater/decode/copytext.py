@@ -7,7 +7,8 @@ compared as whole lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import parts
@@ -16,6 +17,7 @@ _NULL = "\\N"
 _ESCAPES = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\"}
 _TABLE = str.maketrans(_ESCAPES)
 _PLAIN = {escape[1]: char for char, escape in _ESCAPES.items()}
+_LARGE = 1 << 20  # characters of which copies count
 _ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 
 
@@ -30,10 +32,28 @@ def split_line(line: str, width: int | None = None) -> tuple[str | None, ...]:
         return ()
     cells: list[str] = line.split("\t")
     if width is not None and len(cells) != width:
-        raise DecodeError(f"row line has {len(cells)} cells, its table {width} columns")
+        raise _wrong_width(len(cells), width)
     if "\\" not in line:
         return tuple(cells)
     return tuple([_unescape(number, cell) if "\\" in cell else cell for number, cell in enumerate(cells, 1)])
+
+
+def key_cells(line: str, width: int, columns: Collection[int]) -> Sequence[str | None]:
+    """Like `split_line`, but of a large line only the cells at these positions are there: it is not copied."""
+    if len(line) <= _LARGE:
+        return split_line(line, width)
+    cells: list[str | None] = [None] * width
+    ends = [found.start() for found in re.finditer("\t", line)]
+    if len(ends) + 1 != width:
+        raise _wrong_width(len(ends) + 1, width)
+    for number, start, end in zip(count(), [0, *(end + 1 for end in ends)], [*ends, len(line)], strict=False):
+        if number in columns:
+            (cells[number],) = split_line(line[start:end], 1)
+    return cells
+
+
+def _wrong_width(found: int, width: int) -> DecodeError:
+    return DecodeError(f"row line has {found} cells, its table {width} columns")
 
 
 def join_cells(cells: Sequence[str | None]) -> str:
@@ -93,6 +113,23 @@ def _unescape(number: int, cell: str) -> str | None:
     if cell == _NULL:
         return None
     try:
-        return _ESCAPE.sub(lambda match: _PLAIN[match[1]], cell)
+        if len(cell) <= _LARGE:
+            return _ESCAPE.sub(_unescaped, cell)
+        return "".join([_ESCAPE.sub(_unescaped, part) for part in _whole_escapes(cell)])
     except KeyError:
         raise DecodeError("row line has an escape that COPY does not write", f"cell {number}") from None
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return _PLAIN[escape[1]]
+
+
+def _whole_escapes(cell: str) -> Iterator[str]:
+    """The cell in parts that end between escapes: to replace many at once takes many times its size."""
+    start = 0
+    while start < len(cell):
+        end = min(start + _LARGE, len(cell))
+        backslashes = end - start - len(cell[start:end].rstrip("\\"))
+        end += backslashes % 2  # the last one begins an escape
+        yield cell[start:end]
+        start = end

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, has_right_lookups, in_right_buckets
 from headwater.bulk.contract import CompareJob, RecountJob
-from headwater.decode.copytext import join_cells, split_line
+from headwater.decode.copytext import join_cells, key_cells
 from headwater.decode.errors import DecodeError
 from headwater.oplog.change import Relation
 from headwater.oplog.keys import StoreKeys
@@ -58,7 +58,8 @@ class SourceRows:
         with source_errors(job.source):
             for lines in read_lines(job.source, job.snapshot, self.partition):
                 if identity.kind is IdentityKind.KEY:
-                    yield [_keyed(job.keys, identity.key(split_line(line, width)), line, line) for line in lines]
+                    keys = [identity.key(key_cells(line, width, identity.columns)) for line in lines]
+                    yield [_keyed(job.keys, key, line, line) for key, line in zip(keys, lines, strict=True)]
                 else:
                     yield [_content(job.keys, line) for line in lines]
 

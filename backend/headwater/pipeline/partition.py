@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -16,7 +16,7 @@ from psycopg import pq, sql
 
 from headwater.bulk.bound_table import bind
 from headwater.bulk.contract import SnapshotJob, SnapshotTable, TableChangedError
-from headwater.decode.copytext import split_line, unreadable_cells
+from headwater.decode.copytext import key_cells, split_line, unreadable_cells
 from headwater.decode.errors import not_utf8
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.limits import (
@@ -141,6 +141,7 @@ def _copy(
             left_out(_not_utf8(bytes(data[: size - 1]), partition.table.published))
             continue
         length += size
+        data = memoryview(b"")  # a large row is not kept twice while it is worked on
         if len(lines) >= BATCH_ROWS or length >= piece:
             yield lines
             lines, length = [], 0
@@ -243,12 +244,13 @@ class _Worker:
         buckets: Buckets = {}
         write, width, row_id_of = self._transform.write, self._width, self._row_id
         for line in lines:
-            cells = split_line(line, width)
-            row_id = row_id_of(line, cells)
             if len(line) > SURELY_A_ROW and is_stub(stub := stored_line(line)):
+                row_id = row_id_of(line, key_cells(line, width, self._identity.columns))
                 self.refused.append(row_refused(self._table, row_id, read_stub(stub).size))
                 rows.append(CurrentRow(row_id, 0, stub, "", None))
                 continue
+            cells = split_line(line, width)
+            row_id = row_id_of(line, cells)
             members, entries, _ = write("", None, row_id, cells, ops, buckets)
             rows.append(new_row(CurrentRow, (row_id, 0, line, members, None)))
             if LEFT_OUT in members:
@@ -257,7 +259,7 @@ class _Worker:
                 lookups += [(row_id, entry) for entry in entries]
         part.write(rows, lookups, ops, buckets)
 
-    def _row_id(self, line: str, cells: tuple[str | None, ...]) -> str:
+    def _row_id(self, line: str, cells: Sequence[str | None]) -> str:
         kind = self._identity.kind
         if kind is IdentityKind.KEY:
             return self._identity.key(cells)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.decode.copytext import join_cells, split_line
+from headwater.decode import copytext
+from headwater.decode.copytext import join_cells, key_cells, split_line
 from headwater.decode.errors import DecodeError
 
 cells = st.one_of(st.none(), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
@@ -19,6 +20,19 @@ def test_cells_survive_as_a_line(row: list[str | None]) -> None:
     assert "\n" not in line
     assert split_line(line, len(row)) == tuple(row)
     assert join_cells(split_line(line)) == line
+
+
+@given(st.lists(awkward, min_size=1), st.sets(st.integers(0, 4)))
+def test_a_large_line_is_read_alike(row: list[str | None], wanted: set[int]) -> None:
+    line = join_cells(row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copytext, "_LARGE", 3)
+        assert split_line(line, len(row)) == tuple(row)
+        found = key_cells(line, len(row), wanted)
+        assert [found[i] for i in wanted if i < len(row)] == [row[i] for i in wanted if i < len(row)]
+        if len(line) > 3:
+            with pytest.raises(DecodeError, match="columns"):
+                key_cells(line, len(row) + 1, wanted)
 
 
 @pytest.mark.parametrize(
