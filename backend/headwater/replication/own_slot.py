@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 _ENDING_SECONDS = 1.0  # Postgres needs a moment to notice that a service has ended
 _LAST_SECONDS = 10.0  # for the stream to come to its end, once the source shuts down
+_SHUTTING_DOWN = psycopg.errors.CannotConnectNow.sqlstate
 _AGAIN_SECONDS = 1.0
 
 
@@ -136,12 +137,11 @@ class OwnSlot:
         self._try_at = now + _AGAIN_SECONDS
         try:
             dial(self._source, _SESSION).finish()
-        except psycopg.errors.CannotConnectNow as error:
-            self._try_at = min(self._try_at, self._ended_at + _LAST_SECONDS)
-            if now >= self._ended_at + _LAST_SECONDS:
-                raise connection_error(self._source, error) from error
-            return
-        except psycopg.Error:  # if the source is gone, the stream breaks too
+        except psycopg.Error as error:
+            if error.sqlstate == _SHUTTING_DOWN:  # otherwise, if the source is gone, the stream breaks too
+                self._try_at = min(self._try_at, self._ended_at + _LAST_SECONDS)
+                if now >= self._ended_at + _LAST_SECONDS:
+                    raise connection_error(self._source, error) from error
             return
         self._conn, self._ended_at = connect(self._source, application_name=_SESSION), None
         if self._claimed and not self.claim(self._claimed):
