@@ -95,6 +95,8 @@ class Code(StrEnum):
     """A column of type bytea, which devices don't get."""
     NOT_SENT = "HW_R307"
     """A table is not published or may not be read, so none of its rows reach devices."""
+    PARTLY = "HW_R308"
+    """A table that a wildcard matches lacks a column that decides who gets rows, so nobody gets its rows."""
 
 
 @dataclass(frozen=True, slots=True)

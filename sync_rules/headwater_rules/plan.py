@@ -9,7 +9,7 @@ gets a bucket does not make devices download it again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -119,6 +119,10 @@ class RowSource:
     each: tuple[Expr, ...]
     params: tuple[Expr, ...]
     projection: tuple[Output | Star, ...]
+
+    def deciding(self) -> tuple[Expr, ...]:
+        """The expressions that decide in which buckets a row is."""
+        return (*self.filters, *self.each, *self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,11 @@ class SyncPlan:
         """Every table that the config reads, without duplicates, in the order of first use."""
         patterns = [s.table for b in self.buckets for s in b.sources] + [item.table for item in self.lookups]
         return tuple(dict.fromkeys(patterns))
+
+    def deciding(self) -> Iterator[tuple[TablePattern, tuple[Expr, ...]]]:
+        """What decides who gets which rows: for each row side, its table and the expressions over it."""
+        yield from ((s.table, s.deciding()) for b in self.buckets for s in b.sources)
+        yield from ((lookup.table, lookup.exprs()) for lookup in self.lookups)
 
     def streams_by_bucket(self) -> dict[int, tuple[Stream, ...]]:
         """The streams that lead to each bucket definition, by its position."""

@@ -37,13 +37,15 @@ Cells = Sequence[str | None]
 @dataclass(frozen=True, slots=True)
 class BoundTable:
     """The plans in use, bound to one table. `definitions` are the names of the bucket definitions that get rows of it;
-    `exclusive` says that no other table has rows in their buckets."""
+    `exclusive` says that no other table has rows in their buckets. `closed` are the row sides that get none, since the
+    table lacks a column that decides."""
 
     transform: TableTransform
     program: RowProgram
     has_lookups: bool
     definitions: tuple[str, ...]
     exclusive: bool
+    closed: frozenset[str] = frozenset()
 
 
 def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | None, ...]:
@@ -105,6 +107,7 @@ def bind(
         has_lookups=any(part.program.has_lookups for part in parts),
         definitions=tuple(definition.name for definition in fed),
         exclusive=all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
+        closed=frozenset().union(*(part.program.closed for part in parts)),
     )
 
 
@@ -130,6 +133,8 @@ def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | 
     now = {(column.name, column.type_oid) for column in layouts[-1].columns}
     if row.layout == len(layouts) - 1 or not all((column.name, column.type_oid) in now for column in own.columns):
         return False
+    if _closed(bounds[row.layout]) != _closed(bounds[-1]):  # a column that decides was added: all rows are decided anew
+        return False
     return _expected(bounds[row.layout], split_line(row.line, len(own.columns)), row.row_id) == stands
 
 
@@ -141,6 +146,10 @@ def has_right_lookups(layouts: Sequence[Relation], bounds: Sequence[BoundTable |
         return True
     cells = split_line(row.line, len(layouts[row.layout].columns))
     return _lookups(own, cells, row.row_id) == _lookups(now, current_cells(layouts, row), row.row_id)
+
+
+def _closed(bound: BoundTable | None) -> frozenset[str]:
+    return frozenset() if bound is None else bound.closed
 
 
 def _lookups(bound: BoundTable | None, cells: Cells, row_id: str) -> set[LookupEntry]:

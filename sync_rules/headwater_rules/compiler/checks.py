@@ -1,6 +1,7 @@
 """Compares the tables and columns that a config names with those of the source.
 
-A missing table may be created later, so it is a warning; with `strict: true`, it rejects the config.
+A missing table or column is an error where it decides who gets which rows, else a warning. For rules that come before
+their migration it is a warning everywhere. With `strict: true`, warnings reject the config, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headwater_rules.errors import Code, Place, Report, RuleError, Severity, did_you_mean
-from headwater_rules.plan import TablePattern
+from headwater_rules.evaluate.binding import lacking
+from headwater_rules.plan import Expr, TablePattern
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
 
 _NAMED = 8  # tables or columns that a hint lists
@@ -32,10 +34,13 @@ class Written:
 class SourceChecks:
     """Compares a config with one source schema."""
 
-    def __init__(self, schema: SourceSchema, *, custom_types: bool) -> None:
+    def __init__(self, schema: SourceSchema, *, custom_types: bool, allow_missing: bool) -> None:
         self._schema = schema
         self._custom_types = custom_types
+        self._allow_missing = allow_missing
         self._found: list[tuple[RuleError, bool]] = []
+        self._absent: list[tuple[RuleError, TablePattern, str]] = []
+        self._deciding: set[tuple[TablePattern, str]] = set()
 
     def find(self, code: Code, message: str, place: Place, suggestion: str, *, grave: bool = True) -> None:
         """Keep a finding; `grave` ones reject a strict config."""
@@ -45,6 +50,26 @@ class SourceChecks:
         """Report all findings. Called last, because an error stops further checks of the query that contains it."""
         for warning, grave in self._found:
             report.add(warning.as_fatal() if strict and grave else warning)
+        for warning, pattern, column in self._absent:
+            grave = strict or (pattern, column) in self._deciding
+            report.add(warning.as_fatal() if grave and not self._allow_missing else warning)
+
+    def decides(self, pattern: TablePattern, exprs: Sequence[Expr], place: Place) -> None:
+        """Note that the rows of a table are decided about by these expressions."""
+        tables = self._schema.matching(pattern)
+        if not tables and pattern.exact:
+            self._deciding.add((pattern, ""))
+        nowhere = set(lacking(exprs, {column.name for table in tables for column in table.columns}))
+        self._deciding.update((pattern, column) for column in nowhere)
+        for table in () if pattern.exact else tables:
+            absent = [name for name in lacking(exprs, {each.name for each in table.columns}) if name not in nowhere]
+            if absent:
+                message = f"`{_quoted(table.name)}` has no column {_listed(absent)}, so nobody gets rows of it"
+                hint = f"that column decides who gets rows of `{pattern.name}`: add it, or name the tables that have it"
+                self.find(Code.PARTLY, message, place, hint, grave=False)
+
+    def _absence(self, code: Code, message: str, place: Place, hint: str, pattern: TablePattern, column: str) -> None:
+        self._absent.append((RuleError(code, message, place, hint, Severity.WARNING), pattern, column))
 
     def table(self, pattern: TablePattern, name: Written) -> None:
         """Check that a table exists, or at least one that matches a wildcard."""
@@ -62,11 +87,12 @@ class SourceChecks:
             return
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
-            self.find(Code.NO_TABLE, f"no table is called like {shown}", name.place, self._table_hint(pattern))
+            what = f"no table is called like {shown}"
+            self._absence(Code.NO_TABLE, what, name.place, self._table_hint(pattern), pattern, "")
             return
         others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
         hint = _case_hint(name, [each.name for each in others]) or self._table_hint(pattern)
-        self.find(Code.NO_TABLE, f"no table {shown}", name.place, hint)
+        self._absence(Code.NO_TABLE, f"no table {shown}", name.place, hint, pattern, "")
 
     def column(self, pattern: TablePattern, column: str, name: Written) -> None:
         """Check that a column exists, unless its table does not."""
@@ -75,7 +101,8 @@ class SourceChecks:
             return
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
         hint = _case_hint(name, known) or _near(column, known) or f"its columns are {_listed(known)}"
-        self.find(Code.NO_COLUMN, f"no column `{column}` in `{pattern.name}`", name.place, hint)
+        what = f"no column `{column}` in `{pattern.name}`"
+        self._absence(Code.NO_COLUMN, what, name.place, hint, pattern, column)
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""

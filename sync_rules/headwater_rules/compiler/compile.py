@@ -31,15 +31,24 @@ class Compiled:
 
 
 def compile_config(
-    text: str, *, default_schema: str = "public", schema: SourceSchema | None = None, advise: bool = False
+    text: str,
+    *,
+    default_schema: str = "public",
+    schema: SourceSchema | None = None,
+    allow_missing: bool = False,
+    advise: bool = False,
 ) -> Compiled:
     """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and so
-    does `advise`, about rules that work but may be costly or give more than is meant. Raises RuleErrors with all
-    errors."""
+    does `advise`, about rules that work but may be costly or give more than is meant. With `allow_missing`, what the
+    schema lacks is no error: a migration will add it. Raises RuleErrors with all errors."""
     report = Report()
     try:
         config = read_config(load(text), report)
-        return _compiled(config, default_schema, schema, report, advise=advise)
+        custom_types = config.options.conversion.custom_postgres_types
+        checks = None
+        if schema is not None:
+            checks = SourceChecks(schema, custom_types=custom_types, allow_missing=allow_missing)
+        return _compiled(config, default_schema, checks, report, advise=advise)
     except RuleError as error:
         raise RuleErrors([*report.sorted_errors(), error], report.sorted_warnings()) from None
     except StoppedError:
@@ -47,11 +56,9 @@ def compile_config(
 
 
 def _compiled(
-    config: Config, default_schema: str, schema: SourceSchema | None, report: Report, *, advise: bool
+    config: Config, default_schema: str, checks: SourceChecks | None, report: Report, *, advise: bool
 ) -> Compiled:
     _bound(config)
-    custom_types = config.options.conversion.custom_postgres_types
-    checks = None if schema is None else SourceChecks(schema, custom_types=custom_types)
     job = Job(config.options, Catalog(config.options.conversion), default_schema, report, checks)
     streams = _streams(job, config)
     if checks is not None:

@@ -64,6 +64,10 @@ def draft_query(
             drafts.append(plan_term(context, target, selection.tables | tables, term))
     for draft in drafts:
         _check_sql(draft, place)
+        if context.checks is not None:
+            context.checks.decides(draft.row.table, draft.row.deciding(), place)
+            for lookup in draft.lookups:
+                context.checks.decides(lookup.table, lookup.exprs(), place)
     return drafts
 
 

@@ -42,6 +42,10 @@ class LookupDraft:
     outputs: tuple[Expr, ...]
     sources: tuple[ParamSource, ...]
 
+    def exprs(self) -> tuple[Expr, ...]:
+        """All expressions that determine its entries."""
+        return (*self.filters, *self.each, *self.keys, *self.outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class VariantDraft:

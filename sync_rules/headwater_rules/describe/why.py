@@ -9,7 +9,7 @@ import orjson
 
 from headwater_rules.describe.wording import request_words, row_words
 from headwater_rules.errors import EvaluationError
-from headwater_rules.evaluate.binding import Bound, Layout
+from headwater_rules.evaluate.binding import Bound, Layout, lacking
 from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
@@ -53,6 +53,9 @@ class Why:
         puts = [put for put in row.result.puts if put.definition == position]
         if puts:
             return "" if any(put.bucket in self._given for put in puts) else self._of_buckets(puts, position)
+        if absent := lacking(source.deciding(), row.columns):
+            listed = ", ".join(f"`{name}`" for name in absent)
+            return f"the table has no column {listed}, which decides who gets its rows"
         failing = [row_words(expr, source.each) for expr in source.filters if not _passes(row, source, (expr,))]
         if failing:
             return f"the row does not fulfil {' and '.join(failing)}"

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Sequence
 from operator import itemgetter
 
-from headwater_rules.evaluate.engine import engine, renumber, select_sql
+from headwater_rules.evaluate.engine import engine, renumber, select_sql, used
 from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column
 
 Row = tuple[Value, ...]
+
+
+_EITHER = re.compile(r"\b(?:coalesce|ifnull)\((\?\d+(?:, \?\d+)+)\)")
+
+
+def lacking(exprs: Iterable[Expr], columns: Container[str]) -> list[str]:
+    """The columns that expressions need and a table with `columns` lacks. Of `coalesce(a, b)`, which takes a column by
+    its name before and after it was renamed, one is enough."""
+    return list(dict.fromkeys(name for expr in exprs for name in _lacking(expr, columns)))
+
+
+def _lacking(expr: Expr, columns: Container[str]) -> Iterable[str]:
+    def there(number: int) -> bool:
+        name = expr.inputs[number - 1]
+        return name.startswith("\0") or name in columns  # values of row functions and array elements always are
+
+    def either(found: re.Match[str]) -> str:
+        return "1" if any(there(int(each[1:])) for each in found[1].split(", ")) else found[0]
+
+    return (expr.inputs[number - 1] for number in used(_EITHER.sub(either, expr.sql)) if not there(number))
 
 
 class Layout:
@@ -27,6 +48,10 @@ class Layout:
 
     def matches(self, pattern: TablePattern) -> bool:
         return pattern.matches(self.tag, self.schema, self.table)
+
+    def lacking(self, exprs: Iterable[Expr]) -> list[str]:
+        """The columns that the expressions need and the table lacks."""
+        return lacking(exprs, self._positions)
 
     def need_all(self) -> None:
         self._all = True

@@ -115,6 +115,11 @@ def renumber(sql: str, targets: Sequence[str]) -> str:
     return _PLACEHOLDER.sub(lambda match: targets[int(match[1]) - 1] if match[1] else match[0], sql)
 
 
+def used(sql: str) -> list[int]:
+    """The numbers of the `?i` outside of quotes."""
+    return [int(match[1]) for match in _PLACEHOLDER.finditer(sql) if match[1]]
+
+
 def select_sql(values: Sequence[str], arrays: Sequence[str], filters: Sequence[str]) -> str:
     """The SELECT of values over the elements of JSON arrays, called e0, e1 …, in every combination that passes the
     filters."""
@@ -125,7 +130,7 @@ def select_sql(values: Sequence[str], arrays: Sequence[str], filters: Sequence[s
 
 
 def _parameters(sql: str) -> int:
-    return max((int(match[1]) for match in _PLACEHOLDER.finditer(sql) if match[1]), default=0)
+    return max(used(sql), default=0)
 
 
 def _authorize(action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None) -> int:

@@ -36,7 +36,8 @@ class TableProgram:
 
     `definitions` are the positions of the bucket definitions that the table feeds, `has_lookups` says whether it feeds
     lookups, `needs_columns` are the columns whose values are used (None: all of them). `plain` is set when each row has
-    one entry at most, which consists of columns alone.
+    one entry at most, which consists of columns alone. `closed` are the names of bucket definitions and lookups that
+    get no row, since the table lacks a column that decides about it.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class TableProgram:
         "_entries",
         "_groups",
         "_lookups",
+        "closed",
         "definitions",
         "has_lookups",
         "needs_columns",
@@ -59,8 +61,11 @@ class TableProgram:
         ]
         lookups = [lookup for lookup in plan.lookups if layout.matches(lookup.table)]
         writers: dict[tuple[object, ...], _Writer] = {}
-        self._entries = [_bind_entry(layout, writers, *source) for source in sources]
-        self._lookups = [_bind_lookup(layout, lookup) for lookup in lookups]
+        closed = [name for _, name, source in sources if layout.lacking(source.deciding())]
+        closed += [lookup.name for lookup in lookups if layout.lacking(lookup.exprs())]
+        self.closed = frozenset(closed)
+        self._entries = [_bind_entry(layout, writers, *source) for source in sources if source[1] not in self.closed]
+        self._lookups = [_bind_lookup(layout, lookup) for lookup in lookups if lookup.name not in self.closed]
         self.definitions = tuple(dict.fromkeys(position for position, _, _ in sources))
         self.has_lookups = bool(lookups)
         self.needs_columns = layout.needed()
@@ -116,7 +121,8 @@ class PlainEntry:
 
 def bind_table(plan: SyncPlan, tag: str, schema: str, table: str, columns: Sequence[str]) -> TableProgram | None:
     """The program for a source table whose rows have `columns`, in that order; None when the config does not read the
-    table. Columns that the config names and the table lacks are null."""
+    table. Columns that the config selects and the table lacks are null; a bucket definition or lookup that they decide
+    about gets no row of the table."""
     layout = Layout(tag, schema, table, tuple(columns))
     if not any(layout.matches(pattern) for pattern in plan.tables()):
         return None

@@ -88,11 +88,16 @@ class World:
         sources = [each for each in sources if each.table.matches(each.table.tag, schema, table)]
         if any(isinstance(item, Star) for source in sources for item in source.projection):
             return None
-        exprs = [expr for source in sources for expr in (*source.filters, *source.each, *source.params)]
+        exprs = [expr for source in sources for expr in source.deciding()]
         exprs += [item.expr for source in sources for item in source.projection if isinstance(item, Output)]
         lookups = (each for each in self.plan.lookups if each.table.matches(each.table.tag, schema, table))
         exprs += [expr for lookup in lookups for expr in lookup.exprs()]
         return frozenset(columns_of(exprs))
+
+    def _deciding(self, schema: str, table: str) -> list[str]:
+        """The columns of a table that decide who gets its rows."""
+        found = (exprs for pattern, exprs in self.plan.deciding() if pattern.matches(pattern.tag, schema, table))
+        return columns_of([expr for exprs in found for expr in exprs])
 
     def _of(self, schema: str, table: str) -> Iterator[tuple[int, SourceRow]]:
         return ((number, row) for number, row in self._rows.items() if (row.schema, row.table) == (schema, table))
@@ -104,6 +109,8 @@ class World:
         return found
 
     def _evaluated(self, schema: str, table: str, columns: Mapping[str, Value], row_id: str) -> SourceRow:
+        left_out = [name for name in self._deciding(schema, table) if name not in columns]
+        columns = {**columns, **dict.fromkeys(left_out)}  # null, as in a table that has them
         names = tuple(columns)
         program = self._programs.get((schema, table, names))
         if program is None:

@@ -89,10 +89,38 @@ def test_a_failing_expression_leaves_out_its_own_entry_only() -> None:
     assert result.errors == [f"{plan.buckets[1].name}: malformed JSON"]
 
 
-def test_a_column_that_the_table_lacks_is_null() -> None:
-    result = evaluate("SELECT id, missing FROM t WHERE gone IS NULL", ("1", "u1", None))
+def test_a_selected_column_that_the_table_lacks_is_null() -> None:
+    result = evaluate("SELECT id, missing FROM t WHERE b IS NULL", ("1", "u1", None))
 
     assert result.puts[0].data == '{"id":"1","missing":null}'
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "gone IS NULL", "gone <> 'x'", "NOT gone", "ifnull(gone, 0) = 0", "gone = auth.user_id()", "b IS NULL OR gone",
+        "coalesce(gone, former) IS NULL", "coalesce(gone, a) = 'u1' AND gone IS NULL",
+        "auth.user_id() IN gone", "'coalesce(gone, a)' <> gone",
+    ],
+)  # fmt: skip
+def test_nobody_gets_rows_by_a_column_that_the_table_lacks(condition: str) -> None:
+    plan = plan_of(f"SELECT * FROM t WHERE {condition}", "SELECT id FROM t WHERE a = auth.user_id()")
+    result = bound(plan, "t", COLUMNS).evaluate(("1", "u1", None), "row-1")
+
+    assert [put.definition for put in result.puts if put.definition == 0] == []
+    assert [put.definition for put in result.puts][-1] == len(plan.buckets) - 1
+
+
+def test_nobody_finds_rows_by_a_column_that_the_table_lacks() -> None:
+    plan = plan_of("SELECT * FROM t WHERE a IN (SELECT id FROM t AS o WHERE o.b = auth.user_id() AND o.gone IS NULL)")
+
+    assert bound(plan, "t", COLUMNS).evaluate(("1", "u1", "u2"), "row-1").lookups == []
+
+
+def test_of_two_names_of_a_renamed_column_the_table_needs_one() -> None:
+    result = evaluate("SELECT id FROM t WHERE coalesce(gone, a) = auth.user_id()", ("1", "u1", None))
+
+    assert [put.bucket.partition("[")[2] for put in result.puts] == ['"u1"]']
 
 
 def test_a_wildcard_names_the_tables_it_matches() -> None:
