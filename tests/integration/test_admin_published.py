@@ -116,7 +116,16 @@ streams:
         (error,) = tables["unpublished"]["errors"]
         assert error["level"] == "fatal"
         assert "ALTER PUBLICATION" in error["message"]
-        assert len(told["errors"]) == 3
+        assert len(told["errors"]) == 5  # one of them that `*` of notes has a blob
+        assert any(each["level"] == "fatal" and "no table `missing`" in each["message"] for each in told["errors"])
+        typo = text.replace("SELECT * FROM notes", "SELECT * FROM notes WHERE delted_at IS NULL")
+        told = admin.post(f"{ADMIN}/validate", sync_rules=typo)
+        (error,) = [each for each in told["errors"] if "delted_at" in each["message"]]
+        assert error["level"] == "fatal"
+        assert typo[error["location"]["start_offset"] : error["location"]["end_offset"]] == "delted_at"
+        checked = admin.http.post(f"{SYNC_RULES}/validate", json={"content": typo}).json()
+        assert checked["valid"] is False
+        assert any("delted_at" in each for each in checked["errors"])
 
 
 def test_validation_says_where_a_text_is_wrong(admin: AdminEndpoint) -> None:

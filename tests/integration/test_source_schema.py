@@ -110,7 +110,40 @@ def test_the_source_and_a_file_of_its_schema_tell_the_same(headwater_here: Run, 
     assert headwater_here("source", "schema").out == (tmp_path / "schema.json").read_text()
     (tmp_path / "headwater.yaml").unlink()
     stored = headwater_here("rules", "check", "sync.yaml", "--schema-file", "schema.json", "--json")
-    assert stored == live
+    of_file, of_source = json.loads(stored.out), json.loads(live.out)
+    assert {**of_file, "note": of_source["note"]} == of_source
+    assert of_file["note"] == "compared with the tables in schema.json"
+
+
+@pytest.mark.usefixtures("config")
+def test_rules_are_compared_with_the_source_unless_it_is_away(
+    headwater_here: Run, source_db: SourceDb, tmp_path: Path
+) -> None:
+    typo = "config: {edition: 3}\nstreams:\n  lists: {query: SELECT id FROM lists WHERE delted_at IS NULL}\n"
+    (tmp_path / "sync.yaml").write_text(typo)
+    compared = f"note: compared with the tables of source default (127.0.0.1:{source_db.server.port}/{source_db.name})"
+    found = headwater_here("rules", "check", "sync.yaml")
+    assert found.code == 1
+    assert "error [HW_R302]: no column `delted_at` in `lists`" in found.err
+    assert compared in found.err
+    assert "--allow-missing" in found.err
+    allowed = headwater_here("rules", "check", "sync.yaml", "--allow-missing")
+    assert (allowed.code, "warning [HW_R302]" in allowed.err) == (0, True)
+    diff = headwater_here("rules", "diff", "sync.yaml", "--against", "sync.yaml")
+    assert (diff.code, "error [HW_R302]" in diff.err) == (1, True)
+    diff = headwater_here("rules", "diff", "sync.yaml", "--against", "sync.yaml", "--allow-missing")
+    assert (diff.code, "no column `delted_at`" in diff.out, compared in diff.err) == (0, True, True)
+    unasked = headwater_here("rules", "check", "sync.yaml", "--no-schema")
+    assert (unasked.code, "note: its tables are not compared with the source: --no-schema" in unasked.err) == (0, True)
+
+    config = (tmp_path / "headwater.yaml").read_text().replace(f":{source_db.server.port}/", ":1024/")
+    (tmp_path / "headwater.yaml").write_text(config)
+    away = headwater_here("rules", "check", "sync.yaml")
+    assert away.code == 0
+    assert "note: its tables are not compared with the source: [HW_2001]" in away.err
+    (tmp_path / "headwater.yaml").write_text("storage: [")
+    broken = headwater_here("rules", "check", "sync.yaml")
+    assert (broken.code, "not compared with the source: the service config can't be used" in broken.err) == (0, True)
 
 
 @pytest.mark.usefixtures("config")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from headwater.insight.estimate import Estimate, estimates
@@ -11,7 +12,7 @@ from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled
 from headwater_rules.compiler.everybody import ForEverybody
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
-from headwater_rules.errors import RuleError
+from headwater_rules.errors import Code, RuleError
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, compare
 
@@ -19,8 +20,8 @@ from headwater_rules.versions import Change, Comparison, Kind, SideChange, compa
 @dataclass(frozen=True, slots=True)
 class Diff:
     """What `file` would change compared with `against`. `stored` are the store's statistics by definition, `estimates`
-    those of new definitions. `missing` are tables without rows in the store, `unsent` describes tables whose rows can't
-    be replicated, `per_row` lists definitions of `file` with one bucket per row, `everybody` those that every user
+    those of new definitions. `missing` are tables without rows in the store, `unsent` describes what the source lacks
+    or keeps from us, `per_row` lists definitions of `file` with one bucket per row, `everybody` those that every user
     gets and `shared` their estimates; `allowed` is the number of buckets a device may have."""
 
     file: str
@@ -80,6 +81,14 @@ class Diff:
             found["stored"] = None if stats is None else asdict(stats)
             found["to_download"] = None if guess is None or not guess.tables else asdict(guess)
         return found
+
+
+_OF_SOURCE = {Code.NOT_SENT, Code.PARTLY, Code.NO_TABLE, Code.NO_COLUMN}
+
+
+def of_source(findings: Iterable[RuleError]) -> tuple[RuleError, ...]:
+    """The findings about tables and columns that the source lacks, or keeps from us."""
+    return tuple(each for each in findings if each.code in _OF_SOURCE)
 
 
 def diff_with_rows(

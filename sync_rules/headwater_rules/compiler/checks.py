@@ -16,6 +16,9 @@ from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, Valu
 
 _NAMED = 8  # tables or columns that a hint lists
 
+_Absent = tuple[TablePattern, str]
+"""A column that a table lacks, or (without a name) the table itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -38,21 +41,21 @@ class SourceChecks:
         self._schema = schema
         self._custom_types = custom_types
         self._allow_missing = allow_missing
-        self._found: list[tuple[RuleError, bool]] = []
-        self._absent: list[tuple[RuleError, TablePattern, str]] = []
-        self._deciding: set[tuple[TablePattern, str]] = set()
+        self._found: list[tuple[RuleError, bool, _Absent | None]] = []
+        self._deciding: set[_Absent] = set()
 
     def find(self, code: Code, message: str, place: Place, suggestion: str, *, grave: bool = True) -> None:
         """Keep a finding; `grave` ones reject a strict config."""
-        self._found.append((RuleError(code, message, place, suggestion, Severity.WARNING), grave))
+        self._found.append((RuleError(code, message, place, suggestion, Severity.WARNING), grave, None))
 
     def report_to(self, report: Report, *, strict: bool) -> None:
         """Report all findings. Called last, because an error stops further checks of the query that contains it."""
-        for warning, grave in self._found:
-            report.add(warning.as_fatal() if strict and grave else warning)
-        for warning, pattern, column in self._absent:
-            grave = strict or (pattern, column) in self._deciding
-            report.add(warning.as_fatal() if grave and not self._allow_missing else warning)
+        for warning, grave, absent in self._found:
+            if absent is None:
+                fatal = strict and grave
+            else:
+                fatal = not self._allow_missing and (strict or absent in self._deciding)
+            report.add(warning.as_fatal() if fatal else warning)
 
     def decides(self, pattern: TablePattern, exprs: Sequence[Expr], place: Place) -> None:
         """Note that the rows of a table are decided about by these expressions."""
@@ -68,8 +71,8 @@ class SourceChecks:
                 hint = f"that column decides who gets rows of `{pattern.name}`: add it, or name the tables that have it"
                 self.find(Code.PARTLY, message, place, hint, grave=False)
 
-    def _absence(self, code: Code, message: str, place: Place, hint: str, pattern: TablePattern, column: str) -> None:
-        self._absent.append((RuleError(code, message, place, hint, Severity.WARNING), pattern, column))
+    def _absent(self, absent: _Absent, code: Code, message: str, place: Place, hint: str) -> None:
+        self._found.append((RuleError(code, message, place, hint, Severity.WARNING), True, absent))
 
     def table(self, pattern: TablePattern, name: Written) -> None:
         """Check that a table exists, or at least one that matches a wildcard."""
@@ -88,11 +91,11 @@ class SourceChecks:
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
             what = f"no table is called like {shown}"
-            self._absence(Code.NO_TABLE, what, name.place, self._table_hint(pattern), pattern, "")
+            self._absent((pattern, ""), Code.NO_TABLE, what, name.place, self._table_hint(pattern))
             return
         others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
         hint = _case_hint(name, [each.name for each in others]) or self._table_hint(pattern)
-        self._absence(Code.NO_TABLE, f"no table {shown}", name.place, hint, pattern, "")
+        self._absent((pattern, ""), Code.NO_TABLE, f"no table {shown}", name.place, hint)
 
     def column(self, pattern: TablePattern, column: str, name: Written) -> None:
         """Check that a column exists, unless its table does not."""
@@ -102,7 +105,7 @@ class SourceChecks:
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
         hint = _case_hint(name, known) or _near(column, known) or f"its columns are {_listed(known)}"
         what = f"no column `{column}` in `{pattern.name}`"
-        self._absence(Code.NO_COLUMN, what, name.place, hint, pattern, column)
+        self._absent((pattern, column), Code.NO_COLUMN, what, name.place, hint)
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""

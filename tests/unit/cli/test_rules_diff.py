@@ -194,7 +194,10 @@ def test_two_files_can_be_compared_without_any_service(headwater_here: Run, tmp_
     assert outcome.code == 0
     assert outcome.out.startswith("b.yaml against a.yaml\n")
     assert "  one: added" in outcome.out
-    assert outcome.err == "note: numbers of rows and bytes need a store\n"
+    assert outcome.err == (
+        "note: numbers of rows and bytes need a store\n"
+        "note: its tables are not compared with the source: there is no service config\n"
+    )
 
 
 def test_two_files_beside_a_store_are_priced_by_it(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:

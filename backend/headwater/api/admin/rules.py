@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -14,19 +14,17 @@ from headwater.api.admin.route import MOST_BYTES
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.versions import compiled, in_state
 from headwater.api.admin.work import Patience
-from headwater.insight.diff import diff_with_rows
+from headwater.insight.diff import diff_with_rows, of_source
 from headwater.insight.estimate import Estimate
 from headwater.insight.preview import TooMuchShownError, preview
 from headwater.insight.rows import CurrentRows
-from headwater.source.catalog.schema import read_schema
-from headwater.source.connect import SourceRefused, SourceUnreachable
+from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleError, RuleErrors
 from headwater_rules.plan import ConversionOptions, SyncPlan
-from headwater_rules.schema import SourceSchema
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
 _FILE = "the sync config of the request"
@@ -37,6 +35,15 @@ class Rules:
     """The text of a sync config."""
 
     content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Validate:
+    """The text of a sync config. With `allow_missing`, tables and columns that the source lacks are no error: a
+    migration will add them."""
+
+    content: str
+    allow_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class RuleFinding:
 @dataclass(frozen=True, slots=True)
 class Validated:
     """Whether a sync config can be deployed. `schema` says whether it was compared with the source's tables, and
-    `note` why not."""
+    `note` with which and as of when, or why not."""
 
     valid: bool
     findings: tuple[RuleFinding, ...]
@@ -63,10 +70,12 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A sync config, and how many rows of each table to sample for estimates of new buckets."""
+    """A sync config, and how many rows of each table to sample for estimates of new buckets. With `allow_missing`,
+    tables and columns that the source lacks are no error."""
 
     content: str
     sample: int = 100_000
+    allow_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +170,20 @@ class RulesDesk:
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
-    def validate(self, asked: Rules) -> Validated:
+    def validate(self, asked: Validate) -> Validated:
         """Find everything that is wrong with a sync config, also with its tables if the source answers."""
-        schema, note = self.schema()
+        seen = see_schema(self._settings.sources)
         try:
-            found, valid = compile_config(asked.content, schema=schema, advise=True).warnings, True
+            compiled = compile_config(asked.content, schema=seen.schema, allow_missing=asked.allow_missing, advise=True)
+            found, valid = compiled.warnings, True
         except RuleErrors as errors:
             found, valid = (*errors.errors, *errors.warnings), False
-        return Validated(valid, tuple(map(_finding, found)), schema is not None, note)
+        return Validated(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)
 
     def diff(self, asked: Compare) -> DiffTold:
         """Compare a sync config with the active one: what changes, and what devices would download again."""
-        new = compiled(asked.content)
+        seen = see_schema(self._settings.sources)
+        new = compiled(asked.content, seen.schema, allow_missing=asked.allow_missing)
         patience = Patience("headwater rules diff")
         with self._settings.store() as store:
             served = in_state(store, VersionState.ACTIVE)
@@ -185,7 +196,8 @@ class RulesDesk:
                 allowed=self._settings.max_buckets,
                 sample=max(1, asked.sample),
             )
-        return msgspec.convert(found.as_dict(), DiffTold)
+        told = replace(found, unsent=of_source(new.warnings), notes=(*found.notes, seen.note))
+        return msgspec.convert(told.as_dict(), DiffTold)
 
     def preview(self, asked: PreviewAsked) -> PreviewTold:
         """Show the buckets and first rows that a user would get under a sync config."""
@@ -207,14 +219,7 @@ class RulesDesk:
                 raise TooLargeAnswerError(error.what, fix="ask for fewer rows") from None
         return msgspec.convert(found.as_dict(), PreviewTold)
 
-    def schema(self) -> tuple[SourceSchema | None, str]:
-        """The tables of all sources; None, with the reason, when a source can't be read."""
-        try:
-            schema = SourceSchema.of(read_schema(source) for source in self._settings.sources)
-        except (SourceUnreachable, SourceRefused) as error:
-            return None, f"its tables are not compared with the source: {error.what}"
-        return schema, ""
 
-
-def _finding(error: RuleError) -> RuleFinding:
+def finding_of(error: RuleError) -> RuleFinding:
+    """A finding in the form of the API."""
     return msgspec.convert(error.to_dict(), RuleFinding)

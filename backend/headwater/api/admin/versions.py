@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from headwater.api.admin.errors import InvalidRulesError, NotThereError
 from headwater.api.admin.settings import AdminSettings
+from headwater.insight.diff import of_source
+from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compiler.compile import Compiled, compile_config
@@ -51,9 +53,11 @@ class VersionText:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """The text of a sync config."""
+    """The text of a sync config. With `allow_missing` it may name tables and columns that the source lacks: nobody gets
+    rows by them until a migration has added them."""
 
     content: str
+    allow_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,13 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """The deployed version. `new` is false when a version with this text was already active or being processed."""
+    """The deployed version. `new` is false when a version with this text was already active or being processed. `note`
+    says whether it was compared with the source's tables, and `findings` what the source lacks."""
 
     version: VersionTold
     new: bool
+    note: str
+    findings: tuple[str, ...] = ()
 
 
 def told(version: ConfigVersion) -> VersionTold:
@@ -103,21 +110,23 @@ class VersionsDesk:
 
     def deploy(self, asked: Deploy) -> Deployed:
         """Deploy a sync config. Devices get it once its rows are processed; until then the active one stays."""
-        compiled(asked.content)
+        seen = see_schema(self._settings.sources)
+        found = compiled(asked.content, seen.schema, allow_missing=asked.allow_missing)
         with self._settings.store() as store:
-            return deploy(store, asked.content)
+            return deploy(store, asked.content, seen.note, found)
 
     def roll_back(self, asked: RollBack) -> Deployed:
         """Deploy the text of an earlier version again."""
         with self._settings.store() as store:
             chosen = _before(store) if asked.id is None else _find(store, asked.id)
-            return deploy(store, chosen.yaml)
+            seen = see_schema(self._settings.sources)
+            return deploy(store, chosen.yaml, seen.note, compiled(chosen.yaml, seen.schema, allow_missing=True))
 
 
-def compiled(text: str, schema: SourceSchema | None = None) -> Compiled:
-    """Compile a sync config. Raises InvalidRulesError."""
+def compiled(text: str, schema: SourceSchema | None = None, *, allow_missing: bool = False) -> Compiled:
+    """Compile a sync config, and compare it with `schema`. Raises InvalidRulesError."""
     try:
-        return compile_config(text, schema=schema)
+        return compile_config(text, schema=schema, allow_missing=allow_missing)
     except RuleErrors as error:
         raise invalid(error) from None
 
@@ -127,15 +136,15 @@ def invalid(error: RuleErrors) -> InvalidRulesError:
     return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
 
 
-def deploy(store: Store, text: str) -> Deployed:
-    """Add a version with this text, for the replicator to process. Raises InvalidRulesError."""
+def deploy(store: Store, text: str, note: str, compiled: Compiled) -> Deployed:
+    """Add a version with this text, compiled already, for the replicator to process. Raises InvalidRulesError."""
     before = {version.id for version in store.versions()}
     try:
-        check_names(compiled(text).plan, store.complete_sides())
+        check_names(compiled.plan, store.complete_sides())
     except RuleErrors as error:
         raise invalid(error) from None
     version = store.deploy(text, Origin.COMMAND)
-    return Deployed(told(version), version.id not in before)
+    return Deployed(told(version), version.id not in before, note, tuple(map(str, of_source(compiled.warnings))))
 
 
 def in_state(store: Store, state: VersionState) -> ConfigVersion | None:

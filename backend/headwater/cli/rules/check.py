@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.rules.sync_config import read_rules, to_json
+from headwater.cli.rules.sync_config import missing_note, read_rules, to_json
 from headwater.insight.words import count
+from headwater.source.catalog.schema import SeenSchema
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors, Severity, place_in
 from headwater_rules.plan import SyncPlan
@@ -29,21 +30,26 @@ class Checked:
 
 
 def check_files(
-    files: Sequence[Path], schema: SourceSchema | None, *, form: str, warnings_as_errors: bool = False
+    files: Sequence[Path], seen: SeenSchema, *, form: str, allow_missing: bool = False, warnings_as_errors: bool = False
 ) -> int:
-    """Print the findings in the files as text, json or github. Returns the exit code."""
-    checked = [_check(file, schema) for file in files]
+    """Print the findings in the files as text, json or github, and what they were compared with. Returns the exit
+    code."""
+    checked = [_check(file, seen.schema, allow_missing=allow_missing) for file in files]
     if warnings_as_errors:
         checked = [replace(each, findings=tuple(map(_as_error, each.findings))) for each in checked]
     match form:
         case "json":
-            click.echo(to_json(_as_dict(checked)))
+            click.echo(to_json({**_as_dict(checked), "schema": seen.schema is not None, "note": seen.note}))
         case "github":
             for each in checked:
                 for finding in each.findings:
                     click.echo(_annotation(each.file, finding))
         case _:
             _show(checked)
+    if form != "json":
+        click.echo(f"note: {seen.note}", err=True)
+        for note in missing_note(finding for each in checked for finding in each.findings):
+            click.echo(f"note: {note}", err=True)
     return 1 if any(each.having(Severity.FATAL) for each in checked) else 0
 
 
@@ -52,11 +58,11 @@ def _as_error(finding: RuleError) -> RuleError:
     return finding if finding.code is Code.BUCKET_PER_ROW else finding.as_fatal()
 
 
-def _check(file: Path, schema: SourceSchema | None) -> Checked:
+def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> Checked:
     text = read_rules(file)
     name = "stdin" if str(file) == "-" else str(file)
     try:
-        compiled = compile_config(text, schema=schema, advise=True)
+        compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=True)
     except RuleErrors as errors:
         return Checked(name, None, (*errors.errors, *errors.warnings))
     return Checked(name, compiled.plan, compiled.warnings)

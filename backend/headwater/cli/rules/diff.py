@@ -11,11 +11,11 @@ import click
 from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.rules.scan_progress import ScanProgress
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
-from headwater.cli.source.schema import unsent
 from headwater.config.model import ServiceConfig
-from headwater.insight.diff import Diff, diff_with_rows
+from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
+from headwater.source.catalog.schema import not_compared, see_schema
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled
 from headwater_rules.compiler.everybody import ForEverybody
@@ -28,12 +28,19 @@ _NOTHING = SyncPlan((), (), (), ConversionOptions())
 
 
 def show_diff(
-    config: ServiceConfig | None, file: Path, against: Path | None, *, sample: int | None, as_json: bool
+    config: ServiceConfig | None,
+    file: Path,
+    against: Path | None,
+    *,
+    sample: int | None,
+    as_json: bool,
+    allow_missing: bool = False,
 ) -> None:
-    """Compare `file` with another file or, without one, with the served version. Rows and bytes come from the store of
-    `config`; `sample` limits the rows evaluated per table, None evaluates all."""
+    """Compare `file` with another file or, without one, with the served version, and with the source's tables. Rows and
+    bytes come from the store of `config`; `sample` limits the rows evaluated per table, None evaluates all."""
     text = read_rules(file)
-    new = compile_rules(text, str(file), as_json=as_json)
+    seen = not_compared("there is no service config") if config is None else see_schema(config.sources)
+    new = compile_rules(text, str(file), schema=seen.schema, allow_missing=allow_missing, as_json=as_json)
     plan = new.plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
@@ -51,9 +58,7 @@ def show_diff(
     else:
         assert config is not None, "the command has loaded one"
         found = _with_store(config, file, new, against, other, sample)
-    if config is not None:
-        refused = unsent(config, text)
-        found = replace(found, unsent=refused.findings, notes=(*found.notes, *filter(None, [refused.note])))
+    found = replace(found, unsent=of_source(new.warnings), notes=(*found.notes, seen.note))
     if as_json:
         click.echo(to_json(found.as_dict()))
         return

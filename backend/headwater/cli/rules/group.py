@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from headwater.config.given import ConfigSource
 from headwater_rules.describe.languages import Language
 from headwater_rules.results import Subscription, SyncRequest
 from headwater_rules.schema import SourceSchema
+
+if TYPE_CHECKING:
+    from headwater.source.catalog.schema import SeenSchema
 
 
 @click.group()
@@ -36,43 +40,68 @@ def schema_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if live and file_of_schema is not None:
             raise click.UsageError("give either --schema or --schema-file")
-        schema = _schema(configs, file_of_schema) if live or file_of_schema is not None else None
+        schema = _schema(configs, file_of_schema).schema if live or file_of_schema is not None else None
         command(*args, schema=schema, **options)
 
     return wrapped
 
 
-def _schema(configs: ConfigSource, file: Path | None) -> SourceSchema:
+def _schema(configs: ConfigSource, file: Path | None) -> SeenSchema:
     """The schema in a file, or of the source."""
     from headwater.cli.source.schema import live_schema, stored_schema
 
     return live_schema(load(configs, warn=False)) if file is None else stored_schema(file)
 
 
+_allow_missing = click.option("--allow-missing", is_flag=True, help="Take columns and tables that the source lacks for "
+                              "ones that a migration will add.")  # fmt: skip
+
+
 @rules.command(
     epilog=examples(
         "headwater rules check sync.yaml",
-        "headwater rules check sync.yaml --schema -c headwater.yaml",
+        "headwater rules check sync.yaml -c headwater.yaml --allow-missing",
         "headwater rules check rules/*.yaml --schema-file schema.json --format github --warnings-as-errors",
         "git show main:sync.yaml | headwater rules check - --json",
     )
 )
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE…")
-@schema_options
+@config_options
+@click.option("--schema/--no-schema", "live", default=None, help="Compare with the source's current tables, or not at "
+              "all. By default they are compared if the source answers.")  # fmt: skip
+@click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
+              help="Compare with the tables in FILE, written by `headwater source schema`.")  # fmt: skip
+@_allow_missing
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
               help="For people, for editors, or for the annotations of a GitHub workflow.")  # fmt: skip
 @click.option("--warnings-as-errors", is_flag=True, help="Exit with code 1 for warnings too.")
-def check(files: tuple[Path, ...], schema: SourceSchema | None, form: str, warnings_as_errors: bool) -> None:
+def check(
+    configs: ConfigSource,
+    files: tuple[Path, ...],
+    live: bool | None,
+    file_of_schema: Path | None,
+    allow_missing: bool,
+    form: str,
+    warnings_as_errors: bool,
+) -> None:
     """Compile sync configs and report everything that is wrong with them; - is standard input.
 
-    With a schema, it also finds tables and columns that the source does not have, tables that are not published or may
-    not be read, and comparisons that are never true. The exit code is 1 when a config can't be deployed. See
-    docs/rule-tools.md.
+    They are compared with the tables of the source that the service config names: this finds tables and columns that
+    the source does not have, tables that are not published or may not be read, and comparisons that are never true.
+    The exit code is 1 when a config can't be deployed. See docs/rule-tools.md.
     """
     from headwater.cli.rules.check import check_files
+    from headwater.cli.source.schema import found_schema
+    from headwater.source.catalog.schema import not_compared
 
-    sys.exit(check_files(files, schema, form=form, warnings_as_errors=warnings_as_errors))
+    if live is not None and file_of_schema is not None:
+        raise click.UsageError("give either --schema or --schema-file")
+    if live or file_of_schema is not None:
+        seen = _schema(configs, file_of_schema)
+    else:
+        seen = found_schema(configs) if live is None else not_compared("--no-schema")
+    sys.exit(check_files(files, seen, form=form, allow_missing=allow_missing, warnings_as_errors=warnings_as_errors))
 
 
 @rules.command("schema", epilog=examples(
@@ -135,9 +164,20 @@ _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices 
 @click.option("--sample", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="ROWS",
               help="How many rows of each table to estimate from.")  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Estimate from all rows.")
+@_allow_missing
 @_json
-def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, every: bool, as_json: bool) -> None:
+def diff(
+    configs: ConfigSource,
+    file: Path,
+    against: Path | None,
+    sample: int,
+    every: bool,
+    allow_missing: bool,
+    as_json: bool,
+) -> None:
     """Show what a sync config would change, and what devices would download again.
+
+    It is compared with the source's tables, as by `headwater rules check`.
 
     A bucket definition whose rows stay the same keeps its name, and devices keep its data. Rows and bytes come from the
     store; those of new definitions are estimated from the rows in the store.
@@ -147,7 +187,7 @@ def diff(configs: ConfigSource, file: Path, against: Path | None, sample: int, e
 
     alone = against is not None and not is_configured(configs, os.environ, Path.cwd())
     config = None if alone else load(configs, warn=False)
-    show_diff(config, file, against, sample=None if every else sample, as_json=as_json)
+    show_diff(config, file, against, sample=None if every else sample, as_json=as_json, allow_missing=allow_missing)
 
 
 @rules.command(
@@ -196,18 +236,20 @@ def preview(
 @config_options
 @_wait
 @click.option("--force", is_flag=True, help="Deploy it even if it names tables that are not published or readable.")
-def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool) -> None:
+@_allow_missing
+def deploy_(configs: ConfigSource, file: Path, wait: bool, force: bool, allow_missing: bool) -> None:
     """Serve devices another sync config, without a restart.
 
     New buckets are built from the rows in the store. Until they are complete, devices are served the previous version,
     and they keep the data of every bucket definition that does not change. See `headwater rules diff`.
 
     If the config names a table that exists but is not published, or that the configured role may not read, nothing is
-    deployed, and the statements that fix it are shown.
+    deployed, and the statements that fix it are shown. Nor is it if a table or column that decides who gets rows does
+    not exist. With --allow-missing it is, and nobody gets rows by it until a migration has added it.
     """
     from headwater.cli.rules.versions import deploy
 
-    deploy(load(configs, warn=False), file, wait=wait, force=force)
+    deploy(load(configs, warn=False), file, wait=wait, force=force, allow_missing=allow_missing)
 
 
 @rules.command(epilog=examples("headwater rules versions", "headwater rules versions --json"))

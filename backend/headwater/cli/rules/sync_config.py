@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,7 +12,8 @@ import orjson
 
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import Code, RuleError, RuleErrors, Severity
+from headwater_rules.schema import SourceSchema
 
 
 class WrongRules(click.ClickException):
@@ -26,6 +28,8 @@ class WrongRules(click.ClickException):
     def show(self, file: IO[Any] | None = None) -> None:
         text = to_json(self.errors.to_dict()) if self.as_json else f"{self.origin}:\n{self.errors.render()}"
         click.echo(text, file=file, err=not self.as_json)
+        for note in missing_note(self.errors.errors) if not self.as_json else ():
+            click.echo(f"note: {note}", file=file, err=True)
 
 
 def read_rules(file: Path) -> str:
@@ -46,10 +50,24 @@ def read_text(file: Path, what: str) -> str:
         raise ConfigError(str(file), [issue]) from error
 
 
-def compile_rules(text: str, origin: str, *, as_json: bool = False, advise: bool = False) -> Compiled:
-    """Compile a sync config, called `origin` in messages. Raises WrongRules."""
+def missing_note(findings: Iterable[RuleError]) -> list[str]:
+    """What to do about tables and columns that are not there yet, if that is an error."""
+    absent = any(each.severity is Severity.FATAL and each.code in {Code.NO_TABLE, Code.NO_COLUMN} for each in findings)
+    return ["if a migration adds what is not there yet, pass --allow-missing"] if absent else []
+
+
+def compile_rules(
+    text: str,
+    origin: str,
+    *,
+    schema: SourceSchema | None = None,
+    allow_missing: bool = False,
+    as_json: bool = False,
+    advise: bool = False,
+) -> Compiled:
+    """Compile a sync config, called `origin` in messages, and compare it with `schema`. Raises WrongRules."""
     try:
-        return compile_config(text, advise=advise)
+        return compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise)
     except RuleErrors as error:
         raise WrongRules(origin, error, as_json=as_json) from None
 

@@ -11,16 +11,18 @@ import click
 
 from headwater.cli.existing_store import UnknownVersionError, existing_store, find, served, when
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
-from headwater.cli.source.schema import unsent
 from headwater.cli.watch_request import WaitDisplay
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.insight.diff import of_source
+from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
-from headwater_rules.errors import RuleErrors
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
 
@@ -40,16 +42,19 @@ class UnsentTablesError(HeadwaterError):
     code = "HW_8105"
 
 
-def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False) -> None:
+def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False, allow_missing: bool = False) -> None:
     """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRules if it does not
-    compile, and UnsentTablesError if it names tables whose rows can't be replicated, unless `force` is set."""
+    compile or, unless `allow_missing` is set, names what the source lacks where it decides who gets rows; and
+    UnsentTablesError if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_rules(file)
-    compiled = compile_rules(text, str(file), advise=True)
+    seen = see_schema(config.sources)
+    compiled = compile_rules(text, str(file), schema=seen.schema, allow_missing=allow_missing, advise=True)
     for warning in compiled.warnings:
         click.echo(warning.render(), err=True)
+    click.echo(f"note: {seen.note}", err=True)
     with existing_store(config) as store:
         _refuse_clashes(store, compiled.plan, str(file))
-        if _print_unsent(config, text) and not force:
+        if any(each.code is Code.NOT_SENT for each in compiled.warnings) and not force:
             fix = "run the statements above, or deploy it anyway with --force"
             raise UnsentTablesError("it names tables whose rows can't be replicated", str(file), fix)
         _deploy(store, config, text, wait=wait)
@@ -62,7 +67,7 @@ def rollback(config: ServiceConfig, number: int | None, *, wait: bool) -> None:
         chosen = _before(versions) if number is None else find(versions, number)
         origin = f"version {chosen.id}"
         _refuse_clashes(store, compile_rules(chosen.yaml, origin).plan, origin)
-        _print_unsent(config, chosen.yaml)
+        _print_lacking(config, chosen.yaml)
         click.echo(f"going back to the text of {origin}")
         _deploy(store, config, chosen.yaml, wait=wait)
 
@@ -76,14 +81,16 @@ def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
     return max(earlier, key=lambda version: (version.activated, version.id))
 
 
-def _print_unsent(config: ServiceConfig, text: str) -> bool:
-    """Print which tables' rows can't be replicated. Returns whether there are any."""
-    found = unsent(config, text)
-    for finding in found.findings:
+def _print_lacking(config: ServiceConfig, text: str) -> None:
+    """Print what the source lacks of what a sync config names."""
+    seen = see_schema(config.sources)
+    try:
+        found = compile_config(text, schema=seen.schema, allow_missing=True).warnings
+    except RuleErrors as errors:  # of a strict config
+        found = (*errors.errors, *errors.warnings)
+    for finding in of_source(found):
         click.echo(finding.render(), err=True)
-    if found.note:
-        click.echo(f"note: {found.note}", err=True)
-    return bool(found.findings)
+    click.echo(f"note: {seen.note}", err=True)
 
 
 def _refuse_clashes(store: Store, plan: SyncPlan, origin: str) -> None:

@@ -2,64 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from headwater.cli.options import load
 from headwater.cli.rules.sync_config import read_text
 from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
+from headwater.config.origin import is_configured
 from headwater.insight.words import count
-from headwater.source.catalog.schema import read_schema
-from headwater.source.connect import SourceRefused, SourceUnreachable
-from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater.source.catalog.schema import SeenSchema, not_compared, schema_of, see_schema
 from headwater_rules.schema import SchemaFormatError, SourceSchema
 
+_BRIEFLY = 5
+"""Seconds to wait for a source that nobody has asked to compare with."""
 
-def live_schema(config: ServiceConfig) -> SourceSchema:
-    """The tables of all configured sources. Raises SourceUnreachable and SourceRefused."""
+
+def live_schema(config: ServiceConfig) -> SeenSchema:
+    """The tables of all configured sources. Raises the error of one that can't be read."""
     config.source()
-    return SourceSchema.of(read_schema(source) for source in config.sources)
+    return schema_of(config.sources)
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
-    """The places of a sync config that name tables whose rows can't be replicated, and a note if the source could not
-    be asked."""
-
-    findings: tuple[RuleError, ...] = ()
-    note: str = ""
-
-
-def unsent(config: ServiceConfig, text: str) -> Unsent:
-    """Compare a sync config with what the sources publish and let our role read."""
-    if not config.sources:
-        return Unsent()
+def found_schema(configs: ConfigSource) -> SeenSchema:
+    """The tables of the sources that the service config names, if there is one and they can be read."""
+    if not is_configured(configs, os.environ, Path.cwd()):
+        return not_compared("there is no service config (-c FILE), and no --schema-file")
     try:
-        schema = live_schema(config)
-    except (SourceUnreachable, SourceRefused) as error:
-        return Unsent(note=f"its tables are not compared with the source: {error}")
-    try:
-        found = compile_config(text, schema=schema).warnings
-    except RuleErrors as errors:  # of a strict config
-        found = (*errors.errors, *errors.warnings)
-    return Unsent(tuple(each for each in found if each.code is Code.NOT_SENT))
+        config = load(configs, warn=False)
+    except ConfigError as error:
+        return not_compared(f"the service config can't be used: {error.issues[0].what}")
+    return see_schema(
+        [replace(source, connect_timeout=min(source.connect_timeout, _BRIEFLY)) for source in config.sources]
+    )
 
 
-def stored_schema(file: Path) -> SourceSchema:
+def stored_schema(file: Path) -> SeenSchema:
     """The schema in a file. Raises ConfigError."""
     try:
-        return SourceSchema.from_json(read_text(file, "the source schema"))
+        schema = SourceSchema.from_json(read_text(file, "the source schema"))
     except SchemaFormatError as error:
         issue = ConfigIssue(f"not a source schema: {error}", fix="write it with `headwater source schema`")
         raise ConfigError(str(file), [issue]) from None
+    return SeenSchema(schema, f"compared with the tables in {file}")
 
 
 def show_schema(config: ServiceConfig, output: Path | None) -> None:
     """Print the source's schema, or write it to a file, in the form that `--schema-file` reads."""
-    schema = live_schema(config)
+    schema = live_schema(config).schema
+    assert schema is not None
     if output is None:
         click.echo(schema.to_json(), nl=False)
         return

@@ -3,11 +3,15 @@ statements that are still needed to receive its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
 
 import psycopg
 
 from headwater.decode.kinds import values_of
+from headwater.errors import HeadwaterError
 from headwater.source.catalog.named import all_tables, lacking_statements
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect, connection_error
@@ -51,3 +55,34 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
     return SourceSchema(
         tuple(tables), tuple(NotStreamed(settings.tag, each.schema, each.name, each.form) for each in others)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSchema:
+    """What rules are compared with: the tables, or None when there are none to compare with. `note` says which they are
+    and as of when, or why there are none."""
+
+    schema: SourceSchema | None
+    note: str
+
+
+def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
+    """The tables of all sources, if they can be read now."""
+    if not sources:
+        return not_compared("no source is configured")
+    try:
+        return schema_of(sources)
+    except HeadwaterError as error:
+        return not_compared(str(error))
+
+
+def schema_of(sources: Sequence[SourceSettings]) -> SeenSchema:
+    """The tables of all sources. Raises the error of one that can't be read."""
+    schema = SourceSchema.of(read_schema(source) for source in sources)
+    where = ", ".join(f"{source.tag} ({source.address})" for source in sources)
+    return SeenSchema(schema, f"compared with the tables of source {where} at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}")
+
+
+def not_compared(why: str) -> SeenSchema:
+    """Nothing to compare with."""
+    return SeenSchema(None, f"its tables are not compared with the source: {why}")

@@ -15,13 +15,15 @@ from headwater.api.admin.published.shapes import (
 )
 from headwater.api.admin.rules import Rules
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.versions import deploy, in_state
+from headwater.api.admin.versions import compiled, deploy, in_state
 from headwater.replication.own_slot import slot_of
+from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
+from headwater_rules.schema import SourceSchema
 
 
 class DeploysDesk:
@@ -37,13 +39,15 @@ class DeploysDesk:
                 "Sync config API disabled: the service config names the sync config",
                 fix="change that file, or use /api/headwater/v1/deploy",
             )
+        seen = see_schema(self._settings.sources)
+        found = compiled(asked.content, seen.schema)
         with self._settings.store() as store:
-            deploy(store, asked.content)
+            deploy(store, asked.content, seen.note, found)
             return SlotName(slot_of(self._settings.source, store))
 
     def validate(self, asked: Rules) -> Checked:
         """Check a sync config, and list the tables that it reads and those that devices get."""
-        return _checked(asked.content)
+        return _checked(asked.content, see_schema(self._settings.sources).schema)
 
     def reprocess(self) -> SlotName:
         """Compare all tables with the source, and send devices what differs."""
@@ -70,9 +74,9 @@ class DeploysDesk:
         )
 
 
-def _checked(text: str) -> Checked:
+def _checked(text: str, schema: SourceSchema | None = None) -> Checked:
     try:
-        plan = compile_config(text).plan
+        plan = compile_config(text, schema=schema).plan
     except RuleErrors as errors:
         return Checked(valid=False, errors=tuple(str(error) for error in errors.errors))
     tables = [{"connectionTag": each.tag, "schema": each.schema, "name": each.name} for each in plan.tables()]

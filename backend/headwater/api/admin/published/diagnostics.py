@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
@@ -34,18 +34,20 @@ from headwater.api.admin.published.source import SeenSource, look
 from headwater.api.admin.settings import AdminSettings
 from headwater.api.admin.status import health_of
 from headwater.api.admin.versions import in_state
+from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
 from headwater.replication.health.model import Health
 from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
 from headwater.source.catalog.overview import SeenTable, read_overview
+from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.schema import ValueKind
 
 _BITS = {ValueKind.BLOB: 1, ValueKind.TEXT: 2, ValueKind.JSON: 2, ValueKind.INTEGER: 4, ValueKind.REAL: 8}
@@ -91,7 +93,8 @@ class DiagnosticsDesk:
             return RulesStatus((), tuple(rule_errors(all_of(errors))))
         tag = self._settings.source.tag
         tables = seen.statuses(compiled.plan)
-        found = [*_of_tables(tables), *rule_errors(compiled.warnings)]
+        findings, note = self._compared(asked.sync_rules)
+        found = [*_of_tables(tables), *rule_errors(findings), *([Err("warning", note)] if note else [])]
         connection = ReplicationStatus(tag, tag, "", initial_replication_done=False, tables=tables)
         return RulesStatus((connection,), tuple(dict.fromkeys(found)))
 
@@ -99,6 +102,16 @@ class DiagnosticsDesk:
         """Compare all tables with the source, and send devices what differs."""
         slot = reprocess(self._settings)
         return Reprocessed((ConnectionSlot(self._settings.source.tag, self._settings.source.tag, slot),))
+
+    def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
+        """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
+        read. What a table lacks to be replicated is among its own errors."""
+        seen = see_schema(self._settings.sources)
+        try:
+            found: Sequence[RuleError] = compile_config(text, schema=seen.schema).warnings
+        except RuleErrors as errors:
+            found = all_of(errors)
+        return [each for each in found if each.code is not Code.NOT_SENT], "" if seen.schema else seen.note
 
     def _status(self, store: Store, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
         text = version.yaml if content else UNSET
@@ -110,6 +123,7 @@ class DiagnosticsDesk:
         health = health_of(self._reader, seen.settings.tag)
         connection = self._connection(store, seen, health, seen.statuses(compiled.plan), active=active)
         errors = [*_of_tables(connection.tables), *_of_replication(health), *rule_errors(compiled.warnings)]
+        errors += rule_errors(of_source(self._compared(version.yaml)[0]))
         if active:
             errors += [*_of_budget(connection), *_of_lag(connection)]
         return RulesStatus((connection,), tuple(dict.fromkeys(errors)), text)
