@@ -9,7 +9,7 @@ gets a bucket does not make devices download it again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -225,6 +225,10 @@ class ConversionOptions:
     timestamp_digits: int = 6
 
 
+Deciding = tuple[tuple[TablePattern, tuple[Expr, ...]], ...]
+"""What decides who gets which rows: for each row side, its table and the expressions over it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
     """A compiled sync config. Variants and stages refer to buckets and lookups by position."""
@@ -239,10 +243,10 @@ class SyncPlan:
         patterns = [s.table for b in self.buckets for s in b.sources] + [item.table for item in self.lookups]
         return tuple(dict.fromkeys(patterns))
 
-    def deciding(self) -> Iterator[tuple[TablePattern, tuple[Expr, ...]]]:
-        """What decides who gets which rows: for each row side, its table and the expressions over it."""
-        yield from ((s.table, s.deciding()) for b in self.buckets for s in b.sources)
-        yield from ((lookup.table, lookup.exprs()) for lookup in self.lookups)
+    def deciding(self) -> Deciding:
+        """What decides who gets which rows."""
+        rows = [(source.table, source.deciding()) for bucket in self.buckets for source in bucket.sources]
+        return (*rows, *((lookup.table, lookup.exprs()) for lookup in self.lookups))
 
     def streams_by_bucket(self) -> dict[int, tuple[Stream, ...]]:
         """The streams that lead to each bucket definition, by its position."""

@@ -186,10 +186,10 @@ def test_a_store_that_restarts_when_a_replicator_takes_over_is_waited_for(
     source_db.execute("insert into notes values ('1', 'a', 'there')")
     failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
 
-    def deployed_later(store: Store, yaml: str) -> None:
+    def deployed_later(store: Store, lease: Lease, yaml: str) -> None:
         if failures:
             raise failures.pop()
-        deploy_file(store, yaml)
+        deploy_file(store, lease, yaml)
 
     monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
     deployment = deploy(NOTES).start()
@@ -205,12 +205,12 @@ def test_who_lost_the_lease_while_the_store_was_away_does_not_deploy_then(
     held: list[Lease] = []
     deployed: list[str] = []
 
-    def deployed_later(store: Store, yaml: str) -> None:
+    def deployed_later(store: Store, lease: Lease, yaml: str) -> None:
         if not held:
             held.append(stolen(deployment, store))
             raise StoreUnreachableError("the store's database cannot be reached")
         deployed.append(yaml)
-        deploy_file(store, yaml)
+        deploy_file(store, lease, yaml)
 
     monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
     source_db.execute("create publication headwater for all tables")

@@ -116,7 +116,7 @@ class Replicator:
         while not stop.is_set():
             try:
                 self.store.renew(lease)
-                deploy_file(self.store, yaml)
+                deploy_file(self.store, lease, yaml)
             except (StoreBusyError, StoreUnreachableError) as error:
                 _log.log(logging.DEBUG if told else logging.WARNING, "%s", error)
                 told = True

@@ -6,9 +6,10 @@ rollback to one of these is immediate.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
-from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.plan import Deciding, SyncPlan, TablePattern
 from headwater_rules.versions import only, sides
 
 _log = logging.getLogger(__name__)
@@ -33,12 +34,58 @@ class InUse:
     obsolete: tuple[str, ...]
 
 
-def deploy_file(store: Store, yaml: str) -> None:
+FILE_KEY = "digest of the sync config file"
+"""The key under which the store notes which text of the file was taken last."""
+
+
+def deploy_file(store: Store, lease: Lease, yaml: str) -> None:
     """Deploy the service's sync config file, unless the file did not change: a version that was deployed by command
-    since stays."""
-    from_file = [version for version in store.versions() if version.origin is Origin.FILE]
-    if not from_file or from_file[-1].yaml != yaml:
-        store.deploy(yaml, Origin.FILE)
+    since stays. Logs which version is served, and why."""
+    digest = _digest(yaml)
+    noted = store.noted(FILE_KEY)
+    if noted != digest:
+        if noted or not _taken_before(store.versions(), yaml):
+            version = store.deploy(yaml, Origin.FILE)
+            _log.info("the text of the sync config file is new: it is version %d", version.id)
+        store.note(lease, FILE_KEY, digest)
+    text = why_served(store)
+    if text:
+        _log.info("serving %s", text)
+
+
+def _taken_before(versions: Sequence[ConfigVersion], yaml: str) -> bool:
+    """Whether a text was served from the file before, as far as a store tells that has no note of it: one that was
+    imported, or is of an earlier version."""
+    from_file = [version for version in versions if version.origin is Origin.FILE]
+    if from_file and from_file[-1].yaml == yaml:
+        return True
+    now = next((version for version in versions if version.state is VersionState.ACTIVE), None)
+    by_command = now is not None and now.origin is Origin.COMMAND
+    return by_command and any(version.yaml == yaml for version in versions if now and version.id < now.id)
+
+
+def why_served(store: Store) -> str:
+    """Which version of the sync config is served and why, in words. Empty when none is."""
+    active = in_state(store, VersionState.ACTIVE)
+    if active is None:
+        return ""
+    noted = store.noted(FILE_KEY)
+    if noted == _digest(active.yaml):
+        return f"version {active.id} of the sync config, the text of its file"
+    by_command = f"version {active.id} of the sync config, which a command deployed"
+    if not noted:
+        return by_command if active.origin is Origin.COMMAND else f"version {active.id} of the sync config"
+    if active.origin is Origin.FILE:
+        if in_state(store, VersionState.PROCESSING) is not None:
+            return f"version {active.id} of the sync config, until the present text of its file is ready"
+        return (
+            f"version {active.id} of the sync config: the present text of its file failed (`headwater rules versions`)"
+        )
+    return f"{by_command}: it stays until its file changes, which has another text"
+
+
+def _digest(yaml: str) -> str:
+    return hashlib.sha256(yaml.encode()).hexdigest()
 
 
 def newest(store: Store) -> ConfigVersion | None:
@@ -101,9 +148,17 @@ def plan_of(yaml: str) -> SyncPlan:
 
 def tables_named(store: Store) -> tuple[TablePattern, ...]:
     """The tables that the active version and the one in processing name."""
+    return tuple(dict.fromkeys(pattern for plan in _present(store) for pattern in plan.tables()))
+
+
+def deciding_in(store: Store) -> Deciding:
+    """What decides in these versions who gets which rows."""
+    return tuple(dict.fromkeys(each for plan in _present(store) for each in plan.deciding()))
+
+
+def _present(store: Store) -> list[SyncPlan]:
     versions = (in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING))
-    plans = [plan for version in versions if version is not None and (plan := _compiled(version)) is not None]
-    return tuple(dict.fromkeys(pattern for plan in plans for pattern in plan.tables()))
+    return [plan for version in versions if version is not None and (plan := _compiled(version)) is not None]
 
 
 def _compiled(version: ConfigVersion) -> SyncPlan | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.replication.versions import FILE_KEY, deploy_file, why_served
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, command, environment
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
@@ -208,3 +209,37 @@ def test_a_rollback_serves_the_version_before_again(ruled: RuledStore, tmp_path:
     outcome = headwater_here("rules", "rollback", "3", "--no-wait")
     assert outcome.out == "going back to the text of version 3\nversion 5 is deployed\n"
     assert "there is no version 9" in error_of(headwater_here("rules", "rollback", "9"))
+
+
+def test_a_rollback_stays_until_the_file_changes(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+    def served() -> str:
+        if any(each.state is VersionState.PROCESSING for each in ruled.store.versions()):
+            ruled.process()
+        return next(each.yaml for each in ruled.store.versions() if each.state is VersionState.ACTIVE)
+
+    def served_after_start(file: str) -> str:
+        deploy_file(ruled.store, ruled.lease, file)
+        return served()
+
+    def command(*arguments: str) -> str:
+        assert headwater_here("rules", *arguments, "--no-wait").code == 0
+        return served()
+
+    assert why_served(ruled.store) == ""
+    assert served_after_start(SERVED) == SERVED
+    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
+    assert command("deploy", "new.yaml") == STREAM_ADDED
+    assert served_after_start(SERVED) == STREAM_ADDED, "the file has not changed"
+    assert served_after_start(STREAM_ADDED) == STREAM_ADDED, "the file follows the command"
+    assert why_served(ruled.store) == "version 2 of the sync config, the text of its file"
+    assert command("rollback") == SERVED
+    for _ in range(2):
+        assert served_after_start(STREAM_ADDED) == SERVED
+    assert why_served(ruled.store).startswith("version 3 of the sync config, which a command deployed: it stays until")
+    assert served_after_start(PROJECTION_EDITED) == PROJECTION_EDITED
+    assert served_after_start(STREAM_ADDED) == STREAM_ADDED, "the file changed back to a text that was served before"
+
+    assert command("rollback") == PROJECTION_EDITED
+    ruled.store.note(ruled.lease, FILE_KEY, "")  # a store that was imported does not know the file
+    assert served_after_start(STREAM_ADDED) == PROJECTION_EDITED
+    assert served_after_start(REQUEST_EDITED) == REQUEST_EDITED
