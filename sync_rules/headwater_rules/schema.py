@@ -122,6 +122,20 @@ class SourceSchema:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SeenSchema:
+    """What rules are compared with: the tables, or None when there are none to compare with. `note` says which they are
+    and as of when, or why there are none."""
+
+    schema: SourceSchema | None
+    note: str
+
+
+def not_compared(why: str) -> SeenSchema:
+    """Nothing to compare with."""
+    return SeenSchema(None, f"its tables are not compared with the source: {why}")
+
+
 _KINDS = {
     **dict.fromkeys(
         ("boolean", "bool", "smallint", "int2", "integer", "int", "int4", "bigint", "int8", "oid"), ValueKind.INTEGER

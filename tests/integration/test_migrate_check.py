@@ -122,7 +122,7 @@ def test_the_admin_token_of_an_example_has_to_change(check: Check, former: None)
 
 def test_a_misspelt_column_is_found_in_the_source(check: Check, former: None) -> None:
     _, told = check(RULES.replace("owner_id =", "ownr_id ="))
-    assert re.search(r"sync_config.yaml, line 4: .*ownr_id", told["Ignored, or read with a warning"])
+    assert re.search(r"sync_config.yaml, line 4: .*ownr_id", told["Has to change"])
 
 
 def test_a_source_that_does_not_answer_or_does_not_fit(

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.cli.own_rules import OwnRules, own_rules, rules_that_fit
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name
+from headwater_rules.errors import RuleErrors
 from tests.support.command import Outcome, headwater, headwater_here
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import free_port
@@ -115,6 +119,34 @@ def test_a_sync_config_with_errors_ends_the_service_unless_it_is_told_to_go_on(
     )
     assert "[PSYNC_S1141]" in refusal(headwater_here(command, cwd=tmp_path)), "that is the next thing that is wrong"
     assert "PSYNC_S1141" in headwater_here("source", "status", cwd=tmp_path).out
+
+
+def test_a_typo_in_what_decides_is_not_served_and_what_comes_by_a_migration_is(
+    source_db: SourceDb, tmp_path: Path
+) -> None:
+    source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
+    write_config(tmp_path, source_db.server.port, source_db.name)
+    service = (tmp_path / "headwater.yaml").read_text()
+
+    def started_with(condition: str, options: str = "", table: str = "notes") -> OwnRules | None:
+        (tmp_path / "sync.yaml").write_text(RULES.replace("FROM notes", f"FROM {table} WHERE {condition}"))
+        (tmp_path / "headwater.yaml").write_text(service.replace("{path: sync.yaml}", f"{{path: sync.yaml{options}}}"))
+        config = load_config(ConfigSource(), {}, tmp_path)
+        rules = own_rules(config)
+        return None if rules is None else rules_that_fit(config, rules)
+
+    assert started_with("id > 1") is not None
+    assert started_with("delted_at IS NULL", ", exit_on_error: false") is None
+    assert started_with("delted_at IS NULL", ", allow_missing: true") is not None
+    assert started_with("delted_at IS NULL", table="yet_to_come") is not None, "it is streamed once it is there"
+    with pytest.raises(RuleErrors, match="HW_R302"):
+        started_with("delted_at IS NULL")
+    for command in ("serve", "replicate"):
+        ended = headwater_here(command, cwd=tmp_path)
+        assert ended.code == 1
+        assert "error [HW_R302]: no column `delted_at` in `notes`" in ended.err
+        assert "set sync_config.allow_missing: true" in ended.err
+    assert "HW_R302" in headwater_here("source", "status", cwd=tmp_path).out
 
 
 def test_status_fails_on_problems(source_db: SourceDb, tmp_path: Path) -> None:

@@ -161,3 +161,37 @@ def test_the_statement_for_a_table_without_a_key_gives_it_an_identity_first(serv
     refused = service.run("rules", "check", "new.yaml", "--schema")
     identity = 'ALTER TABLE "public"."todos" REPLICA IDENTITY FULL'
     assert f"{identity}; {PUBLISH}" in refused.err
+
+
+PRIVATE = HEAD + "  notes: {auto_subscribe: true, query: SELECT id FROM notes WHERE NOT private}\n"
+
+
+def test_nobody_gets_rows_by_a_column_before_it_is_there_and_after_it_is_gone(service: Service) -> None:
+    service.deployment.pace = WATCHED
+    service.deployment.start()
+    refused = service.run("rules", "deploy", "new.yaml", yaml=PRIVATE)
+    assert refused.code == 1
+    assert "error [HW_R302]: no column `private` in `notes`" in refused.err
+    assert "--allow-missing" in refused.err
+    assert len(json.loads(service.run("rules", "versions", "--json").out)) == 1
+    assert service.rows() == {NOTE}
+
+    deployed = service.run("rules", "deploy", "new.yaml", "--allow-missing", yaml=PRIVATE)
+    assert deployed.code == 0, deployed.err
+    service.deployment.yaml = PRIVATE
+    assert service.rows() == set()
+    lacking = "[HW_R302] public.notes has no published column private"
+    status = service.run("source", "status")
+    assert (status.code, lacking in status.out) == (1, True)
+
+    service.source.execute("alter table notes add column private bool")
+    wait_until(lambda: service.rows() == {NOTE}, "the rows by the column that was added")
+    assert lacking not in service.run("source", "status").out
+    service.source.execute("insert into notes values ('2', true), ('3', false)")
+    assert service.rows() == {NOTE, ("notes", "3")}
+
+    service.source.execute("alter table notes rename private to hidden; insert into notes values ('4', true)")
+    wait_until(lambda: service.rows() == set(), "the rows to go with the column that decides")
+    wait_until(lambda: "HW_R302" in str(service.deployment.health()), "the finding")
+    service.source.execute("alter table notes rename hidden to private")
+    wait_until(lambda: service.rows() == {NOTE, ("notes", "3")}, "the rows by the column that is back")

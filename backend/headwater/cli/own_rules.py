@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from headwater.cli.existing_store import existing_store
 from headwater.config.model import ServiceConfig
+from headwater.source.catalog.schema import see_schema
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import Code, RuleError, RuleErrors
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +32,44 @@ def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
     try:
         return OwnRules(yaml, compile_config(yaml))
     except RuleErrors as error:
-        if config.sync_config is None or config.sync_config.exit_on_error:
-            raise
-        if not quiet:
-            _log.error("%s is not deployed, the served version stays (exit_on_error is false):\n%s",
-                       config.sync_config.origin, error.render())  # fmt: skip
+        _refuse(config, error, quiet=quiet)
         return None
+
+
+def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = False) -> OwnRules | None:
+    """The sync config, if the columns by which it decides who gets rows are in the source, or may be missing, or if the
+    store has served this text before. With `exit_on_error: false`, the others are logged, and None is returned. Raises
+    RuleErrors otherwise."""
+    assert config.sync_config is not None, "it has these rules"
+    seen = see_schema(config.sources)
+    if config.sync_config.allow_missing or seen.schema is None or _served_before(config, rules.yaml):
+        return rules
+    try:
+        compile_config(rules.yaml, schema=seen.schema)
+    except RuleErrors as error:
+        absent = [_with_way_out(each) for each in error.errors if each.code is Code.NO_COLUMN]
+        if absent:  # a missing table may be made while the service runs
+            _refuse(config, RuleErrors(absent), quiet=quiet)
+            return None
+    return rules
+
+
+def _refuse(config: ServiceConfig, error: RuleErrors, *, quiet: bool) -> None:
+    if config.sync_config is None or config.sync_config.exit_on_error:
+        raise error
+    if not quiet:
+        _log.error("%s is not deployed, the served version stays (exit_on_error is false):\n%s",
+                   config.sync_config.origin, error.render())  # fmt: skip
+
+
+def _served_before(config: ServiceConfig, yaml: str) -> bool:
+    backend = open_backend(config.storage)
+    if not backend.exists() or backend.older_format() is not None:
+        return False
+    with existing_store(config) as store:
+        return any(version.yaml == yaml and version.activated for version in store.versions())
+
+
+def _with_way_out(error: RuleError) -> RuleError:
+    hint = "if a migration will add it, set sync_config.allow_missing: true"
+    return RuleError(error.code, error.message, error.place, f"{error.suggestion}; {hint}")

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from headwater.cli.await_source import wait_for_source
 from headwater.cli.compact_on_spark import SparkCompaction
-from headwater.cli.own_rules import own_rules
+from headwater.cli.own_rules import own_rules, rules_that_fit
 from headwater.cli.progress import BulkProgressDisplay
 from headwater.cli.watching.traces import traces_of
 from headwater.compaction import Upkeep
@@ -54,6 +54,7 @@ def run(
         figures = Figures() if traces is None else Figures(traces.flushed)
         wait_for_source(config.source(), tables, stop, source_timeout)
         if not stop.is_set():
+            rules = None if rules is None else rules_that_fit(config, rules)
             with contextlib.nullcontext() if unified else _metrics(config, figures):
                 _replicate(config, rules.yaml if rules is not None else None, figures, stop, take_slot=take_slot)
 

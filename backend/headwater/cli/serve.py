@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from headwater.cli.await_source import wait_for_source
-from headwater.cli.own_rules import own_rules
+from headwater.cli.own_rules import own_rules, rules_that_fit
 from headwater.cli.signals import stop_on_signals
 from headwater.cli.supervise import Child, supervise
 from headwater.cli.workers import endpoint_children, raise_if_in_use
@@ -40,6 +40,8 @@ def run(
         rules = own_rules(config, quiet=True)  # the replicator logs the errors
         tables = rules.compiled.plan.tables() if rules is not None else ()
         wait_for_source(config.source(), tables, stop, source_timeout)
+        if rules is not None and not stop.is_set():
+            rules_that_fit(config, rules, quiet=True)
         # Restarted while the source is down, it must not end the endpoint, so it waits without limit
         command = [*headwater, "replicate", "--source-timeout", "0", *unified, *arguments]
         children.append(Child("replicator", command, environment, at_first=["--take-slot"] if take_slot else []))

@@ -85,13 +85,16 @@ def _sync_config(root: Section, directory: Path, text: str | None) -> SyncConfig
     name = "sync_rules" if "sync_rules" in root and "sync_config" not in root else "sync_config"
     section = root.section(name)
     path, content = section.text("path"), section.text("content")
-    exit_on_error = section.boolean("exit_on_error", default=True)
+    found = SyncConfigText(
+        exit_on_error=section.boolean("exit_on_error", default=True),
+        allow_missing=section.boolean("allow_missing", default=False),
+    )
     section.warn_unknown()
     if text is not None:
-        return SyncConfigText(content=text, exit_on_error=exit_on_error)
+        return replace(found, content=text)
     if path is not None:
-        return SyncConfigText(path=directory / path, exit_on_error=exit_on_error)
-    return SyncConfigText(content=content, exit_on_error=exit_on_error) if content is not None else None
+        return replace(found, path=directory / path)
+    return replace(found, content=content) if content is not None else None
 
 
 def _api(section: Section, port: int) -> ApiConfig:

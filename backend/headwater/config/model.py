@@ -31,11 +31,13 @@ class ClientAuth:
 @dataclass(frozen=True, slots=True)
 class SyncConfigText:
     """The sync config: a file, or inline text. The file is read on demand, so that processes that do not need it run
-    without it. With `exit_on_error`, errors in it stop a replicator at its start; otherwise the config is ignored."""
+    without it. With `exit_on_error`, errors in it stop a replicator at its start; otherwise the config is ignored. With
+    `allow_missing`, it may be decided by columns that the source lacks, which a migration will add."""
 
     path: Path | None = None
     content: str | None = field(default=None, repr=False)
     exit_on_error: bool = True
+    allow_missing: bool = False
 
     @property
     def origin(self) -> str:

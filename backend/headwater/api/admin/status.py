@@ -12,6 +12,7 @@ from headwater.api.auth.keys import Unfetched
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import Compared, Health, State, Trouble, from_json, health_key
+from headwater.replication.versions import why_served
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.backend import Store
@@ -54,11 +55,12 @@ class KeysStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of this deployment. `versions` of the sync config are those that are active or being processed. `keys`
-    are those of tokens that can't be fetched."""
+    """The state of this deployment. `versions` of the sync config are those that are active or being processed, and
+    `served` says which devices are served and why. `keys` are those of tokens that can't be fetched."""
 
     sources: tuple[SourceStatus, ...]
     versions: tuple[VersionTold, ...]
+    served: str
     checkpoint: int | None
     replicator: bool
     headwater: str
@@ -86,6 +88,7 @@ class StatusDesk:
         return Status(
             tuple(self._source(store, source.tag) for source in self._settings.sources),
             tuple(told(each) for each in store.versions() if each.state.value in {"processing", "active"}),
+            why_served(store),
             None if checkpoint is None else checkpoint.checkpoint.op_id,
             self._reader.replicator_alive(),
             version("headwater"),

@@ -13,16 +13,15 @@ from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.config.model import ClientAuth, ServiceConfig
-from headwater.errors import HeadwaterError
 from headwater.insight.words import count
-from headwater.source.catalog.schema import read_schema
+from headwater.source.catalog.schema import see_schema
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import Code, RuleError, RuleErrors, Severity
 from headwater_rules.plan import TablePattern
 from headwater_rules.schema import SourceSchema
 
 _SEE = "see docs/service-config.md"
-_SEE_RULES = "see `headwater rules check --schema`"
+_SEE_RULES = "see `headwater rules check`"
 
 
 def check_config(
@@ -52,26 +51,34 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
         return None, [ok("rules", "no sync config in a file: it is deployed by `headwater rules deploy`")]
     where = config.sync_config.origin
     try:
-        compiled = compile_config(config.sync_text(), schema=_schema(config))
+        text = config.sync_text()
+        compiled = compile_config(text)
     except ConfigError as error:
         return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
     except RuleErrors as errors:
         fix = config.sync_config.checked_by
         return None, [Result("rules", Level.FAIL, f"{where}: {each.message}", fix) for each in errors.errors]
+    seen = see_schema(config.sources)
     found = [
-        Result("rules", Level.WARN, f"{where}: [{each.code.value}] {each.message}", each.suggestion or _SEE_RULES)
-        for each in compiled.warnings
+        Result(
+            "rules",
+            Level.FAIL if each.severity is Severity.FATAL else Level.WARN,
+            f"{where}: [{each.code.value}] {each.message}",
+            each.suggestion or _SEE_RULES,
+        )
+        for each in _findings(text, seen.schema, allow_missing=config.sync_config.allow_missing)
         if each.code is not Code.NOT_SENT  # the check of the source tells it, once for each table
     ]
-    return compiled.plan.tables(), found or [ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}")]
+    right = ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
+    return compiled.plan.tables(), found or [right]
 
 
-def _schema(config: ServiceConfig) -> SourceSchema | None:
-    """The source's tables, by which a misspelt column is found; None if it does not answer, which its check tells."""
+def _findings(text: str, schema: SourceSchema | None, *, allow_missing: bool) -> Sequence[RuleError]:
+    """Everything in a sync config that compiles, compared with the source's tables if they are known."""
     try:
-        return read_schema(config.source())
-    except (ConfigError, HeadwaterError):
-        return None
+        return compile_config(text, schema=schema, allow_missing=allow_missing).warnings
+    except RuleErrors as errors:
+        return (*errors.errors, *errors.warnings)
 
 
 def check_keys(auth: ClientAuth) -> Iterator[Result]:

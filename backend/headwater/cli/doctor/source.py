@@ -44,7 +44,7 @@ def check_source(
             served = named if named or tables is not None else None
             name = kept.slot if kept else slot_name(settings)
             findings = [
-                *source_findings(conn, settings, served),
+                *source_findings(conn, settings, served, kept.deciding if kept else ()),
                 *slot_findings(conn, name, slot_health(conn, name)),
                 *store_findings(conn, config, kept),
             ]

@@ -10,11 +10,10 @@ import click
 
 from headwater.cli.rules.sync_config import missing_note, read_rules, to_json
 from headwater.insight.words import count
-from headwater.source.catalog.schema import SeenSchema
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code, RuleError, RuleErrors, Severity, place_in
 from headwater_rules.plan import SyncPlan
-from headwater_rules.schema import SourceSchema
+from headwater_rules.schema import SeenSchema, SourceSchema
 
 
 @dataclass(frozen=True, slots=True)

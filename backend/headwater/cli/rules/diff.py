@@ -15,13 +15,14 @@ from headwater.config.model import ServiceConfig
 from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
-from headwater.source.catalog.schema import not_compared, see_schema
+from headwater.source.catalog.schema import see_schema
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled
 from headwater_rules.compiler.everybody import ForEverybody
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import ConversionOptions, SyncPlan
+from headwater_rules.schema import not_compared
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,10 +15,7 @@ from headwater.cli.options import config_options, examples, load
 from headwater.config.given import ConfigSource
 from headwater_rules.describe.languages import Language
 from headwater_rules.results import Subscription, SyncRequest
-from headwater_rules.schema import SourceSchema
-
-if TYPE_CHECKING:
-    from headwater.source.catalog.schema import SeenSchema
+from headwater_rules.schema import SeenSchema, SourceSchema, not_compared
 
 
 @click.group()
@@ -92,15 +88,20 @@ def check(
     The exit code is 1 when a config can't be deployed. See docs/rule-tools.md.
     """
     from headwater.cli.rules.check import check_files
-    from headwater.cli.source.schema import found_schema
-    from headwater.source.catalog.schema import not_compared
+    from headwater.config.origin import is_configured
 
     if live is not None and file_of_schema is not None:
         raise click.UsageError("give either --schema or --schema-file")
     if live or file_of_schema is not None:
         seen = _schema(configs, file_of_schema)
+    elif live is not None:
+        seen = not_compared("--no-schema")
+    elif not is_configured(configs, os.environ, Path.cwd()):
+        seen = not_compared("there is no service config (-c FILE), and no --schema-file")
     else:
-        seen = found_schema(configs) if live is None else not_compared("--no-schema")
+        from headwater.cli.source.schema import found_schema
+
+        seen = found_schema(configs)
     sys.exit(check_files(files, seen, form=form, allow_missing=allow_missing, warnings_as_errors=warnings_as_errors))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from headwater.cli.rules.sync_config import read_text
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
-from headwater.config.origin import is_configured
 from headwater.insight.words import count
-from headwater.source.catalog.schema import SeenSchema, not_compared, schema_of, see_schema
-from headwater_rules.schema import SchemaFormatError, SourceSchema
+from headwater.source.catalog.schema import schema_of, see_schema
+from headwater_rules.schema import SchemaFormatError, SeenSchema, SourceSchema, not_compared
 
 _BRIEFLY = 5
 """Seconds to wait for a source that nobody has asked to compare with."""
@@ -29,9 +27,7 @@ def live_schema(config: ServiceConfig) -> SeenSchema:
 
 
 def found_schema(configs: ConfigSource) -> SeenSchema:
-    """The tables of the sources that the service config names, if there is one and they can be read."""
-    if not is_configured(configs, os.environ, Path.cwd()):
-        return not_compared("there is no service config (-c FILE), and no --schema-file")
+    """The tables of the sources that the service config names, if it can be used and they can be read."""
     try:
         config = load(configs, warn=False)
     except ConfigError as error:

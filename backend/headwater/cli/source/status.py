@@ -23,7 +23,7 @@ from headwater.replication.health.model import Health, State
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
 from headwater.replication.stream.intake import FailedTransactions, Poison
-from headwater.replication.versions import tables_named
+from headwater.replication.versions import deciding_in, tables_named, why_served
 from headwater.source.connect import connect
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding, span
@@ -34,7 +34,7 @@ from headwater.source.upload.check import check_uploads
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import SourceState, StoredTable
 from headwater.storage.open import open_backend
-from headwater_rules.plan import TablePattern
+from headwater_rules.plan import Deciding, TablePattern
 
 _KEYS_SECONDS = 5.0
 
@@ -61,6 +61,8 @@ class StoreState:
     jobs: tuple[BulkRecord, ...]
     poisons: tuple[Poison, ...]
     patterns: tuple[TablePattern, ...]
+    deciding: Deciding = ()
+    served: str = ""
 
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
@@ -82,14 +84,16 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
     settings = config.source()
     name = kept.slot if kept else slot_name(settings)
     tables: Sequence[TablePattern] | None = kept.patterns if kept else ()
+    deciding = kept.deciding if kept else ()
     if not tables:
         rules = own_rules(config, quiet=True) if config.sync_config is not None else None
         tables = rules.compiled.plan.tables() if rules is not None else None
+        deciding = rules.compiled.plan.deciding() if rules is not None else ()
     try:
         with connect(settings, application_name="headwater status") as conn:
             slot = slot_health(conn, name)
             findings = [
-                *source_findings(conn, settings, tables),
+                *source_findings(conn, settings, tables, deciding),
                 *slot_findings(conn, name, slot),
                 *store_findings(conn, config, kept),
                 *(check_uploads(config.upload) if config.upload is not None else ()),
@@ -147,6 +151,8 @@ def read_store(config: ServiceConfig) -> StoreState | None:
             tuple(store.bulk_records()[-3:]),
             tuple(FailedTransactions(config.source(), store).read()),
             tables_named(store),
+            deciding_in(store),
+            why_served(store),
         )
     finally:
         reader.close()
@@ -166,6 +172,7 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: StoreState | None) ->
         "catalog_poll_seconds": Pace().catalog,
         "findings": [asdict(finding) for finding in source.findings],
         "replicator": kept and kept.health and kept.health.as_dict(),
+        "served": (kept.served or None) if kept else None,
         "store": str(config.storage),
         "store_position": state and format_lsn(state.lsn),
         "transactions_not_taken_in": [asdict(poison) for poison in (kept.poisons if kept else ())],
@@ -230,6 +237,8 @@ def _print_store(config: ServiceConfig, kept: StoreState | None) -> None:
         click.echo(f"store     {config.storage}: no snapshot yet")
         return
     click.echo(f"store     {config.storage}: at {format_lsn(kept.state.lsn)}")
+    if kept.served:
+        click.echo(f"rules     {kept.served}")
     for table in kept.tables:
         relation = table.relation
         resync = f"  being compared with the source: {table.resync}" if table.resync else ""

@@ -21,7 +21,7 @@ from headwater.replication.health.figures import Totals
 from headwater.replication.health.model import Compared, Health, State, Trouble, health_key, to_json
 from headwater.replication.own_slot import slot_of
 from headwater.replication.sampling.audit import sampling_findings
-from headwater.replication.versions import tables_named
+from headwater.replication.versions import deciding_in, tables_named
 from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.head import ping_statement
 from headwater.source.readiness.finding import Finding
@@ -29,7 +29,7 @@ from headwater.source.readiness.health import SourceHealth, look
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
 from headwater.storage.open import open_backend
-from headwater_rules.plan import TablePattern
+from headwater_rules.plan import Deciding, TablePattern
 
 _log = logging.getLogger(__name__)
 
@@ -170,8 +170,8 @@ class Watch:
                 streaming = self._health.state is State.STREAMING
             oids = {table.relation.oid for table in stored}
             with machine_errors():
-                audited = sampling_findings(store, self._lease.name)
-                self._look(slot_of(self._source, store), oids, tables_named(store), audited, beat=streaming)
+                audited, name = sampling_findings(store, self._lease.name), slot_of(self._source, store)
+                self._look(name, oids, tables_named(store), deciding_in(store), audited, beat=streaming)
         except (psycopg.Error, HeadwaterError) as error:  # the replicator meets the same error, and logs it
             _log.debug("the source could not be checked: %s", error)
             self._disconnect()
@@ -184,13 +184,14 @@ class Watch:
         slot: str,
         tables: set[int],
         patterns: tuple[TablePattern, ...],
+        deciding: Deciding,
         audited: tuple[Finding, ...],
         *,
         beat: bool,
     ) -> None:
         if self._conn is None:
             self._conn = connect_to_watch(self._source, application_name="headwater watch")
-        found = look(self._conn, self._source, slot, tables, patterns)
+        found = look(self._conn, self._source, slot, tables, patterns, deciding)
         findings = (*found.findings, *audited)
         self._log_findings(findings)
         lag = self._lag.seconds(found, time.monotonic())

@@ -4,7 +4,6 @@ statements that are still needed to receive its rows."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -15,7 +14,7 @@ from headwater.errors import HeadwaterError
 from headwater.source.catalog.named import all_tables, lacking_statements
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect, connection_error
-from headwater_rules.schema import NotStreamed, SourceColumn, SourceSchema, SourceTable
+from headwater_rules.schema import NotStreamed, SeenSchema, SourceColumn, SourceSchema, SourceTable, not_compared
 
 _COLUMNS = """
 select c.oid::int8, n.nspname, c.relname, a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, a.atttypmod)
@@ -57,15 +56,6 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SeenSchema:
-    """What rules are compared with: the tables, or None when there are none to compare with. `note` says which they are
-    and as of when, or why there are none."""
-
-    schema: SourceSchema | None
-    note: str
-
-
 def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
     """The tables of all sources, if they can be read now."""
     if not sources:
@@ -81,8 +71,3 @@ def schema_of(sources: Sequence[SourceSettings]) -> SeenSchema:
     schema = SourceSchema.of(read_schema(source) for source in sources)
     where = ", ".join(f"{source.tag} ({source.address})" for source in sources)
     return SeenSchema(schema, f"compared with the tables of source {where} at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}")
-
-
-def not_compared(why: str) -> SeenSchema:
-    """Nothing to compare with."""
-    return SeenSchema(None, f"its tables are not compared with the source: {why}")

@@ -19,12 +19,13 @@ from headwater.source.connect import SourceSettings
 from headwater.source.readiness.access import Reading, unreadable
 from headwater.source.readiness.finding import Finding
 from headwater.source.slot import former_slot_name, slot_name, slot_status, temporary_slot_name
-from headwater_rules.plan import TablePattern
+from headwater_rules.evaluate.binding import lacking
+from headwater_rules.plan import Deciding, TablePattern
 
 _NAMED = 10
 _RESTART = " and restart Postgres"
 _HOSTED = "; a hosted database has a setting of its own, see docs/service-config.md"
-SPARED = frozenset({"HW_2018", "HW_2030", "PSYNC_S1145"})
+SPARED = frozenset({"HW_2018", "HW_2030", "HW_R302", "PSYNC_S1145"})
 """Codes of fatal findings that concern one table only: all other tables are served."""
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
 
@@ -55,11 +56,15 @@ def check_source(
 
 
 def source_findings(
-    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    patterns: Sequence[TablePattern] | None = None,
+    deciding: Deciding = (),
 ) -> list[Finding]:
     """Everything that replication needs and the source lacks, publications and their tables included.
 
-    With `patterns`, only matching tables are checked, and there are findings for those that are not published.
+    With `patterns`, only matching tables are checked, and there are findings for those that are not published, and for
+    columns that are not there and yet are `deciding` who gets rows.
     """
     findings = server_findings(conn, settings)
     usable = publication_findings(conn, settings)
@@ -69,6 +74,7 @@ def source_findings(
         wanted = [table for table in tables if _wanted(table, settings.tag, patterns)]
         findings += [*table_findings(conn, wanted), *frozen_findings(conn, tables, wanted)]
         findings += unpublished_findings(conn, settings, patterns or ())
+        findings += undecided_findings(settings, tables, deciding)
     return list(dict.fromkeys(findings))
 
 
@@ -163,6 +169,25 @@ def frozen_findings(
         fix = "take them out of the publication, or see that each has a primary key or REPLICA IDENTITY FULL"
         found.append(Finding("HW_2036", what, fix, fatal=False))
     return found
+
+
+def undecided_findings(settings: SourceSettings, tables: Sequence[PublishedTable], deciding: Deciding) -> list[Finding]:
+    """The tables of which nobody gets rows, since a column that decides about it is not there or not published."""
+    findings: dict[Finding, None] = {}
+    for table in tables:
+        relation = table.relation
+        columns = {column.name for column in relation.columns}
+        for pattern, exprs in deciding:
+            if not pattern.matches(settings.tag, relation.schema, relation.name):
+                continue
+            for name in lacking(exprs, columns):
+                what = (
+                    f"{table.qualified_name} has no published column {name}, which decides in the sync config who gets"
+                    " rows: nobody gets them by it"
+                )
+                fix = "correct the sync config, or add the column (and publish it, if the publication lists columns)"
+                findings[Finding("HW_R302", what, fix)] = None
+    return list(findings)
 
 
 def mixed_finding(table: PublishedTable) -> Finding:

@@ -16,11 +16,17 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
-from headwater.source.readiness.checks import frozen_findings, publication_findings, room_findings, table_findings
+from headwater.source.readiness.checks import (
+    frozen_findings,
+    publication_findings,
+    room_findings,
+    table_findings,
+    undecided_findings,
+)
 from headwater.source.readiness.finding import Finding
 from headwater.source.slot import READERS, slot_status, temporary_slot_name
 from headwater.source.triggers import triggers_on
-from headwater_rules.plan import TablePattern
+from headwater_rules.plan import Deciding, TablePattern
 
 _HELD_BY_OTHERS = 1 << 30
 """Bytes of log that an unread slot may hold before there is a finding: a standby may be away for a moment."""
@@ -62,9 +68,10 @@ def look(
     name: str,
     tables: Collection[int],
     patterns: Sequence[TablePattern] = (),
+    deciding: Deciding = (),
 ) -> SourceHealth:
     """The source's health as far as it concerns our slot, which has this name, the tables with these oids, and those
-    that the patterns name."""
+    that the patterns name. `deciding` is described at `source_findings`."""
     slot = slot_health(conn, name)
     positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
     return SourceHealth(
@@ -72,7 +79,7 @@ def look(
         (
             *slot_findings(conn, name, slot),
             *room_findings(conn, settings, name),
-            *_catalog_findings(conn, settings, tables, patterns),
+            *_catalog_findings(conn, settings, tables, patterns, deciding),
         ),
         triggers_on(conn),
         parse_lsn(positions[0]),
@@ -320,7 +327,11 @@ def _age(slot: SlotHealth) -> list[Finding]:
 
 
 def _catalog_findings(
-    conn: psycopg.Connection, settings: SourceSettings, tables: Collection[int], patterns: Sequence[TablePattern]
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    tables: Collection[int],
+    patterns: Sequence[TablePattern],
+    deciding: Deciding,
 ) -> list[Finding]:
     findings = publication_findings(conn, settings)
     if any(finding.code == "PSYNC_S1141" for finding in findings):
@@ -336,5 +347,6 @@ def _catalog_findings(
         *table_findings(conn, looked),
         *frozen_findings(conn, published, looked),
         *unpublished_findings(conn, settings, patterns),
+        *undecided_findings(settings, looked, deciding),
     ]
     return list(dict.fromkeys(findings))

@@ -55,15 +55,25 @@ def rules_outcomes(config: ServiceConfig, schema: SourceSchema | None) -> tuple[
         return None, [Outcome(Fate.CHANGE, "rules", what, fix)]
     given, origin = config.sync_config, config.sync_config.origin
     try:
-        compiled = compile_config(config.sync_text(), schema=schema)
+        text = config.sync_text()
+        compiled = compile_config(text)
     except ConfigError as error:
         return None, [Outcome(Fate.CHANGE, "rules", str(error), "correct sync_config.path")]
     except RuleErrors as errors:
-        found = [_of_rule(Fate.CHANGE, given, each) for each in errors.errors]
-        return None, [*found, *(_of_rule(Fate.IGNORED, given, each) for each in errors.warnings)]
+        return None, _of_errors(given, errors)
+    try:
+        found = [_of_rule(Fate.IGNORED, given, each) for each in compile_config(text, schema=schema).warnings]
+    except RuleErrors as errors:
+        found = _of_errors(given, errors)
     names = ", ".join(stream.name for stream in compiled.plan.streams)
-    taken = Outcome(Fate.TAKEN, "rules", f"{origin}: streams and bucket definitions {names}")
-    return compiled, [taken, *(_of_rule(Fate.IGNORED, given, each) for each in compiled.warnings)]
+    if not any(each.fate is Fate.CHANGE for each in found):
+        found = [Outcome(Fate.TAKEN, "rules", f"{origin}: streams and bucket definitions {names}"), *found]
+    return compiled, found
+
+
+def _of_errors(given: SyncConfigText, errors: RuleErrors) -> list[Outcome]:
+    found = [_of_rule(Fate.CHANGE, given, each) for each in errors.errors]
+    return [*found, *(_of_rule(Fate.IGNORED, given, each) for each in errors.warnings)]
 
 
 def _of_rule(fate: Fate, given: SyncConfigText, error: RuleError) -> Outcome:

@@ -19,10 +19,9 @@ from headwater.config.given import ConfigSource
 from headwater.config.review import Review, review_config
 from headwater.errors import HeadwaterError
 from headwater.replication.own_slot import slot_note
-from headwater.source.catalog.schema import read_schema
+from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_backend
-from headwater_rules.schema import SourceSchema
 
 _DEVICES = "devices download their rows once more, under other bucket names; writes that wait on them stay and are sent"
 
@@ -50,8 +49,10 @@ def check(configs: ConfigSource) -> int:
 def _outcomes(review: Review) -> Iterator[Outcome]:
     yield from config_outcomes(review)
     source = _source(review)
-    compiled, found = rules_outcomes(review.config, _schema(source))
+    seen = see_schema([] if source is None else [source])
+    compiled, found = rules_outcomes(review.config, seen.schema)
     yield from found
+    yield Outcome(Fate.NOTE, "rules", seen.note)
     if source is not None:
         tables = compiled.plan.tables() if compiled is not None else None
         yield from source_outcomes(source, tables, _noted_slot(review, source))
@@ -68,14 +69,6 @@ def _source(review: Review) -> SourceSettings | None:
     """The source, if nothing is wrong with how it is given."""
     wrong = any(each.key.startswith("replication") for each in review.errors)
     return review.config.sources[0] if review.config.sources and not wrong else None
-
-
-def _schema(source: SourceSettings | None) -> SourceSchema | None:
-    """Its tables; None if it does not answer, which its own check tells."""
-    try:
-        return None if source is None else read_schema(source)
-    except HeadwaterError:
-        return None
 
 
 def _noted_slot(review: Review, source: SourceSettings) -> str:
