@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from headwater_rules.compiler.catalog import merged
-from headwater_rules.compiler.conditions import All
+from headwater_rules.compiler.conditions import All, Atom
 from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query, find_everybody
-from headwater_rules.compiler.expressions.fragment import Frag, Kind
+from headwater_rules.compiler.expressions.fragment import Frag, Kind, Ref, equal, truth
 from headwater_rules.compiler.expressions.scalars import identifier
 from headwater_rules.compiler.expressions.semantics import Requests
 from headwater_rules.compiler.flatten import flatten, flatten_select
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
-from headwater_rules.compiler.relations import Column, Context, Scope, Selection
+from headwater_rules.compiler.relations import Column, Context, Scope, Selection, Table
 from headwater_rules.compiler.target import find_target
 from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
-from headwater_rules.plan import Stream, Variant
+from headwater_rules.plan import Stream, TablePattern, Variant
 from headwater_rules.text.config import BucketSource, EventSource
 from headwater_rules.text.sqltext import SqlText, parse_select
 
@@ -60,6 +60,8 @@ def compile_definition(job: Job, source: BucketSource) -> Stream:
                     check_danger(job, draft, deciding.place())
                 pairs = list(zip(drafts, found, strict=True))
                 find_everybody(job, source.name, pairs, deciding, automatic=True)
+    for each in parameters if not source.data else ():
+        _check_parameters(job, source, each)
     check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
     return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=merged(variants))
 
@@ -122,6 +124,26 @@ def _without_priority(selection: Selection, source: BucketSource) -> tuple[Selec
         raise RuleError(Code.STRUCTURE, message, place, f"remove `priority:` or the column `{_PRIORITY}`")
     others = tuple(item for item in selection.columns if item is not chosen[0])
     return replace(selection, columns=others), int(str(value))
+
+
+def _check_parameters(job: Job, source: BucketSource, parameters: _Parameters) -> None:
+    """Check a parameter query without any data query, as if there were one that compares every parameter."""
+    if parameters.query is None:
+        return
+    text, node = parameters.query
+    with job.report.collecting(text.place()):
+        context = _context(job)
+        given, _ = _without_priority(flatten_select(context, text, node), source)
+        number = context.add(Table(TablePattern("", "", _BUCKET), None, alias_quoted=False, place=text.place()))
+        selected, *compared = (
+            Frag((Ref(number, str(position)),), Kind.ANY, text.place()) for position in range(len(given.columns) + 1)
+        )
+        links = [(left, right) for left, right in zip(compared, given.named().values(), strict=True)]
+        condition = All(tuple(Atom(truth(equal(*link, text.place())), link) for link in links))
+        data = Selection((Column("id", selected),), condition, frozenset({number}))
+        for draft in draft_query(context, data, given.condition, given.tables, text.place()):
+            if not source.accepts_dangerous:
+                check_danger(job, draft, text.place())
 
 
 # data queries

@@ -12,6 +12,7 @@ from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import ConversionOptions
 from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.schema import SourceSchema
 from tests.unit.rules.rules_store import Rows, RuleStore
 
 LISTS: Rows = {
@@ -392,3 +393,35 @@ def test_a_name_that_loses_its_case_is_a_warning() -> None:
     assert [(warning.code, warning.place and warning.place.text) for warning in found.warnings] == [
         (Code.LOWERED, "createdAt"), (Code.LOWERED, "Todos"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id AS a FROM lists WHERE owner > request.user_id()",
+        "SELECT l.id AS a FROM lists l, members m WHERE l.size > m.size",
+        "SELECT request.user_id() || id AS a FROM lists WHERE owner = request.user_id()",
+        "SELECT request.parameters() ->> 'a' AS a",
+        "SELECT id AS a, owner AS b FROM lists WHERE token_parameters.user_id = owner AND size > 1",
+        "SELECT id AS a FROM lists WHERE gone IS NULL AND owner = request.user_id()",
+        "SELECT id AS a, 1 AS _priority FROM list WHERE owner = request.user_id()",
+        "SELECT request.user_id() AS a",
+    ],
+)
+def test_a_parameter_query_is_checked_whether_it_has_data_or_not(query: str) -> None:
+    schema = SourceSchema.from_json(
+        '{"format": 1, "tables": [{"name": "lists", "columns": {"id": "uuid", "owner": "text", "size": "integer"}},'
+        ' {"name": "members", "columns": {"id": "uuid", "size": "integer"}},'
+        ' {"name": "todos", "columns": {"id": "uuid", "a": "uuid", "b": "text"}}]}'
+    )
+
+    def found(data: str) -> set[tuple[Code, str, str]]:
+        text = f"bucket_definitions:\n  mine:\n    parameters: {query}\n    data: {data}\n"
+        try:
+            told = compile_config(text, schema=schema).warnings
+        except RuleErrors as errors:
+            told = (*errors.errors, *errors.warnings)
+        return {(each.code, each.severity.value, each.message) for each in told if each.code is not Code.NO_EFFECT}
+
+    both = " AND b = bucket.b" if "AS b" in query else ""
+    assert found("[]") == found(f"[SELECT * FROM todos WHERE a = bucket.a{both}]")
