@@ -49,3 +49,34 @@ def test_a_store_whose_own_tables_are_published_is_refused(source_db: SourceDb) 
         backend.raise_if_published(["app"])
     source_db.execute("drop publication app; create publication app for table kept.sources")
     backend.raise_if_published(["headwater"])
+
+
+def test_a_publication_that_would_publish_a_store_is_refused_before_there_is_one(source_db: SourceDb) -> None:
+    source_db.execute("create publication app for all tables")
+    with pytest.raises(StorePublishedError, match="publication app publishes the store's own tables"):
+        open_backend(PostgresAddress(source_db.dsn, "to_come", "the test's source")).raise_if_published(["app"])
+
+
+def test_what_a_role_lacks_for_a_store_is_told_with_the_statements(source_db: SourceDb) -> None:
+    role = f"{source_db.name}_keeper"
+    source_db.execute(f"create role {role} login")
+    dsn = f"postgresql://{role}@127.0.0.1:{source_db.server.port}/{source_db.name}"
+    backend = open_backend(PostgresAddress(dsn, "kept", "the test's source"))
+
+    def mended() -> list[str]:
+        found = [statement for each in backend.lacking() for statement in each.sql]
+        source_db.execute("; ".join(found))
+        assert backend.lacking() == []
+        return found
+
+    try:
+        assert mended() == [f'CREATE SCHEMA "kept" AUTHORIZATION "{role}"']
+        backend.open_store().close()
+        assert backend.lacking() == []
+        source_db.execute("alter table kept.meta owner to postgres")
+        assert mended() == [f'ALTER TABLE "kept"."meta" OWNER TO "{role}"']
+        source_db.execute("alter schema kept owner to postgres")
+        assert mended() == [f'GRANT USAGE, CREATE ON SCHEMA "kept" TO "{role}"']
+        backend.open_store().close()
+    finally:
+        source_db.execute(f"drop owned by {role} cascade; drop schema if exists kept cascade; drop role {role}")

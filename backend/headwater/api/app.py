@@ -17,6 +17,7 @@ from headwater.api.admin.clients import CLIENTS
 from headwater.api.admin.guard import AdminRoutes
 from headwater.api.admin.routes import Administration
 from headwater.api.admin.settings import AdminSettings
+from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
@@ -52,10 +53,10 @@ UNREAD_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Settings of the endpoint. A token's claim aud must be in `audience`. Limits are per process, except `requests`
-    and `body`, which are per connection. `keep_requests` is in seconds. `probes` turns the probe routes on; without
-    `admin` the admin API refuses every request, without `upload` there is no route for uploads. `sources` are the tags
-    of the sources."""
+    """Settings of the endpoint. A token's claim aud must be in `audience`, unless one of `issuers` made it. Limits are
+    per process, except `requests` and `body`, which are per connection. `keep_requests` is in seconds. `probes` turns
+    the probe routes on; without `admin` the admin API refuses every request, without `upload` there is no route for
+    uploads. `sources` are the tags of the sources."""
 
     keys: KeySource
     audience: frozenset[str]
@@ -71,6 +72,7 @@ class ApiSettings:
     upload: UploadSettings | None = None
     http: HttpLimits = field(default_factory=HttpLimits)
     traces: DeviceTraces | None = None
+    issuers: tuple[TrustedIssuer, ...] = ()
 
 
 class Endpoint:
@@ -79,7 +81,7 @@ class Endpoint:
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
         self._keys = settings.keys
         self.revocations = Revocations(complete=False)
-        verifier = Verifier(settings.keys, settings.audience, self.revocations)
+        verifier = Verifier(settings.keys, settings.audience, self.revocations, issuers=settings.issuers)
         self._head = head
         self._drain_seconds = settings.http.drain_seconds
         cached = CachedReader(reader, settings.chunk_cache_bytes)

@@ -52,6 +52,7 @@ def build(
         keys=key_source(config.auth),
         audience=config.auth.audience,
         sources=tuple(source.tag for source in config.sources),
+        issuers=config.auth.issuers,
         streams=StreamLimits(
             config.api.max_concurrent_connections, config.api.max_streams_per_user, config.api.stalled_stream_seconds
         ),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
 from headwater.api.auth.addresses import AddressRules
+from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.errors import AddressRefusedError
 from headwater.api.auth.keys import DAY, Key, KeyAddress, checks_signatures, parse_key
 from headwater.api.auth.material import GOOD_SECRET, InvalidKeyError, check_secret
@@ -42,15 +43,35 @@ def read_client_auth(root: Section, sources: Sequence[SourceSettings]) -> Client
     audience = frozenset(section.texts("audience"))
     if "" in audience:
         section.error("an empty text is not an audience", "audience", fix="set it, or remove it")
+    issuers = tuple(found for each in section.sections("without_audience") if (found := _issuer(each)) is not None)
     wrong = ("client_auth", "replication") if supabase else ("client_auth",)  # its keys are named by the source
     if not any(each.key.startswith(wrong) for each in root.findings.errors):
-        _warn_if_all_are_refused(root, section, [*keys, *addresses], audience)
+        _warn_if_all_are_refused(root, section, [*keys, *addresses], audience if not issuers else {""})
     section.warn_unknown()
-    return ClientAuth(keys, audience, addresses, rules)
+    return ClientAuth(keys, audience, addresses, rules, issuers)
+
+
+_CLIENTS = ("client_id", "azp")
+"""Claims that say for which client a token is, in place of aud."""
+
+
+def _issuer(section: Section) -> TrustedIssuer | None:
+    """An issuer whose tokens have no aud. Without a client they would be those of every app of the issuer."""
+    issuer = section.text("issuer")
+    clients = {name: frozenset(section.texts(name)) for name in _CLIENTS if name in section}
+    section.refuse_unknown()
+    if not issuer:
+        section.error("has no issuer", "issuer", fix="write the claim iss of its tokens")
+    elif not clients or any(not each or "" in each for each in clients.values()):
+        fix = "write the claim client_id or azp of its tokens; one that has neither needs an aud"
+        section.error("names no client of the issuer, so that tokens for every other app would pass", fix=fix)
+    else:
+        return TrustedIssuer(issuer, clients)
+    return None
 
 
 def _warn_if_all_are_refused(
-    root: Section, section: Section, trusted: Sequence[Key | KeyAddress], audience: frozenset[str]
+    root: Section, section: Section, trusted: Sequence[Key | KeyAddress], audience: Collection[str]
 ) -> None:
     if not trusted:
         what = "no key is configured, so every token is refused; add client_auth.jwks_uri or client_auth.jwks.keys"

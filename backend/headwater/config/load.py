@@ -229,6 +229,8 @@ def _warn_unsupported(root: Section) -> None:
     """Report keys of the published config that have no counterpart here."""
     root.no_effect("errors are only logged", "metadata")
     root.no_effect("sync queries can't read it", "parameters")
+    root.no_effect("it tells the published command what kind of deployment this is", "_type")
+    root.no_effect("the version is that of what is installed (`headwater --version`)", "version_label")
     migrations = root.section("migrations")
     if migrations.boolean("disable_auto_migration", default=False):
         migrations.no_effect("a store is upgraded when it is opened", "disable_auto_migration")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headwater.api.auth.addresses import AddressRules
+from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.keys import Key, KeyAddress
 from headwater.api.http.limits import HttpLimits
 from headwater.config.errors import ConfigError, ConfigIssue
@@ -20,12 +21,14 @@ from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 @dataclass(frozen=True, slots=True)
 class ClientAuth:
     """Which user tokens are accepted: those signed with one of `keys`, or with a key published at one of `addresses`,
-    for one of `audience`. `rules` decide which hosts may be asked for keys."""
+    for one of `audience`, or by one of `issuers`, whose tokens may come without one. `rules` decide which hosts may be
+    asked for keys."""
 
     keys: tuple[Key, ...] = field(default=(), repr=False)
     audience: frozenset[str] = frozenset()
     addresses: tuple[KeyAddress, ...] = field(default=(), repr=False)
     rules: AddressRules = field(default_factory=AddressRules)
+    issuers: tuple[TrustedIssuer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,26 @@ class Section:
         self.error(f"must be {wanted}, not {self._values[key].kind}", key, fix=fix)
 
 
+_DIRECTIONS = frozenset({
+    "accept", "allow", "block", "deny", "disable", "drop", "enable", "exclude", "ignore", "include", "insecure", "keep",
+    "max", "min", "no", "not", "off", "on", "only", "refuse", "reject", "require", "secure", "skip", "trust", "use",
+    "verify", "without",
+})  # fmt: skip
+"""Words that turn the meaning of a key."""
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`did you mean …?` with the closest of the known names, or nothing."""
+    """`did you mean …?` with the closest of the known names, or nothing. Never advises a key that may do the opposite:
+    `block_x` is no misspelling of `allow_x`, nor of `x`."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
+    return f"did you mean {close[0]}?" if close and not _turned(name, close[0]) else ""
+
+
+def _turned(name: str, other: str) -> bool:
+    """Whether one name has a word for a direction that the other does not even misspell."""
+    left, right = ({*re.split(r"[^a-z0-9]+", each.lower())} for each in (name, other))
+    return any(
+        not difflib.get_close_matches(word, [each for each in others if each not in _DIRECTIONS], cutoff=0.75)
+        for words, others in ((left - right, right - left), (right - left, left - right))
+        for word in words & _DIRECTIONS
+    )

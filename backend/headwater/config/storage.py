@@ -22,6 +22,7 @@ def read_storage(section: Section, directory: Path) -> StoreAddress:
     """The address of the store; paths are relative to `directory`."""
     kind = section.text("type") or "sqlite"
     section.no_effect("connections are opened on demand", "max_pool_size")
+    section.no_effect("the store has all rows itself, in files or in Postgres", "object_storage")
     section.no_effect("a store has one format, to which it is upgraded when opened", "default_storage_version")
     limits = section.section("batch_limits")
     limits.no_effect(

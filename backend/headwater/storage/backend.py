@@ -27,7 +27,7 @@ from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.requests import RequestStore
 from headwater.storage.contract.revocations import RevocationStore
-from headwater.storage.contract.stats import DefinitionStats, Disk, StoreStats
+from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, StoreStats
 from headwater.storage.contract.store import StoreWriter
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig, VersionStore
@@ -52,6 +52,9 @@ class Backend(Protocol):
 
     def raise_if_published(self, publications: Sequence[str]) -> None:
         """Raise StorePublishedError when one of the publications, in the store's database, has tables of the store."""
+
+    def lacking(self) -> list[Lacking]:
+        """What a start needs of the place of the store, and our user or role does not have. Changes nothing."""
 
     def older_format(self) -> int | None:
         """The format of an existing store that `open_store` would upgrade; None if it has this version's. Raises

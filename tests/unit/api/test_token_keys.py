@@ -154,7 +154,7 @@ def test_a_token_is_not_helped_by_a_key_that_it_brings_along() -> None:
     stranger = signer("RS256", "stranger")
     header = {"kid": None, "jwk": stranger.jwk(), "jku": "https://stranger.example/jwks", "x5u": "https://stranger"}
     token = stranger.token(header=header)
-    assert "no configured key" in refusal(token, signer().jwk()).what
+    assert "signature" in refusal(token, signer().jwk()).what
     assert "signature" in refusal(token, signer().jwk(kid=None)).what
 
 

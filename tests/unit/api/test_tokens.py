@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import jwt
 import pytest
 
+from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import DAY, StaticKeys, parse_key
+from headwater.api.auth.keys import DAY, Key, StaticKeys, parse_key
 from headwater.api.auth.material import InvalidKeyError
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
@@ -223,8 +224,57 @@ def test_keys_without_kid_are_tried_for_any_token() -> None:
     assert authorize(f"Token {make_token(header={'kid': 'unknown'})}", *keys).user_id == "u1"
 
 
-def test_a_token_without_kid_fits_no_key_with_one() -> None:
-    assert "no kid" in refusal(f"Token {make_token()}", jwk(kid="a")).fix
+def test_a_token_without_kid_is_of_the_only_key_that_fits() -> None:
+    assert authorize(f"Token {make_token()}", jwk(kid="a")).user_id == "u1"
+    assert "signature" in refusal(f"Token {make_token(secret=OTHER)}", jwk(kid="a")).what
+    assert "with a kid in its header: 2 keys" in refusal(f"Token {make_token()}", jwk(kid="a"), jwk(OTHER, kid="b")).fix
+    assert authorize(f"Token {make_token()}", jwk(kid="a"), jwk(SECRET, "HS512", kid="b")).user_id == "u1"
+    assert "kid 'c'" in refusal(f"Token {make_token(header={'kid': 'c'})}", jwk(kid="a")).fix
+
+
+ISSUER = "https://cognito-idp.eu-west-1.amazonaws.com/eu-west-1_pool"
+
+
+@pytest.mark.parametrize(
+    ("claims", "accepted"),
+    [
+        ({"iss": ISSUER, "client_id": "app"}, True),
+        ({"iss": ISSUER, "client_id": "app", "azp": "https://app.example"}, True),
+        ({"iss": "https://clerk.example", "azp": "https://app.example"}, True),
+        ({"iss": "https://clerk.example", "azp": "https://other.example"}, False),
+        ({"iss": "https://clerk.example", "client_id": "app"}, False),
+        ({"iss": ISSUER, "client_id": "other"}, False),
+        ({"iss": ISSUER, "client_id": ["app"]}, False),
+        ({"iss": ISSUER}, False),
+        ({"iss": [ISSUER], "client_id": "app"}, False),
+        ({"iss": ISSUER + "/", "client_id": "app"}, False),
+        ({"client_id": "app"}, False),
+        ({"iss": ISSUER, "client_id": "app", "aud": "another"}, False),
+        ({"iss": ISSUER, "client_id": "app", "aud": []}, False),
+        ({"iss": "https://other.example", "aud": AUDIENCE}, True),
+    ],
+)
+def test_an_issuer_that_is_named_needs_no_audience(claims: Mapping[str, object], accepted: bool) -> None:
+    issuers = (
+        TrustedIssuer(ISSUER, {"client_id": frozenset({"app"})}),
+        TrustedIssuer("https://clerk.example", {"azp": frozenset({"https://app.example"})}),
+    )
+
+    def verified(key: Key) -> Principal:
+        now = int(time.time())
+        payload = {"sub": "u1", "iat": now, "exp": now + 60, **claims}
+        verifier = Verifier(StaticKeys((key,)), frozenset({AUDIENCE}), issuers=issuers)
+        return asyncio.run(verifier.authorize(f"Token {signed(json.dumps(payload).encode())}"))
+
+    if accepted:
+        assert verified(parse_key(jwk())).user_id == "u1"
+    else:
+        with pytest.raises(AuthError) as caught:
+            verified(parse_key(jwk()))
+        assert caught.value.code == "PSYNC_S2105"
+    if "aud" not in claims:
+        with pytest.raises(AuthError):  # of a provider whose keys all its customers share
+            verified(replace(parse_key(jwk()), audience=frozenset({"project"})))
 
 
 def test_without_an_audience_in_the_config_no_token_is_good() -> None:

@@ -9,6 +9,7 @@ import pytest
 from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
+from headwater.config.section import suggestion
 from headwater.config.sources import with_login
 from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
 
@@ -30,6 +31,42 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
         "line 8, column 38: migrations.disable_auto_migration: has no effect here:"
         " a store is upgraded when it is opened"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "instead"),
+    [
+        ("_type: self-hosted", "_type", "what kind of deployment"),
+        ("version_label: v1", "version_label", "what is installed"),
+        ("storage: {object_storage: {type: s3, bucket: b}", "storage.object_storage", "has all rows itself"),
+        ("client_auth: {allow_local_jwks: true", "client_auth.allow_local_jwks", "local addresses are allowed"),
+    ],
+)
+def test_keys_of_published_configs_are_known_by_name(tmp_path: Path, text: str, key: str, instead: str) -> None:
+    section = text.partition("{")[0] + "{"
+    given = MINIMAL.replace(section, f"{text}, ") if section in MINIMAL else MINIMAL + text
+    (warning,) = [each for each in load(tmp_path, given).warnings if key in each]
+    assert f"{key}: has no effect here: " in warning
+    assert instead in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "guess"),
+    [
+        ("allow_local_jwks", "block_local_jwks", ""),
+        ("jwks_allow_ip_ranges", "jwks_reject_ip_ranges", ""),
+        ("enable_telemetry_sharing", "disable_telemetry_sharing", ""),
+        ("auto_migration", "disable_auto_migration", ""),
+        ("no_max_streams_per_user", "max_streams_per_user", ""),
+        ("exclude_tables", "include_tables", ""),
+        ("min_connections", "max_connections", ""),
+        ("blok_local_jwks", "block_local_jwks", "did you mean block_local_jwks?"),
+        ("trust_proxies", "trusted_proxies", "did you mean trusted_proxies?"),
+        ("max_bucket", "max_buckets", "did you mean max_buckets?"),
+    ],
+)
+def test_no_guess_advises_what_may_be_the_opposite(name: str, known: str, guess: str) -> None:
+    assert suggestion(name, [known]) == guess
 
 
 @pytest.mark.parametrize(
@@ -55,6 +92,13 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
         ("api: {tokens: !env EMPTY}", "api.tokens: an empty token would open the admin API to everybody; set it, or"),
         ("api: {tokens: [good, ' ']}", "api.tokens: an empty token would open the admin API"),
         ('api: {tokens: ["good\\n"]}', "api.tokens: a token begins or ends with white space, which"),
+        ("client_auth: {without_audience: [{client_id: a}]}", "client_auth.without_audience[0].issuer: has no issuer"),
+        ("client_auth: {without_audience: [{issuer: i}]}", "client_auth.without_audience[0]: names no client"),
+        ("client_auth: {without_audience: [{issuer: i, azp: ['']}]}", "names no client of the issuer"),
+        (
+            "client_auth: {without_audience: [{issuer: i, azp: a, client: b}]}",
+            "without_audience[0].client: unknown key",
+        ),
         ("client_auth: {audience: [!env EMPTY]}", "client_auth.audience: an empty text is not an audience"),
         ("client_auth: {jwks: {keys: [{kty: oct, alg: HS256, k: !env EMPTY}]}}", "the secret `k` can't be read"),
         (

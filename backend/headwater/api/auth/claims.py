@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -35,20 +35,47 @@ class Principal:
         return self.expires_at - time.time()
 
 
+@dataclass(frozen=True, slots=True)
+class TrustedIssuer:
+    """An issuer whose tokens may come without a claim aud. In place of it, `clients` has for claims such as azp and
+    client_id the values that are accepted: each of these claims has to be there."""
+
+    issuer: str
+    clients: Mapping[str, frozenset[str]]
+
+    def issued(self, claims: Mapping[str, object]) -> bool:
+        """Whether a verified token is from this issuer and for one of these clients."""
+        return claims.get("iss") == self.issuer and all(
+            isinstance(value := claims.get(name), str) and value in accepted for name, accepted in self.clients.items()
+        )
+
+
 def is_over(user: Principal, now: float) -> bool:
     """Whether the user's token has expired, with TOLERANCE."""
     return user.expires_at <= now - TOLERANCE
 
 
-def principal_of(claims: Mapping[str, object], audience: frozenset[str], max_lifetime: int, now: float) -> Principal:
-    """Check the claims and return their user. `max_lifetime` and `now` are in seconds. Raises AuthError or a subclass,
-    with the reason."""
-    for name in ("sub", "iat", "exp", "aud"):
+def principal_of(
+    claims: Mapping[str, object],
+    audience: frozenset[str],
+    max_lifetime: int,
+    now: float,
+    issuers: Sequence[TrustedIssuer] = (),
+) -> Principal:
+    """Check the claims and return their user. A token of one of the `issuers` needs no audience. `max_lifetime` and
+    `now` are in seconds. Raises AuthError or a subclass, with the reason."""
+    for name in ("sub", "iat", "exp"):
         if claims.get(name) is None:
-            kind = TokenAudienceError if name == "aud" else AuthError
-            raise kind(f"the token has no claim {name!r}", fix=_MISSING[name])
+            raise AuthError(f"the token has no claim {name!r}", fix=_MISSING[name])
     expires = _check_times(claims, max_lifetime, now)
-    _check_audience(claims["aud"], audience)
+    if claims.get("aud") is not None:
+        _check_audience(claims["aud"], audience)
+    elif not any(issuer.issued(claims) for issuer in issuers):
+        if any(issuer.issuer == claims.get("iss") for issuer in issuers):
+            names = sorted({name for issuer in issuers for name in issuer.clients})
+            fix = f"compare its {' or '.join(names)} with client_auth.without_audience"
+            raise TokenAudienceError("the token has no claim 'aud', and is for another client", fix=fix)
+        raise TokenAudienceError("the token has no claim 'aud'", fix=_MISSING["aud"])
     parameters = claims.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise AuthError("the claim 'parameters' is not an object", fix="sign it as one, or leave it out")
@@ -59,7 +86,8 @@ _MISSING = {
     "sub": "sign it with the id of the user",
     "iat": "sign it with the time of its issue, in seconds since 1970",
     "exp": "sign it with a time at which it expires, in seconds since 1970",
-    "aud": "sign it with one of the audiences in client_auth.audience",
+    "aud": "sign it with one of the audiences in client_auth.audience, or name its issuer in"
+    " client_auth.without_audience",
 }
 
 

@@ -117,11 +117,15 @@ def checks_signatures(jwk: Mapping[str, object]) -> bool:
 
 
 def candidates(keys: Sequence[Key], kid: str | None, alg: str) -> list[Key]:
-    """The keys that may have signed a token with this kid and alg: those with the kid, or else those without any.
-    Raises AuthError when the kid belongs to a key of another algorithm; other keys must not be tried then."""
+    """The keys that may have signed a token with this kid and alg: those with the kid, or else those without any. A
+    token without a kid may be of a key with one, if that is the only key of its algorithm. Raises AuthError when the
+    kid belongs to a key of another algorithm; other keys must not be tried then."""
     named = [key for key in keys if key.kid == kid is not None]
     if not named:
-        return [key for key in keys if key.kid is None and alg in key.algorithms]
+        fitting = [key for key in keys if alg in key.algorithms]
+        if kid is None and len(fitting) == 1:
+            return fitting
+        return [key for key in fitting if key.kid is None]
     fitting = [key for key in named if alg in key.algorithms]
     if not fitting:
         raise AuthError("the token's kid names a key of another alg", fix=f"{kid!r} is not for {alg}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import jwt
 
-from headwater.api.auth.claims import Principal, is_over, principal_of
+from headwater.api.auth.claims import Principal, TrustedIssuer, is_over, principal_of
 from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenMissingError
 from headwater.api.auth.hints import signed_otherwise
 from headwater.api.auth.keys import Key, KeySource, candidates
@@ -41,13 +41,14 @@ class _Token:
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """Verifies tokens with the keys, the accepted audience and the revocations. With an empty audience, only tokens of
-    keys with an audience of their own are accepted. Verified tokens are remembered while their key is trusted;
-    revocations are checked at every use."""
+    keys with an audience of their own are accepted, and those of `issuers`, which may come without one. Verified tokens
+    are remembered while their key is trusted; revocations are checked at every use."""
 
     keys: KeySource
     audience: frozenset[str]
     revocations: Revocations = field(default_factory=Revocations)
     remembered: RememberedTokens = field(default_factory=RememberedTokens)
+    issuers: tuple[TrustedIssuer, ...] = ()
 
     async def authorize(self, header: str | None) -> Principal:
         """Verify the token in an Authorization header. Raises what `verify` raises, with the reason."""
@@ -86,7 +87,8 @@ class Verifier:
         if key is None:
             raise _unknown(read, self.keys.known())
         audience = self.audience if key.audience is None else key.audience
-        user = principal_of(_claims(read), audience, key.max_lifetime, time.time())
+        issuers = self.issuers if key.audience is None else ()
+        user = principal_of(_claims(read), audience, key.max_lifetime, time.time(), issuers)
         self.remembered.keep(token, key, user)
         return user
 
@@ -122,7 +124,7 @@ def _signer(token: _Token, keys: Sequence[Key]) -> Key | None:
     known key that did not sign it."""
     tried = candidates(keys, token.kid, token.alg)
     signer = next((key for key in tried if key.signed(token.alg, token.message, token.signature)), None)
-    if signer is None and any(key.kid is not None for key in tried):
+    if signer is None and token.kid is not None and any(key.kid is not None for key in tried):
         raise _badly_signed(token, tried)
     return signer
 
@@ -131,6 +133,9 @@ def _unknown(token: _Token, keys: Sequence[Key]) -> AuthError:
     tried = candidates(keys, token.kid, token.alg)
     if tried:
         return _badly_signed(token, tried)
+    if token.kid is None and (several := sum(token.alg in key.algorithms for key in keys)) > 1:
+        fix = f"sign it with a kid in its header: {several} keys are of alg {token.alg}"
+        return AuthError("no configured key fits the token", fix=fix)
     asked = f"kid {token.kid!r}" if token.kid is not None else "no kid"
     return AuthError("no configured key fits the token", fix=f"check client_auth: it has {asked} and alg {token.alg}")
 

@@ -88,7 +88,7 @@ def check_keys(auth: ClientAuth) -> Iterator[Result]:
         yield Result("tokens", Level.FAIL, "no keys of tokens are configured: every device is refused", fix)
         return
     own = (*(each.audience for each in auth.keys), *(each.audience for each in auth.addresses))
-    if not auth.audience and not all(own):
+    if not auth.audience and not auth.issuers and not all(own):
         fix = "set client_auth.audience to what your tokens have as `aud`"
         yield Result("tokens", Level.FAIL, "no audience is configured: every token is refused", fix)
     if auth.keys:

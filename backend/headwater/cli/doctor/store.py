@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.source.readiness.finding import span
 from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.stats import Lacking
 from headwater.storage.open import open_backend
 
 _LEAST_FREE, _LOW_FREE = 256 << 20, 4 << 30
@@ -24,8 +24,13 @@ def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]
     found = [*_disk(config)]
     try:
         backend = open_backend(config.storage)
+        if config.sources:
+            backend.raise_if_published(config.source().publications)
+        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in backend.lacking()]
+        if lacking:
+            return None, [*found, *lacking]
         if not backend.exists():
-            return None, [*found, ok("store", f"{config.storage}: none yet, the first start creates it")]
+            return None, [*found, ok("store", f"{config.storage}: none yet, and the first start may create it")]
         if (older := backend.older_format()) is not None:
             fix = "start this version when no older one has to use the store any more"
             what = f"{config.storage}: format {older}, the next start upgrades it"
@@ -34,7 +39,6 @@ def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]
         if note is not None:
             fix = "use the store that it was exported to, or run `headwater store unseal`"
             return None, [*found, Result("store", Level.FAIL, f"{config.storage} is sealed: {note}", fix)]
-        backend.raise_if_published(config.source().publications)
         kept = read_store(config)
     except HeadwaterError as error:
         return None, [*found, of_error("store", error)]
@@ -52,9 +56,6 @@ def _disk(config: ServiceConfig) -> Iterator[Result]:
     if not isinstance(config.storage, SqliteAddress):
         return
     directory = _existing(Path(config.storage.directory))
-    if not os.access(directory, os.W_OK | os.X_OK):
-        fix = "give the user that Headwater runs as the right to write there, or set storage.path"
-        yield Result("store", Level.FAIL, f"{directory} can't be written", fix)
     free = shutil.disk_usage(directory).free
     what = f"{free / 1e9:,.1f} GB are free on the disk of the store"
     fix = "free space, or set storage.path to another disk: the store stops taking changes when it is full"
@@ -64,6 +65,12 @@ def _disk(config: ServiceConfig) -> Iterator[Result]:
         yield Result("disk", Level.WARN, what, fix)
     else:
         yield ok("disk", what)
+
+
+def _mended(lacking: Lacking) -> str:
+    if lacking.sql:
+        return f"run {'; '.join(lacking.sql)} as the owner of the database"
+    return "give the user that Headwater runs as the right to write there, or set storage.path"
 
 
 def _existing(path: Path) -> Path:

@@ -24,6 +24,14 @@ class DefinitionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Lacking:
+    """What a start needs of the place of the store and does not have, and the statements that give it, if any do."""
+
+    what: str
+    sql: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeftOutRow:
     """A row that is too large to sync, or that produces ops which are (`ops` of them; 0 means the row itself). `size`
     is that of the row or of its largest op, in bytes."""

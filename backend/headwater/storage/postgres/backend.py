@@ -23,7 +23,7 @@ from headwater.storage.contract.history import (
     merge_floor,
 )
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
-from headwater.storage.contract.stats import DefinitionStats, Disk, StoreStats
+from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres import rows
@@ -34,7 +34,7 @@ from headwater.storage.postgres.control import remove, seal, stats, store_stats
 from headwater.storage.postgres.history import export, verify
 from headwater.storage.postgres.history.compact import PostgresUpkeep
 from headwater.storage.postgres.history.forget import PostgresForget
-from headwater.storage.postgres.published import raise_if_published
+from headwater.storage.postgres.published import lacking, raise_if_published
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.store import PostgresStore
 from headwater.storage.shared.loading import BATCH_BYTES
@@ -51,6 +51,9 @@ class PostgresBackend:
 
     def raise_if_published(self, publications: Sequence[str]) -> None:
         raise_if_published(self.address, publications)
+
+    def lacking(self) -> list[Lacking]:
+        return lacking(self.address)
 
     def older_format(self) -> int | None:
         return stats.older_format(self.address)

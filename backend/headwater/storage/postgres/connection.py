@@ -61,10 +61,7 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
 
     Raises StoreError, also for a store of a newer format, and StoreUnreachableError when trying again may help.
     """
-    try:
-        connection = psycopg.connect(_conninfo(address, purpose), autocommit=True)
-    except psycopg.Error as error:
-        raise explained(error, address) from error
+    connection = connect_bare(address, purpose)
     try:
         _check_server(connection, address)
         with postgres_errors(address):
@@ -80,6 +77,15 @@ def connect(address: PostgresAddress, purpose: str = "store") -> psycopg.Connect
         connection.close()
         raise
     return connection
+
+
+def connect_bare(address: PostgresAddress, purpose: str = "store") -> psycopg.Connection:
+    """A connection for which the server and the store are not looked at: the role may have no right to. Raises
+    StoreError and StoreUnreachableError."""
+    try:
+        return psycopg.connect(_conninfo(address, purpose), autocommit=True)
+    except psycopg.Error as error:
+        raise explained(error, address) from error
 
 
 def _conninfo(address: PostgresAddress, purpose: str) -> str:

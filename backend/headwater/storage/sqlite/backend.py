@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from headwater.storage.contract.history import (
     merge_floor,
 )
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
-from headwater.storage.contract.stats import DefinitionStats, Disk, StoreStats
+from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.loading import BATCH_BYTES
@@ -52,6 +53,13 @@ class SqliteBackend:
 
     def raise_if_published(self, publications: Sequence[str]) -> None:
         """Never: no database publishes a file."""
+
+    def lacking(self) -> list[Lacking]:
+        directory = self._directory.absolute()
+        nearest = next(each for each in (directory, *directory.parents) if each.exists())
+        needed = [(nearest, os.W_OK | os.X_OK), *((each, os.W_OK) for each in directory.glob("*") if each.is_file())]
+        barred = [path for path, right in needed if not os.access(path, right)]
+        return [Lacking(f"{path} can't be written", ()) for path in barred[:1]]
 
     def older_format(self) -> int | None:
         return stats.older_format(self.address)

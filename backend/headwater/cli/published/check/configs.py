@@ -33,6 +33,19 @@ def config_outcomes(review: Review) -> Iterator[Outcome]:
         )
         yield Outcome(Fate.NOTE, "store", what)
     yield from _port_outcomes(review)
+    yield from _limit_outcomes(review)
+
+
+def _limit_outcomes(review: Review) -> Iterator[Outcome]:
+    """Limits that the published service does not have, unless the config sets them."""
+    api = review.config.api
+    if "api.parameters.max_streams_per_user" not in review.keys:
+        what = (
+            f"a user may have {api.max_streams_per_user} open streams in one process; the published service counts only"
+            f" those of all users together ({api.max_concurrent_connections})"
+        )
+        fix = "where many devices share a user, set api.parameters: {max_streams_per_user: …}; see docs/limits.md"
+        yield Outcome(Fate.NOTE, "limits", what, fix)
 
 
 def _port_outcomes(review: Review) -> Iterator[Outcome]:

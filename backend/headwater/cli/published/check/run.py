@@ -17,7 +17,7 @@ from headwater.cli.published.check.source import source_outcomes
 from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.review import Review, review_config
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Kind
 from headwater.replication.own_slot import slot_note
 from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings
@@ -56,6 +56,7 @@ def _outcomes(review: Review) -> Iterator[Outcome]:
     if source is not None:
         tables = compiled.plan.tables() if compiled is not None else None
         yield from source_outcomes(source, tables, _noted_slot(review, source))
+        yield from _store_outcomes(review, source)
     elif not any(each.key.startswith("replication") for each in review.errors):
         try:
             review.config.source()
@@ -69,6 +70,23 @@ def _source(review: Review) -> SourceSettings | None:
     """The source, if nothing is wrong with how it is given."""
     wrong = any(each.key.startswith("replication") for each in review.errors)
     return review.config.sources[0] if review.config.sources and not wrong else None
+
+
+def _store_outcomes(review: Review, source: SourceSettings) -> Iterator[Outcome]:
+    """What keeps the first start from making the store, or would have the source send us our own writes."""
+    if any(each.key.startswith("storage") for each in review.errors):
+        return
+    backend = open_backend(review.config.storage)
+    try:
+        backend.raise_if_published(source.publications)
+        for each in backend.lacking():
+            fix = (
+                f"run {'; '.join(each.sql)}" if each.sql else "give the user that Headwater runs as the right to write"
+            )
+            yield Outcome(Fate.CHANGE, "store", each.what, fix)
+    except HeadwaterError as error:
+        fate = Fate.NOTE if error.kind is Kind.RETRY else Fate.CHANGE  # it may be reached from elsewhere only
+        yield Outcome(fate, "store", f"[{error.code}] {error.what} ({error.where})", error.fix)
 
 
 def _noted_slot(review: Review, source: SourceSettings) -> str:
