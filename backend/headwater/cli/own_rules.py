@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headwater.cli.existing_store import existing_store
 from headwater.config.model import ServiceConfig
+from headwater.errors import HeadwaterError
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled, compile_config
@@ -63,11 +64,17 @@ def _refuse(config: ServiceConfig, error: RuleErrors, *, quiet: bool) -> None:
 
 
 def _served_before(config: ServiceConfig, yaml: str) -> bool:
-    backend = open_backend(config.storage)
-    if not backend.exists() or backend.older_format() is not None:
-        return False
-    with existing_store(config) as store:
-        return any(version.yaml == yaml and version.activated for version in store.versions())
+    """Whether the store has served this text; also true while it can't tell, since a start goes on then."""
+    try:
+        backend = open_backend(config.storage)
+        if not backend.exists():
+            return False
+        if backend.older_format() is not None:
+            return True
+        with existing_store(config) as store:
+            return any(version.yaml == yaml and version.activated for version in store.versions())
+    except HeadwaterError:
+        return True
 
 
 def _with_way_out(error: RuleError) -> RuleError:

@@ -20,7 +20,7 @@ replication.connections[]: type id tag debug_api uri hostname port database user
     client_certificate client_private_key tls_servername reject_ip_ranges slot_name_prefix max_pool_size
     connect_timeout snapshot_socket_timeout heartbeat_interval_seconds
 storage: type max_pool_size default_storage_version uri hostname port database username password sslmode cacert
-    client_certificate client_private_key tls_servername reject_ip_ranges connect_timeout
+    client_certificate client_private_key tls_servername reject_ip_ranges connect_timeout object_storage
 storage.batch_limits: max_estimated_size max_record_count max_current_data_batch_size
 client_auth: jwks_uri jwks.keys audience supabase supabase_jwt_secret jwks_reject_ip_ranges block_local_jwks
     allow_local_jwks
@@ -32,7 +32,7 @@ migrations: disable_auto_migration
 telemetry: prometheus_port disable_telemetry_sharing internal_service_endpoint
 healthcheck.probes: use_http use_filesystem use_legacy
 system.logging: level format
-: port metadata parameters sync_rules
+: port metadata parameters sync_rules _type version_label
 """
 ENVIRONMENT = {
     "PS_SOURCE_PASSWORD": "a password",

@@ -175,6 +175,8 @@ def undecided_findings(settings: SourceSettings, tables: Sequence[PublishedTable
     """The tables of which nobody gets rows, since a column that decides about it is not there or not published."""
     findings: dict[Finding, None] = {}
     for table in tables:
+        if table.locked:  # its generated columns can't be read now
+            continue
         relation = table.relation
         columns = {column.name for column in relation.columns}
         for pattern, exprs in deciding:

@@ -40,8 +40,8 @@ def check(configs: ConfigSource) -> int:
         click.echo(f"{changes} of these have to change before Headwater can take over. See docs/migrating.md.")
         return 1
     click.echo(
-        "Nothing has to change in config, rules and source. Next is `headwater doctor`, which also looks at store, keys"
-        " and ports. See docs/migrating.md for what differs."
+        "Nothing has to change in config, rules and source. Next is `headwater doctor`, which also looks at keys, ports"
+        " and this machine. See docs/migrating.md for what differs."
     )
     return 0
 
