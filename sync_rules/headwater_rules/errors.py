@@ -97,6 +97,8 @@ class Code(StrEnum):
     """A table is not published or may not be read, so none of its rows reach devices."""
     PARTLY = "HW_R308"
     """A table that a wildcard matches lacks a column that decides who gets rows, so nobody gets its rows."""
+    COLUMN_NOT_SENT = "HW_R309"
+    """A column is not published, so its values are not known here."""
 
 
 @dataclass(frozen=True, slots=True)

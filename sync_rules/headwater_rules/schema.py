@@ -42,13 +42,19 @@ class SourceColumn:
 @dataclass(frozen=True, slots=True)
 class SourceTable:
     """A table and its columns, in the table's order. `lacks` are the statements without which no row of it can be
-    replicated."""
+    replicated, `unsent` the columns that its publication leaves out."""
 
     tag: str
     schema: str
     name: str
     columns: tuple[SourceColumn, ...]
     lacks: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
+
+    @property
+    def sent(self) -> frozenset[str]:
+        """The names of the columns whose values are replicated, once the table is."""
+        return frozenset(column.name for column in self.columns) - frozenset(self.unsent)
 
     def column(self, name: str) -> SourceColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -164,6 +170,8 @@ def _table_out(table: SourceTable) -> dict[str, object]:
     written: dict[str, object] = {"tag": table.tag, "schema": table.schema, "name": table.name, "columns": columns}
     if table.lacks:
         written["lacks"] = list(table.lacks)
+    if table.unsent:
+        written["unsent"] = list(table.unsent)
     return written
 
 
@@ -185,10 +193,8 @@ def _table_in(value: object, number: int) -> SourceTable:
     where = f"table `{name}`"
     columns = _object(table.get("columns"), f"`columns` of {where}")
     tag, schema = (_text(table, key, where, default) for key, default in (("tag", "default"), ("schema", "public")))
-    lacks = table.get("lacks", [])
-    if not isinstance(lacks, list) or not all(isinstance(each, str) for each in lacks):
-        raise SchemaFormatError(f"`lacks` of {where} must be a list of texts")
-    return SourceTable(tag, schema, name, tuple(_columns_in(columns, where)), tuple(lacks))
+    lacks, unsent = (_texts(table, key, where) for key in ("lacks", "unsent"))
+    return SourceTable(tag, schema, name, tuple(_columns_in(columns, where)), lacks, unsent)
 
 
 def _not_streamed_in(value: object) -> NotStreamed:
@@ -221,6 +227,13 @@ def _text(value: Mapping[str, object], key: str, where: str, default: str | None
     if not isinstance(found, str) or not found:
         raise SchemaFormatError(f"`{key}` of {where} must be a text")
     return found
+
+
+def _texts(value: Mapping[str, object], key: str, where: str) -> tuple[str, ...]:
+    found = value.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise SchemaFormatError(f"`{key}` of {where} must be a list of texts")
+    return tuple(found)
 
 
 def _kind(value: Mapping[str, object], key: str, where: str) -> ValueKind | None:

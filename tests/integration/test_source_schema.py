@@ -115,6 +115,17 @@ def test_the_source_and_a_file_of_its_schema_tell_the_same(headwater_here: Run, 
     assert of_file["note"] == "compared with the tables in schema.json"
 
 
+def test_columns_that_the_publication_leaves_out_are_told(source_db: SourceDb) -> None:
+    source_db.needs(15, "column lists")
+    source_db.execute(
+        """create table notes (id int primary key, private bool, twice int generated always as (id * 2) stored);
+        create table other (id int primary key); create publication headwater for table notes (id)"""
+    )
+    notes, other = read_schema(settings(source_db)).tables
+    assert (notes.unsent, other.unsent) == (("private",), ())
+    assert notes.sent == {"id", "twice"}
+
+
 @pytest.mark.usefixtures("config")
 def test_rules_are_compared_with_the_source_unless_it_is_away(
     headwater_here: Run, source_db: SourceDb, tmp_path: Path

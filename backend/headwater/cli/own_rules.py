@@ -16,6 +16,10 @@ from headwater_rules.errors import Code, RuleError, RuleErrors
 _log = logging.getLogger(__name__)
 
 
+_ABSENT = {Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
+"""A missing table is none of them: it may be made while the service runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnRules:
     """A sync config without errors."""
@@ -48,8 +52,8 @@ def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = Fals
     try:
         compile_config(rules.yaml, schema=seen.schema)
     except RuleErrors as error:
-        absent = [_with_way_out(each) for each in error.errors if each.code is Code.NO_COLUMN]
-        if absent:  # a missing table may be made while the service runs
+        absent = [_with_way_out(each) for each in error.errors if each.code in _ABSENT]
+        if absent:
             _refuse(config, RuleErrors(absent), quiet=quiet)
             return None
     return rules

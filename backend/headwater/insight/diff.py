@@ -83,7 +83,7 @@ class Diff:
         return found
 
 
-_OF_SOURCE = {Code.NOT_SENT, Code.PARTLY, Code.NO_TABLE, Code.NO_COLUMN}
+_OF_SOURCE = {Code.NOT_SENT, Code.PARTLY, Code.NO_TABLE, Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
 
 
 def of_source(findings: Iterable[RuleError]) -> tuple[RuleError, ...]:

@@ -62,10 +62,10 @@ class SourceChecks:
         tables = self._schema.matching(pattern)
         if not tables and pattern.exact:
             self._deciding.add((pattern, ""))
-        nowhere = set(lacking(exprs, {column.name for table in tables for column in table.columns}))
+        nowhere = set(lacking(exprs, frozenset[str]().union(*(table.sent for table in tables))))
         self._deciding.update((pattern, column) for column in nowhere)
         for table in () if pattern.exact else tables:
-            absent = [name for name in lacking(exprs, {each.name for each in table.columns}) if name not in nowhere]
+            absent = [name for name in lacking(exprs, table.sent) if name not in nowhere]
             if absent:
                 message = f"`{_quoted(table.name)}` has no column {_listed(absent)}, so nobody gets rows of it"
                 hint = f"that column decides who gets rows of `{pattern.name}`: add it, or name the tables that have it"
@@ -98,9 +98,15 @@ class SourceChecks:
         self._absent((pattern, ""), Code.NO_TABLE, f"no table {shown}", name.place, hint)
 
     def column(self, pattern: TablePattern, column: str, name: Written) -> None:
-        """Check that a column exists, unless its table does not."""
+        """Check that a column exists and is published, unless its table does not exist."""
         tables = self._schema.matching(pattern)
-        if not tables or self._columns(tables, column) or (column == "_table_suffix" and not pattern.exact):
+        if not tables or (column == "_table_suffix" and not pattern.exact):
+            return
+        if self._columns(tables, column):
+            if all(column in table.unsent for table in tables if table.column(column) is not None):
+                what = f"`{column}` of `{pattern.name}` is not published, so its values are not known here"
+                hint = "name it in the publication's column list (ALTER PUBLICATION … SET TABLE), or do without it"
+                self._absent((pattern, column), Code.COLUMN_NOT_SENT, what, name.place, hint)
             return
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
         hint = _case_hint(name, known) or _near(column, known) or f"its columns are {_listed(known)}"

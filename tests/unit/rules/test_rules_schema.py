@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
@@ -196,6 +198,18 @@ def test_what_is_not_there_is_a_warning_where_it_is_only_selected(query: str) ->
     assert {each.code for each in compile_config(yaml(query), schema=SCHEMA).warnings} <= {
         Code.NO_COLUMN, Code.NO_TABLE, Code.PARTLY, Code.NO_ID,
     }  # fmt: skip
+
+
+def test_a_column_that_is_not_published_is_told_apart() -> None:
+    notes = replace(SCHEMA.tables[0], unsent=("done", "size"))
+    schema = SourceSchema.from_json(SourceSchema((notes,)).to_json())
+    assert schema.tables == (notes,)
+    with pytest.raises(RuleErrors) as caught:
+        compile_config(yaml("SELECT id, size FROM todos WHERE NOT done"), schema=schema)
+    assert [(each.code, each.place and each.place.text) for each in caught.value.errors] == [
+        (Code.COLUMN_NOT_SENT, "done")
+    ]
+    assert [each.code for each in caught.value.warnings] == [Code.COLUMN_NOT_SENT]
 
 
 def test_a_table_of_a_wildcard_that_lacks_the_deciding_column_is_named() -> None:

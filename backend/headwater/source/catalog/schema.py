@@ -12,7 +12,8 @@ import psycopg
 from headwater.decode.kinds import values_of
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.named import all_tables, lacking_statements
-from headwater.source.catalog.published import load_types
+from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.published import load_types, published_tables
 from headwater.source.connect import SourceSettings, connect, connection_error
 from headwater_rules.schema import NotStreamed, SeenSchema, SourceColumn, SourceSchema, SourceTable, not_compared
 
@@ -36,6 +37,7 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
             types = load_types(conn, {oid for *_, oid, _ in rows if oid is not None})
             lacking = lacking_statements(conn, settings)
             others = [each for each in all_tables(conn) if not each.publishable]
+            sent = _sent_columns(conn, settings)
         except psycopg.Error as error:
             raise connection_error(settings, error) from error
     tables: list[SourceTable] = []
@@ -49,11 +51,25 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
                 table,
                 tuple(SourceColumn(name, text, each.kind, each.elements, each.by_option) for name, text, each in known),
                 lacking.get(number, ()),
+                tuple(name for name, *_ in known if number in sent and name not in sent[number]),
             )
         )
     return SourceSchema(
         tuple(tables), tuple(NotStreamed(settings.tag, each.schema, each.name, each.form) for each in others)
     )
+
+
+def _sent_columns(conn: psycopg.Connection, settings: SourceSettings) -> dict[int, frozenset[str]]:
+    """The columns of each published table whose values we get, by oid. Nothing where they can't be told now."""
+    try:
+        published = published_tables(conn, settings.publications)
+    except PublicationUnusable:
+        return {}
+    return {
+        each.relation.oid: frozenset(column.name for column in each.relation.columns)
+        for each in published
+        if not each.locked
+    }
 
 
 def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
