@@ -30,7 +30,9 @@ from headwater.embedded.java import NoJava
 from headwater.pipeline.settings import SparkSettings
 from headwater.replication.health.model import Health, State, Trouble
 from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.stats import Lacking
 from headwater.storage.open import open_backend
+from headwater.storage.sqlite.backend import SqliteBackend
 from tests.support.fix_service import free_port
 from tests.support.jwks_server import jwks_server
 from tests.support.signers import signer
@@ -158,6 +160,18 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, level: Level) -> 
         (found,) = [each for each in check_store(config(tmp_path))[1] if each.area == "disk"]
     assert found.level is level
     assert level is Level.OK or "free space, or set storage.path" in found.fix
+
+
+def test_what_a_start_lacks_for_the_store_fails_with_the_statement(tmp_path: Path) -> None:
+    grant = 'GRANT USAGE, CREATE ON SCHEMA "headwater" TO "app"'
+    lacking = [Lacking("role app may not create tables in the schema headwater of the store", (grant,))]
+    with mock.patch.object(SqliteBackend, "lacking", return_value=lacking):
+        kept, results = check_store(config(tmp_path))
+    (found,) = [each for each in results if each.level is Level.FAIL]
+    assert kept is None
+    assert_said(found, "store", Level.FAIL, "role app may not create tables", f"run {grant}")
+    assert found.sql == (grant,)
+    assert not any(each.level is Level.OK and each.area == "store" for each in results)
 
 
 def test_replication_that_is_held_up(tmp_path: Path) -> None:
