@@ -90,6 +90,9 @@ def test_a_deploy_that_would_stay_empty_is_refused_until_the_statements_it_names
 def test_a_deploy_by_force_serves_the_rest_and_what_lacks_comes_when_it_may(service: Service) -> None:
     service.deployment.start()
     service.source.execute(PUBLISH)
+    strict = BOTH.replace("edition: 3", "edition: 3, strict: true")
+    assert "[HW_8105]" in service.run("rules", "deploy", "new.yaml", yaml=strict).err
+    assert service.run("rules", "diff", "new.yaml", yaml=strict).code == 0
     forced = service.run("rules", "deploy", "new.yaml", "--force")
     assert forced.code == 0, forced.err
     assert service.grant in forced.err

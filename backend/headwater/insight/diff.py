@@ -9,11 +9,12 @@ from headwater.insight.estimate import Estimate, estimates
 from headwater.insight.rows import CurrentRows
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.open import open_backend
-from headwater_rules.compiler.compile import Compiled
+from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.compiler.everybody import ForEverybody
 from headwater_rules.describe.per_row import BucketPerRow, buckets_per_row
-from headwater_rules.errors import Code, RuleError
+from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.plan import SyncPlan
+from headwater_rules.schema import SourceSchema
 from headwater_rules.versions import Change, Comparison, Kind, SideChange, compare
 
 
@@ -89,6 +90,20 @@ _OF_SOURCE = {Code.NOT_SENT, Code.PARTLY, Code.NO_TABLE, Code.NO_COLUMN, Code.CO
 def of_source(findings: Iterable[RuleError]) -> tuple[RuleError, ...]:
     """The findings about tables and columns that the source lacks, or keeps from us."""
     return tuple(each for each in findings if each.code in _OF_SOURCE)
+
+
+def compared(
+    text: str, schema: SourceSchema | None, *, allow_missing: bool = False, advise: bool = False
+) -> tuple[Compiled, tuple[RuleError, ...]]:
+    """A sync config, and the findings in it as compared with the source's tables. That a table is not published or may
+    not be read is no error here, even of a strict config, since it can be mended later. Raises RuleErrors."""
+    try:
+        compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise)
+    except RuleErrors as errors:
+        if any(each.code is not Code.NOT_SENT for each in errors.errors):
+            raise
+        return compile_config(text, advise=advise), (*errors.errors, *errors.warnings)
+    return compiled, compiled.warnings
 
 
 def diff_with_rows(

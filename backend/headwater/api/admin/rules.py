@@ -12,7 +12,7 @@ from headwater.api.admin.asking import Client, request_of
 from headwater.api.admin.errors import TooLargeAnswerError
 from headwater.api.admin.route import MOST_BYTES
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.versions import compiled, in_state
+from headwater.api.admin.versions import compared_rules, compiled, in_state
 from headwater.api.admin.work import Patience
 from headwater.insight.diff import diff_with_rows, of_source
 from headwater.insight.estimate import Estimate
@@ -183,7 +183,7 @@ class RulesDesk:
     def diff(self, asked: Compare) -> DiffTold:
         """Compare a sync config with the active one: what changes, and what devices would download again."""
         seen = see_schema(self._settings.sources)
-        new = compiled(asked.content, seen.schema, allow_missing=asked.allow_missing)
+        new, findings = compared_rules(asked.content, seen.schema, allow_missing=asked.allow_missing)
         patience = Patience("headwater rules diff")
         with self._settings.store() as store:
             served = in_state(store, VersionState.ACTIVE)
@@ -196,7 +196,7 @@ class RulesDesk:
                 allowed=self._settings.max_buckets,
                 sample=max(1, asked.sample),
             )
-        told = replace(found, unsent=of_source(new.warnings), notes=(*found.notes, seen.note))
+        told = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
         return msgspec.convert(told.as_dict(), DiffTold)
 
     def preview(self, asked: PreviewAsked) -> PreviewTold:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from headwater.api.admin.errors import InvalidRulesError, NotThereError
 from headwater.api.admin.settings import AdminSettings
-from headwater.insight.diff import of_source
+from headwater.insight.diff import compared, of_source
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.compiler.compile import Compiled
+from headwater_rules.errors import RuleError, RuleErrors
 from headwater_rules.schema import SourceSchema
 from headwater_rules.versions import check_names
 
@@ -111,22 +111,33 @@ class VersionsDesk:
     def deploy(self, asked: Deploy) -> Deployed:
         """Deploy a sync config. Devices get it once its rows are processed; until then the active one stays."""
         seen = see_schema(self._settings.sources)
-        found = compiled(asked.content, seen.schema, allow_missing=asked.allow_missing)
+        checked = compared_rules(asked.content, seen.schema, allow_missing=asked.allow_missing)
         with self._settings.store() as store:
-            return deploy(store, asked.content, seen.note, found)
+            return deploy(store, asked.content, seen.note, checked)
 
     def roll_back(self, asked: RollBack) -> Deployed:
         """Deploy the text of an earlier version again."""
         with self._settings.store() as store:
             chosen = _before(store) if asked.id is None else _find(store, asked.id)
             seen = see_schema(self._settings.sources)
-            return deploy(store, chosen.yaml, seen.note, compiled(chosen.yaml, seen.schema, allow_missing=True))
+            try:
+                checked = compared(chosen.yaml, seen.schema, allow_missing=True)
+            except RuleErrors as errors:  # of a strict config, which was served before all the same
+                checked = compiled(chosen.yaml), (*errors.errors, *errors.warnings)
+            return deploy(store, chosen.yaml, seen.note, checked)
 
 
-def compiled(text: str, schema: SourceSchema | None = None, *, allow_missing: bool = False) -> Compiled:
-    """Compile a sync config, and compare it with `schema`. Raises InvalidRulesError."""
+def compiled(text: str) -> Compiled:
+    """Compile a sync config. Raises InvalidRulesError."""
+    return compared_rules(text, None)[0]
+
+
+def compared_rules(
+    text: str, schema: SourceSchema | None, *, allow_missing: bool = False
+) -> tuple[Compiled, tuple[RuleError, ...]]:
+    """`compared`, for a request. Raises InvalidRulesError."""
     try:
-        return compile_config(text, schema=schema, allow_missing=allow_missing)
+        return compared(text, schema, allow_missing=allow_missing)
     except RuleErrors as error:
         raise invalid(error) from None
 
@@ -136,15 +147,16 @@ def invalid(error: RuleErrors) -> InvalidRulesError:
     return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
 
 
-def deploy(store: Store, text: str, note: str, compiled: Compiled) -> Deployed:
-    """Add a version with this text, compiled already, for the replicator to process. Raises InvalidRulesError."""
+def deploy(store: Store, text: str, note: str, checked: tuple[Compiled, tuple[RuleError, ...]]) -> Deployed:
+    """Add a version with this text, compared already, for the replicator to process. Raises InvalidRulesError."""
+    compiled, findings = checked
     before = {version.id for version in store.versions()}
     try:
         check_names(compiled.plan, store.complete_sides())
     except RuleErrors as error:
         raise invalid(error) from None
     version = store.deploy(text, Origin.COMMAND)
-    return Deployed(told(version), version.id not in before, note, tuple(map(str, of_source(compiled.warnings))))
+    return Deployed(told(version), version.id not in before, note, tuple(map(str, of_source(findings))))
 
 
 def in_state(store: Store, state: VersionState) -> ConfigVersion | None:

@@ -10,7 +10,7 @@ import click
 
 from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.rules.scan_progress import ScanProgress
-from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules, to_json
 from headwater.config.model import ServiceConfig
 from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
@@ -41,7 +41,7 @@ def show_diff(
     bytes come from the store of `config`; `sample` limits the rows evaluated per table, None evaluates all."""
     text = read_rules(file)
     seen = not_compared("there is no service config") if config is None else see_schema(config.sources)
-    new = compile_rules(text, str(file), schema=seen.schema, allow_missing=allow_missing, as_json=as_json)
+    new, findings = compare_rules(text, str(file), seen.schema, allow_missing=allow_missing, as_json=as_json)
     plan = new.plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
@@ -59,7 +59,7 @@ def show_diff(
     else:
         assert config is not None, "the command has loaded one"
         found = _with_store(config, file, new, against, other, sample)
-    found = replace(found, unsent=of_source(new.warnings), notes=(*found.notes, seen.note))
+    found = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
     if as_json:
         click.echo(to_json(found.as_dict()))
         return

@@ -59,18 +59,28 @@ def missing_note(findings: Iterable[RuleError]) -> list[str]:
     return ["if a migration adds what is not there yet, pass --allow-missing"] if absent else []
 
 
-def compile_rules(
+def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
+    """Compile a sync config, called `origin` in messages. Raises WrongRules."""
+    try:
+        return compile_config(text)
+    except RuleErrors as error:
+        raise WrongRules(origin, error, as_json=as_json) from None
+
+
+def compare_rules(
     text: str,
     origin: str,
+    schema: SourceSchema | None,
     *,
-    schema: SourceSchema | None = None,
     allow_missing: bool = False,
     as_json: bool = False,
     advise: bool = False,
-) -> Compiled:
-    """Compile a sync config, called `origin` in messages, and compare it with `schema`. Raises WrongRules."""
+) -> tuple[Compiled, tuple[RuleError, ...]]:
+    """`compared` for a sync config called `origin` in messages. Raises WrongRules."""
+    from headwater.insight.diff import compared
+
     try:
-        return compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise)
+        return compared(text, schema, allow_missing=allow_missing, advise=advise)
     except RuleErrors as error:
         raise WrongRules(origin, error, as_json=as_json) from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.existing_store import UnknownVersionError, existing_store, find, served, when
-from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
+from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules, to_json
 from headwater.cli.watch_request import WaitDisplay
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
@@ -48,13 +48,13 @@ def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False
     UnsentTablesError if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_rules(file)
     seen = see_schema(config.sources)
-    compiled = compile_rules(text, str(file), schema=seen.schema, allow_missing=allow_missing, advise=True)
-    for warning in compiled.warnings:
+    compiled, findings = compare_rules(text, str(file), seen.schema, allow_missing=allow_missing, advise=True)
+    for warning in findings:
         click.echo(warning.render(), err=True)
     click.echo(f"note: {seen.note}", err=True)
     with existing_store(config) as store:
         _refuse_clashes(store, compiled.plan, str(file))
-        if any(each.code is Code.NOT_SENT for each in compiled.warnings) and not force:
+        if any(each.code is Code.NOT_SENT for each in findings) and not force:
             fix = "run the statements above, or deploy it anyway with --force"
             raise UnsentTablesError("it names tables whose rows can't be replicated", str(file), fix)
         _deploy(store, config, text, wait=wait)

@@ -15,7 +15,7 @@ from headwater.api.admin.published.shapes import (
 )
 from headwater.api.admin.rules import Rules
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.versions import compiled, deploy, in_state
+from headwater.api.admin.versions import compared_rules, deploy, in_state
 from headwater.replication.own_slot import slot_of
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
@@ -40,9 +40,9 @@ class DeploysDesk:
                 fix="change that file, or use /api/headwater/v1/deploy",
             )
         seen = see_schema(self._settings.sources)
-        found = compiled(asked.content, seen.schema)
+        checked = compared_rules(asked.content, seen.schema)
         with self._settings.store() as store:
-            deploy(store, asked.content, seen.note, found)
+            deploy(store, asked.content, seen.note, checked)
             return SlotName(slot_of(self._settings.source, store))
 
     def validate(self, asked: Rules) -> Checked:
