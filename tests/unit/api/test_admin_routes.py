@@ -12,12 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
+import headwater.api.admin.published.deploys
+import headwater.api.admin.rules
+import headwater.api.admin.versions
 from headwater.api.admin import work
 from headwater.api.admin.work import Patience
 from headwater.bulk.contract import BulkProgress
 from headwater.replication.health.model import Health, State, health_key, to_json
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.versions import Origin
+from headwater_rules.schema import SeenSchema, SourceSchema
 from tests.support.command import Outcome
 from tests.support.fix_admin import SECRET, AdminEndpoint
 from tests.support.fix_api import make_token
@@ -47,6 +51,7 @@ def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: Ruled
     assert (source["lag_bytes"], source["lag_seconds"], source["wal_status"]) == (12, 0.5, "extended")
     assert source["slot"] == asdict(slot)
     assert [version["state"] for version in told["versions"]] == ["active"]
+    assert told["served"] == "version 1 of the sync config"
     assert told["replicator"] is True
     assert told["checkpoint"] > 0
 
@@ -100,6 +105,30 @@ def test_fields_in_what_a_client_chooses_are_its_own(admin: AdminEndpoint) -> No
 def test_an_unknown_parameter_of_a_query_is_refused(admin: AdminEndpoint) -> None:
     error = admin.refusal("GET", f"{OURS}/versions/1?with=text", 400)
     assert error["description"] == "the request has unknown fields: with"
+
+
+def test_rules_are_compared_with_the_source_by_every_route(
+    admin: AdminEndpoint, ruled: RuledStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = SourceSchema.from_json(
+        '{"format": 1, "tables": [{"name": "lists", "columns": {"id": "text", "owner": "text", "name": "text"}}]}'
+    )
+    for module in (headwater.api.admin.rules, headwater.api.admin.versions, headwater.api.admin.published.deploys):
+        monkeypatch.setattr(module, "see_schema", lambda _: SeenSchema(schema, "compared with a schema"))
+    typo = "config: {edition: 3}\nstreams: {s: {query: SELECT id FROM lists WHERE gone IS NULL}}\n"
+    found = admin.post(f"{OURS}/validate", content=typo)
+    assert (found["valid"], found["schema"], found["note"]) == (False, True, "compared with a schema")
+    assert admin.post(f"{OURS}/validate", content=typo, allow_missing=True)["valid"] is True
+    for path in (f"{OURS}/diff", f"{OURS}/deploy", "/api/sync-rules/v1/deploy"):
+        error = admin.refusal("POST", path, 422, json={"content": typo})
+        assert "HW_R302" in error["details"]
+    assert admin.http.post("/api/sync-rules/v1/validate", json={"content": typo}).json()["valid"] is False
+    diff = admin.post(f"{OURS}/diff", content=typo, allow_missing=True)
+    assert [each["code"] for each in diff["unsent"]] == ["HW_R302"]
+    assert len(ruled.store.versions()) == 1
+    deployed = admin.post(f"{OURS}/deploy", content=typo, allow_missing=True)
+    assert (deployed["new"], deployed["note"]) == (True, "compared with a schema")
+    assert "HW_R302" in deployed["findings"][0]
 
 
 def test_a_deploy_takes_yaml_as_it_is(admin: AdminEndpoint) -> None:

@@ -268,7 +268,10 @@ def versions(configs: ConfigSource, as_json: bool) -> None:
 @config_options
 @_wait
 def rollback_(configs: ConfigSource, version: int | None, wait: bool) -> None:
-    """Deploy an earlier version again: VERSION, or the one served before."""
+    """Deploy an earlier version again: VERSION, or the one served before.
+
+    It stays until the sync config file of the service changes, whatever restarts come.
+    """
     from headwater.cli.rules.versions import rollback
 
     rollback(load(configs, warn=False), version, wait=wait)
