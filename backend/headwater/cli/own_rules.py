@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headwater.cli.existing_store import existing_store
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
+from headwater.replication.versions import was_taken
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled, compile_config
@@ -43,11 +44,11 @@ def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
 
 def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = False) -> OwnRules | None:
     """The sync config, if the columns by which it decides who gets rows are in the source, or may be missing, or if the
-    store has served this text before. With `exit_on_error: false`, the others are logged, and None is returned. Raises
+    store has taken this text already. With `exit_on_error: false`, the others are logged, and None is returned. Raises
     RuleErrors otherwise."""
     assert config.sync_config is not None, "it has these rules"
     seen = see_schema(config.sources)
-    if config.sync_config.allow_missing or seen.schema is None or _served_before(config, rules.yaml):
+    if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml):
         return rules
     try:
         compile_config(rules.yaml, schema=seen.schema)
@@ -67,8 +68,8 @@ def _refuse(config: ServiceConfig, error: RuleErrors, *, quiet: bool) -> None:
                    config.sync_config.origin, error.render())  # fmt: skip
 
 
-def _served_before(config: ServiceConfig, yaml: str) -> bool:
-    """Whether the store has served this text; also true while it can't tell, since a start goes on then."""
+def _taken_already(config: ServiceConfig, yaml: str) -> bool:
+    """Whether the store has taken this text already; also true while it can't tell, since a start goes on then."""
     try:
         backend = open_backend(config.storage)
         if not backend.exists():
@@ -76,7 +77,7 @@ def _served_before(config: ServiceConfig, yaml: str) -> bool:
         if backend.older_format() is not None:
             return True
         with existing_store(config) as store:
-            return any(version.yaml == yaml and version.activated for version in store.versions())
+            return was_taken(store, yaml)
     except HeadwaterError:
         return True
 

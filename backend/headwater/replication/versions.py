@@ -53,6 +53,13 @@ def deploy_file(store: Store, lease: Lease, yaml: str) -> None:
         _log.info("serving %s", text)
 
 
+def was_taken(store: Store, yaml: str) -> bool:
+    """Whether this text of the file was the last that was taken, or has been served."""
+    return store.noted(FILE_KEY) == _digest(yaml) or any(
+        version.yaml == yaml and version.activated for version in store.versions()
+    )
+
+
 def _taken_before(versions: Sequence[ConfigVersion], yaml: str) -> bool:
     """Whether a text was served from the file before, as far as a store tells that has no note of it: one that was
     imported, or is of an earlier version."""
