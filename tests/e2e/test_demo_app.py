@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from headwater_client import Database, UploadConnector
+from headwater_client import Database, Refusal, UploadConnector
 from tests.support.dev_run import Run, running
 from tests.support.fix_browser import Browser
 from tests.support.fix_headwater import wait_until
@@ -336,7 +336,7 @@ def test_two_devices_and_the_page_edit_one_list_while_one_is_offline(page: Brows
     for title in titles:
         add_todo(page, LEFT, title)
         page.wait_for(part(RIGHT, "todo-title"), title)
-    refused: list[str] = []
+    refused: list[Refusal] = []
     with demo_device(demo, tmp_path / "laptop.db", refused) as laptop, demo_device(demo, tmp_path / "pi.db") as pi:
         ids = {}
         for title in titles:
@@ -379,7 +379,7 @@ def test_two_devices_and_the_page_edit_one_list_while_one_is_offline(page: Brows
         assert len(refused) == 1, "the change of a row that was gone is put aside"
 
 
-def demo_connector(demo: Run, refused: list[str]) -> UploadConnector:
+def demo_connector(demo: Run, refused: list[Refusal]) -> UploadConnector:
     address = demo.wait_for(ADDRESS)
     user = httpx.get(f"{address}users").json()[0]["id"]
 
@@ -391,7 +391,7 @@ def demo_connector(demo: Run, refused: list[str]) -> UploadConnector:
 
 
 @contextmanager
-def demo_device(demo: Run, file: Path, refused: list[str] | None = None) -> Iterator[Database]:
+def demo_device(demo: Run, file: Path, refused: list[Refusal] | None = None) -> Iterator[Database]:
     """A connected device in Python of the person on the left."""
     columns = {"list_id": "text", "title": "text", "done": "integer", "created_at": "text"}
     with Database(file, {"todos": columns}) as database:

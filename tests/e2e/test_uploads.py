@@ -12,8 +12,8 @@ import pytest
 
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
-from tests.support.fix_devices import Device, DeviceFactory, Sdk
-from tests.support.fix_headwater import Deploy
+from tests.support.fix_devices import Device, DeviceFactory, Row, Sdk
+from tests.support.fix_headwater import Deploy, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.fix_upload import NOTES
@@ -26,7 +26,10 @@ config: {edition: 3}
 streams:
   mine: {auto_subscribe: true, query: SELECT * FROM notes WHERE owner = auth.user_id()}
 """
-SCHEMA = {"notes": {"owner": "text", "title": "text", "n": "integer"}}
+SCHEMA = {
+    "notes": {"owner": "text", "title": "text", "n": "integer"},
+    "upload_refusals": dict.fromkeys(("at", "message", "code", "op", "type", "row_id", "writes"), "text"),
+}
 SHOWN = "SELECT id, title, n FROM notes ORDER BY id"
 
 Open = Callable[..., Device]
@@ -58,7 +61,10 @@ def opened(
     connector.write_text(code, encoding="utf-8")
 
     def start(user: str, name: str | None = None) -> Device:
-        device = device_factory(service.endpoint, service.token(user), SCHEMA, name=name, connector=connector, sdk=sdk)
+        device = device_factory(
+            service.endpoint, service.token(user), SCHEMA,
+            name=name, connector=connector, local_only=["upload_refusals"], sdk=sdk,
+        )  # fmt: skip
         device.connect()
         device.wait_synced()
         return device
@@ -85,6 +91,28 @@ def test_writes_made_offline_arrive_and_what_is_refused_is_undone_on_the_device(
         device.wait_for(SHOWN, [{"id": "1", "title": "milk", "n": 5}])
     assert source_db.fetch("select id, title, n from notes") == [("1", "milk", 5)]
     assert source_db.fetch("select first_op, last_op from headwater_upload.dead_letters") == [(3, 4)]
+
+
+def test_the_user_sees_what_was_refused_and_why_until_somebody_has_dealt_with_it(
+    source_db: SourceDb, opened: Open
+) -> None:
+    source_db.execute("insert into notes values ('1', 'ann', 'milk')")
+    phone = opened("ann")
+    shown = "SELECT id, message, code, op, type, row_id, json_array_length(writes) AS writes FROM upload_refusals"
+    phone.watch("refused", f"{shown} ORDER BY CAST(id AS INTEGER)")
+    phone.transaction(("UPDATE notes SET n = 7 WHERE id = '1'", []), ("UPDATE notes SET title = '' WHERE id = '1'", []))
+    phone.execute("UPDATE notes SET owner = 'ben' WHERE id = '1'")
+    phone.wait_confirmed()
+    empty: Row = {"id": "1", "message": "A value is not allowed here.", "code": "23514", "writes": 2}
+    given: Row = {"id": "2", "message": "You may not change this.", "code": "42501", "writes": 1}
+    same: Row = {"op": "PATCH", "type": "notes", "row_id": "1"}
+    phone.wait_for(f"{shown} ORDER BY CAST(id AS INTEGER)", [{**empty, **same}, {**given, **same}])
+    phone.wait_for(SHOWN, [{"id": "1", "title": "milk", "n": None}])
+    assert phone.status()["upload_error"] is None
+    source_db.execute("update headwater_upload.dead_letters set state = 'discarded' where id = 2")
+    phone.check_refusals()
+    phone.wait_for(f"{shown} ORDER BY id", [{**empty, **same}])
+    wait_until(lambda: phone.watch_results("refused")[-1] == [{**empty, **same}], "the watched query")
 
 
 @pytest.mark.long

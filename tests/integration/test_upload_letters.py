@@ -377,3 +377,51 @@ def test_status_names_what_uploads_wait_for(uploads: Uploads, upload: Command) -
     uploads.db.execute("alter table notes add lost int")
     assert device.answers(sent)[0]["outcome"] == "applied"
     assert "HW_6118" not in upload("source", "status").out
+
+
+def test_a_device_is_told_what_was_refused_and_why_and_later_what_still_is(uploads: Uploads, upload: Command) -> None:
+    """What the user reads names no table and no value, unless the app's own function wrote it."""
+    uploads.db.execute(
+        "alter table notes add unique (n);"
+        "create function full_list() returns trigger language plpgsql as $$begin"
+        " raise check_violation using message = 'The list is full, ' || new.owner || '.'; end$$;"
+        "create trigger t before insert on notes for each row when (new.n = 100) execute function full_list()"
+    )
+    uploads.device("ben").applied(put("notes", "9", owner="ben", title="hush", n=9))
+    device = uploads.device()
+    ok = put("notes", "1", owner="ann", title="a", n=1)
+    told = {
+        "22P02": (put("notes", "2", owner="ann", n="nine"), "A value is not of the kind that belongs here."),
+        "owner": (put("notes", "2", title="x"), "You may not change this."),
+        "23505": (put("notes", "2", owner="ann", n=9), "There is one like this already."),
+        "23514": (put("notes", "2", owner="ann", title=""), "A value is not allowed here."),
+        "full": (put("notes", "2", owner="ann", n=100), "The list is full, ann."),
+        "42501": (put("notes", "2", owner="ben", title="x"), "You may not change this."),
+        "gone": (patch("notes", "9", title="mine"), "This was deleted, or is not shared with you any more."),
+        "column": (put("notes", "2", owner="ann", secret="x"), "This can't be changed from a device."),
+        "form": (put("notes", "2\0", owner="ann"), "A value is not of the kind that belongs here."),
+    }
+    for entry, message in told.values():
+        error = device.parked(ok, entry)
+        assert error["message"] == message, error
+        named = {name: error.get(name) for name in ("op", "type", "id")}
+        expected = {"op": entry["op"], "type": "notes", "id": entry["id"] if "\0" not in entry["id"] else None}
+        assert (named, error["op_id"]) == (expected, device.next_op - 1)
+        assert "hush" not in json.dumps(error)
+
+    def waiting(user: str, **parameters: str) -> list[dict[str, object]]:
+        headers = {"authorization": f"Token {uploads.token(user)}"}
+        response = uploads.endpoint.http.get("/upload/refused", params=parameters, headers=headers)
+        assert response.status_code == (200 if parameters else 400), response.text
+        found: list[dict[str, object]] = response.json().get("refused", [])
+        return found
+
+    first = waiting("ann", client_id=device.client_id)
+    assert [each["dead_letter"] for each in first] == list(range(len(told), 0, -1))
+    assert first[-1]["error"]["message"] == told["22P02"][1]  # type: ignore[index]
+    assert waiting("ben", client_id=device.client_id) == waiting("ann") == []
+    uploads.db.execute("alter table notes drop constraint notes_title_check")
+    assert upload("upload", "retry", "4").code == 0
+    assert upload("upload", "discard", "1").code == 0
+    assert [each["dead_letter"] for each in waiting("ann", client_id=device.client_id)] == [9, 8, 7, 6, 5, 3, 2]
+    assert uploads.endpoint.http.get("/upload/refused").status_code == 401

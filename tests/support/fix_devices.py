@@ -16,7 +16,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
@@ -66,6 +66,10 @@ class Device:
     def connect(self) -> Row:
         """Connect; returns the status after the first attempt, whether that went well or not."""
         return _row(self.process.call("connect"))
+
+    def check_refusals(self) -> None:
+        """Have the app's connector forget the refusals that do not stand any more."""
+        self.process.call("check_refusals")
 
     def disconnect(self) -> None:
         """Close the sync connection, keeping the data."""
@@ -198,6 +202,7 @@ class DeviceFactory:
         params: Row | None = None,
         upload_url: str | None = None,
         connector: Path | None = None,
+        local_only: Collection[str] = (),
         include_default_streams: bool = True,
         transport: Transport = "ndjson",
         checkpoint_mode: CheckpointMode = "legacy",
@@ -209,9 +214,10 @@ class DeviceFactory:
         The same `name` opens the same database file again, once the first is closed. `params` are the connection
         parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
         with the token as bearer, unless the class `Connector` of the module `connector` uploads in its own way; in
-        Python that is its `UploadConnector`. By `transport`, lines come as the SDK asks for them, as BSON because it
-        takes nothing else, or by websocket. `retry_delay` in seconds is what the SDK waits after a failure. A web
-        device is one page in a Chromium of its own, and its database is gone with it.
+        Python that is its `UploadConnector`. Tables of the schema that are `local_only` are never synced. By
+        `transport`, lines come as the SDK asks for them, as BSON because it takes nothing else, or by websocket.
+        `retry_delay` in seconds is what the SDK waits after a failure. A web device is one page in a Chromium of its
+        own, and its database is gone with it.
         """
         self._opened += 1
         path = self._folder / f"{name or f'device-{self._opened}'}.db"
@@ -226,6 +232,7 @@ class DeviceFactory:
             params=params,
             upload_url=upload_url,
             connector=None if connector is None else connector.as_uri(),
+            local_only=list(local_only),
             include_default_streams=include_default_streams,
             transport=transport,
             checkpoint_mode=checkpoint_mode,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from headwater_client import Database, UploadConnector
+from headwater_client import Database, Refusal, UploadConnector
 
 _APP = Path(__file__).parents[2] / "clients" / "python" / "examples" / "todo.py"
 
@@ -32,7 +32,7 @@ class Terminal:
 
     def __init__(self, demo: str, file: Path) -> None:
         example = load_todo_app()
-        self.refused: list[str] = []
+        self.refused: list[Refusal] = []
         user = httpx.get(f"{demo}users").json()[0]["id"]
         self.database = Database(file, example.SCHEMA)
         connector: UploadConnector = example.demo_connector(demo, user, self.refused.append)

@@ -183,7 +183,7 @@ def create_app(
         _only_get("/write-checkpoint2.json", endpoint.write_checkpoint.create),
         _only_get("/write-checkpoint.json", endpoint.write_checkpoint.wait),
         Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
-        *(upload.route for upload in endpoint.uploads),
+        *(route for upload in endpoint.uploads for route in upload.routes),
     ]
     app = Starlette(
         routes=[

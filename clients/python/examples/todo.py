@@ -18,7 +18,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.widgets import DataTable, Footer, Input, Static
 
-from headwater_client import ConnectOptions, Database, SyncStatus, Table, UploadConnector
+from headwater_client import ConnectOptions, Database, Refusal, SyncStatus, Table, UploadConnector
 
 SCHEMA = {
     "lists": Table({"owner_id": "text", "name": "text", "created_at": "text"}),
@@ -41,7 +41,7 @@ order by lists.name, coalesce(todos.done, 0), todos.created_at desc, todos.id
 """
 
 
-def demo_connector(demo: str, user: str, refused: Callable[[str], None] | None = None) -> UploadConnector:
+def demo_connector(demo: str, user: str, refused: Callable[[Refusal], object] | None = None) -> UploadConnector:
     """Signs in at the web demo as one of its users. `refused` is told of writes that can never be applied."""
 
     def ask() -> dict[str, str]:

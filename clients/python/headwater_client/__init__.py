@@ -12,6 +12,7 @@ from headwater_client.attachments.table import ATTACHMENTS, Attachment
 from headwater_client.database.connector import Connector, DownloadConnector, UploadConnector
 from headwater_client.database.crud import CrudBatch, CrudTransaction
 from headwater_client.database.database import Database
+from headwater_client.database.refusals import REFUSALS, Refusal
 from headwater_client.database.streams import Subscription
 from headwater_client.errors import ClientError
 from headwater_client.schema.tables import RawTable, Schema, Statement, Table, TrackPrevious
@@ -23,6 +24,7 @@ from headwater_client.version import VERSION
 
 __all__ = [
     "ATTACHMENTS",
+    "REFUSALS",
     "Attachment",
     "AttachmentQueue",
     "ClientError",
@@ -36,6 +38,7 @@ __all__ = [
     "DownloadConnector",
     "Progress",
     "RawTable",
+    "Refusal",
     "RemoteStorage",
     "Schema",
     "Statement",

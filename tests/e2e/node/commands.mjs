@@ -16,12 +16,14 @@ export const takingOnly = (type, send) => async (resource, init) => {
   return response;
 };
 
-const schemaOf = (tables) =>
+const schemaOf = (tables, localOnly = []) =>
   new Schema(
     Object.fromEntries(
       Object.entries(tables).map(([name, columns]) => [
         name,
-        new Table(Object.fromEntries(Object.entries(columns).map(([name, type]) => [name, column[type]])))
+        new Table(Object.fromEntries(Object.entries(columns).map(([name, type]) => [name, column[type]])), {
+          localOnly: localOnly.includes(name)
+        })
       ])
     )
   );
@@ -61,7 +63,7 @@ export function deviceCommands({ database, uploader, log }) {
     },
 
     uploadData: async (database) => {
-      if (options.connector) return (await uploader(options.connector)).prototype.uploadData.call(connector, database);
+      if (options.connector) return (await appConnector()).uploadData(database);
       if (!options.upload_url) throw new Error('this device was opened without an upload_url');
       const transaction = await database.getNextCrudTransaction();
       if (!transaction) return;
@@ -74,6 +76,12 @@ export function deviceCommands({ database, uploader, log }) {
       if (!response.ok) throw new Error(`the upload answered ${response.status}: ${await response.text()}`);
       await transaction.complete();
     }
+  };
+
+  // The app's own connector, with the test's tokens.
+  const appConnector = async () => {
+    const { prototype } = await uploader(options.connector);
+    return Object.assign(Object.create(prototype), { fetchCredentials: connector.fetchCredentials });
   };
 
   const status = () => {
@@ -128,9 +136,9 @@ export function deviceCommands({ database, uploader, log }) {
     });
 
   return {
-    open: async ({ schema, ...rest }) => {
+    open: async ({ schema, local_only, ...rest }) => {
       options = rest;
-      db = await database({ schema: schemaOf(schema), logger, ...options });
+      db = await database({ schema: schemaOf(schema, local_only), logger, ...options });
       await db.init();
     },
 
@@ -148,6 +156,7 @@ export function deviceCommands({ database, uploader, log }) {
       return status();
     },
 
+    check_refusals: async () => void (await (await appConnector()).checkRefusals(db)),
     disconnect: () => db.disconnect(),
     clear: () => db.disconnectAndClear(),
     set_token: ({ token }) => void (options.token = token),

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from headwater_client import ConnectOptions, Credentials, Database, Subscription, SyncStatus, UploadConnector
+from headwater_client import ConnectOptions, Credentials, Database, Subscription, SyncStatus, Table, UploadConnector
 
 
 class Connector:
@@ -60,8 +60,9 @@ class Device:
         assert self._db is not None
         return self._db
 
-    def open(self, path: str, schema: dict[str, Any], **options: Any) -> None:
-        self._db = Database(path, schema)
+    def open(self, path: str, schema: dict[str, Any], local_only: Sequence[str] = (), **options: Any) -> None:
+        tables = {name: Table(columns, local_only=name in local_only) for name, columns in schema.items()}
+        self._db = Database(path, tables)
         self._options = options
         self._connector = Connector(options)
         if options.get("connector"):
@@ -83,6 +84,9 @@ class Device:
         )
         self.db.wait_for_status(lambda status: status.connected or status.download_error is not None, 30)
         return self.status()
+
+    def check_refusals(self) -> None:
+        self._connector.check_refusals(self.db)
 
     def disconnect(self) -> None:
         self.db.disconnect()

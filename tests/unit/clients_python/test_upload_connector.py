@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater_client import Database, UploadConnector
+from headwater_client import Database, Refusal, UploadConnector
 from headwater_client.database import connector as connectors
 from headwater_client.errors import ProtocolError, Unreachable
 
@@ -70,8 +70,8 @@ def test_writes_stay_in_the_queue_where_another_than_the_server_answers(database
 def test_who_fails_to_hear_of_one_refusal_is_told_of_the_next(database: Database) -> None:
     heard: list[str] = []
 
-    def hear(reason: str) -> None:
-        heard.append(reason)
+    def hear(refusal: Refusal) -> None:
+        heard.append(str(refusal))
         raise ValueError("no room on the screen")
 
     parked = [{"last_op_id": number, "error": {"description": f"reason {number}"}} for number in (1, 2)]

@@ -72,13 +72,14 @@ def parse_upload(body: bytes) -> Upload:
         transactions.append(transaction)
     version = document.get("app_version")
     app_version = version[:MAX_APP_VERSION] if isinstance(version, str) and version.isprintable() else ""
-    return Upload(_client_id(document.get("client_id")), tuple(transactions), app_version)
+    return Upload(read_client_id(document.get("client_id")), tuple(transactions), app_version)
 
 
 _SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]}"
 
 
-def _client_id(value: Json) -> str:
+def read_client_id(value: Json) -> str:
+    """Validate a client id. Raises InvalidUploadError."""
     if not isinstance(value, str) or not sendable(value) or not 0 < len(value.encode()) <= MAX_CLIENT_ID:
         what = f"client_id must be text of 1 to {MAX_CLIENT_ID} bytes"
         raise InvalidUploadError(what, "client_id", "send what getClientId() of the SDK returns")

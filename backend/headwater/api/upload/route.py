@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,11 +22,13 @@ from headwater.api.http.body import read_body, require_json
 from headwater.api.parsing import LARGE, Parsing
 from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.limits import UploadLimits
-from headwater.api.upload.request import InvalidUploadError, Upload, parse_upload
+from headwater.api.upload.refused import still_told, told
+from headwater.api.upload.request import InvalidUploadError, Upload, parse_upload, read_client_id
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.errors import Refused
+from headwater.source.upload.letters import waiting_of
 from headwater.source.upload.settings import UploadSettings
 
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
@@ -38,6 +40,11 @@ HUGE = 1024 * 1024
 
 MOST_HUGE = 2
 """How many such bodies are parsed or applied at once, each of another user."""
+
+MOST_TOLD = 100
+"""How many refused transactions of a device are listed: the newest."""
+
+Done = TypeVar("Done")
 
 
 class UploadLaterError(ApiError):
@@ -78,7 +85,10 @@ class UploadRoute:
             MOST_BODIES_OF_USER * settings.max_body_bytes,
             uncounted=LARGE,
         )
-        self.route = Route("/upload", self.answer, methods=["POST"])
+        self.routes = [
+            Route("/upload", self.answer, methods=["POST"]),
+            Route("/upload/refused", self.refused, methods=["GET"]),
+        ]
 
     async def close(self) -> None:
         await self._uploads.close()
@@ -105,6 +115,16 @@ class UploadRoute:
                         return error_response(error, {"transactions": answers})
         return JSONResponse({"transactions": answers})
 
+    async def refused(self, request: Request) -> Response:
+        """Which transactions of a device still wait as dead letters: nobody has retried or discarded them."""
+        user = await self._verifier.authorize(request.headers.get("authorization"))
+        prove(request, user.user_id)
+        device = Device(user.user_id, read_client_id(request.query_params.get("client_id")), _claims(user))
+        with self._limits.room_for(user.user_id):
+            async with self._working:
+                waiting = await self._or_later(device, waiting_of(self._uploads, device, MOST_TOLD))
+        return JSONResponse({"refused": [still_told(each) for each in waiting]})
+
     def _ended(self, request: Request, error: AuthError, answers: Sequence[Mapping[str, object]]) -> Response:
         """The answer to an upload whose token is valid no longer. It tells what happened to the transactions so far."""
         response = error_response(error, {"transactions": answers})
@@ -126,8 +146,16 @@ class UploadRoute:
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
         """Apply one transaction and return its part of the answer. Raises UploadLaterError or UploadWaitsError when the
         device should send it again."""
+        outcome = await self._or_later(device, self._uploads.take(device, transaction))
+        answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
+        if outcome.reason is not None:
+            self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
+            answer |= {"dead_letter": outcome.letter, "error": told(outcome.reason, transaction)}
+        return answer
+
+    async def _or_later(self, device: Device, work: Awaitable[Done]) -> Done:
         try:
-            outcome = await self._uploads.take(device, transaction)
+            return await work
         except HeadwaterError as error:
             # the inner error is for the log only
             if error.kind is not Kind.RETRY:
@@ -138,9 +166,6 @@ class UploadRoute:
                 raise UploadWaitsError(what, fix="send the same again later") from error
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
             raise UploadLaterError("the source can't apply the upload now", fix="send the same again") from error
-        if outcome.reason is not None:
-            self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
-        return _told(transaction, outcome)
 
 
 class _Turns:
@@ -187,18 +212,3 @@ def _facts(device: Device, transaction: ClientTransaction, outcome: Outcome) -> 
         "op_id": outcome.reason and outcome.reason.op_id,
         "sqlstate": outcome.reason and (outcome.reason.sqlstate or None),
     }
-
-
-def _told(transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:
-    answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
-    reason = outcome.reason
-    if reason is not None:
-        error = {
-            "code": reason.code,
-            "description": reason.message,
-            "sqlstate": reason.sqlstate or None,
-            "op_id": reason.op_id,
-        }
-        answer["dead_letter"] = outcome.letter
-        answer["error"] = {name: value for name, value in error.items() if value is not None}
-    return answer

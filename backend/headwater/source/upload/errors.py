@@ -108,6 +108,17 @@ class PostgresRefused(Refused):
     code: ClassVar[str] = "HW_6117"
 
 
+class AppRefused(PostgresRefused):
+    """A trigger or function of the app refused the write, by `RAISE`. Its message is the reason, and is shown to the
+    user as it is."""
+
+    code: ClassVar[str] = "HW_6140"
+
+    @property
+    def reason(self) -> Reason:
+        return Reason(self.code, self.sqlstate, self.said[:MOST_SAID], self.op_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """How long a transaction has been held back: `tries` for the same cause, and `hours` for any."""
@@ -255,8 +266,8 @@ def refused_by_postgres(
     place = ".".join(name for name in names if name)
     state = error.sqlstate or ""
     if mender_of(error, nulls) is Mender.USER:
-        what = f"Postgres refused the write: {name_of(error)}"
-        return PostgresRefused(what, place, sqlstate=state, said=said, op_id=op_id)
+        kind = AppRefused if diag.source_function == _RAISED else PostgresRefused
+        return kind(f"Postgres refused the write: {name_of(error)}", place, sqlstate=state, said=said, op_id=op_id)
     # messages of class 42 name objects of the schema, and no values unless a function made SQL of them
     named, said = (f": {said}", "") if state.startswith("42") and "EXECUTE" not in context else ("", said)
     what = f"Postgres can't do this write: {name_of(error)}{named}"

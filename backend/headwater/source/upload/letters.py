@@ -14,7 +14,7 @@ from headwater.source.upload import ledger
 from headwater.source.upload.apply import Uploads, write_all
 from headwater.source.upload.connections import begin
 from headwater.source.upload.entries import ClientTransaction, Device, entry_of, transaction_of
-from headwater.source.upload.errors import Refused
+from headwater.source.upload.errors import Reason, Refused
 from headwater.source.upload.json_text import Number, read_json
 from headwater.source.upload.settings import UploadSettings
 
@@ -34,6 +34,12 @@ _DEVICE = """
 select c.sub, c.client_id, d.claims::text, d.payload::text
 from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
 where d.id = %s and d.state = 'parked'
+"""
+
+_OF_DEVICE = """
+select d.id, d.last_op, d.parked_at, d.code, d.sqlstate, d.message, d.op_id
+from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
+where c.device = %s and d.state = 'parked' order by d.id desc limit %s
 """
 
 # The row stays, so that the same transaction is not parked again when it is sent again; its contents are deleted
@@ -78,6 +84,27 @@ class DeadLetter:
     message: str = field(repr=False)
     op_id: int | None
     stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A dead letter as its own device hears of it."""
+
+    letter: int
+    last_op: int
+    parked_at: datetime
+    reason: Reason
+
+
+async def waiting_of(uploads: Uploads, device: Device, limit: int) -> list[Waiting]:
+    """The newest dead letters of a device, newest first. Raises what `Uploads.take` raises."""
+
+    async def read(conn: psycopg.AsyncConnection) -> list[Waiting]:
+        with ledger.prepared():
+            rows = await (await conn.execute(_OF_DEVICE, [device.key, limit])).fetchall()
+        return [Waiting(letter, last_op, at, Reason(*why)) for letter, last_op, at, *why in rows]
+
+    return await uploads.tried(read)
 
 
 class DeadLetters:

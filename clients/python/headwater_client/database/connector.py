@@ -14,10 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
 
 import httpx
 
+from headwater_client.database import refusals
 from headwater_client.database.crud import CrudTransaction, as_json
+from headwater_client.database.refusals import Refusal
 from headwater_client.errors import ConnectError, ProtocolError, Refused, Retired, TokenRefused, Unreachable
 from headwater_client.sync.options import AppCalls
 from headwater_client.transport.endpoint import Credentials, refusal
@@ -62,12 +65,12 @@ class Connector(Protocol):
 class UploadConnector:
     """Syncs with Headwater and uploads to its `POST /upload`, for apps without a backend of their own.
 
-    `token` is called for each new token; it may also be a token itself. `refused` is called with the reason for each
-    local transaction that the server put aside, since it can never be applied.
+    `token` is called for each new token; it may also be a token itself. `refused` is called for each local transaction
+    that the server put aside, since it can't be applied. Where the schema has `upload_refusals`, it is also kept there.
     """
 
     def __init__(
-        self, endpoint: str, token: str | Callable[[], str], refused: Callable[[str], None] | None = None
+        self, endpoint: str, token: str | Callable[[], str], refused: Callable[[Refusal], object] | None = None
     ) -> None:
         self._endpoint, self._token, self._refused = endpoint.rstrip("/"), token, refused
         self._credentials: Credentials | None = None
@@ -82,45 +85,65 @@ class UploadConnector:
         if not transactions:
             return
         sent, answers = self._send(database.client_id, transactions)
+        told = zip(sent, answers, strict=True)
+        refused = [Refusal.of(answer, transaction.crud) for transaction, answer in told if "error" in answer]
+        refusals.keep(database, refused)
         sent[-1].complete()
-        for each in answers:
-            if "error" in each:
-                self._tell_refused(str(dict(each["error"]).get("description")))
+        for each in refused:
+            self._tell_refused(each)
 
-    def _tell_refused(self, reason: str) -> None:
+    def check_refusals(self, database: Database) -> None:
+        """Remove from `upload_refusals` what somebody has applied or discarded at the server since.
+
+        Raises `Refused`, `Unreachable`, `ProtocolError`.
+        """
+        known = refusals.kept(database)
+        if not known:
+            return
+        path = f"/upload/refused?client_id={quote(database.client_id)}"
+        found = _list_in(self._ask("GET", path), "refused")
+        waiting = {str(each.get("dead_letter")) for each in found}
+        refusals.forget(database, [letter for letter in known if letter not in waiting])
+
+    def _tell_refused(self, told: Refusal) -> None:
         try:
             if self._refused is not None:
-                self._refused(reason)
-        except Exception:  # noqa: BLE001 - the next reason is to be told, too
+                self._refused(told)
+        except Exception:  # noqa: BLE001 - the next one is to be told, too
             _log.exception("what is told of refused writes failed")
 
     def _send(
         self, client_id: str, transactions: Sequence[CrudTransaction]
     ) -> tuple[Sequence[CrudTransaction], list[dict[str, Any]]]:
         """Send as many as the server takes at once; which these were, and what it says of each."""
-        credentials = self._credentials or self.fetch_credentials()
         crud = [{"crud": [as_json(entry) for entry in each.crud]} for each in transactions]
         try:
-            return transactions, self._post(credentials, {"client_id": client_id, "transactions": crud})
+            text = self._ask("POST", "/upload", {"client_id": client_id, "transactions": crud})
         except Refused as error:
             if error.status != _TOO_LARGE or len(transactions) == 1:
                 raise
             return self._send(client_id, transactions[: len(transactions) // 2])
+        answers = _list_in(text, "transactions")
+        if len(answers) != len(transactions):
+            raise _untold(text)
+        return transactions, answers
 
-    def _post(self, credentials: Credentials, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        url = f"{self._endpoint}/upload"
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+        """The server's answer, as text."""
+        credentials = self._credentials or self.fetch_credentials()
+        url = self._endpoint + path
         headers = {"authorization": f"Token {credentials.token}"}
         try:
-            with httpx.stream("POST", url, json=body, headers=headers, timeout=_SECONDS, verify=trusted()) as response:
+            with httpx.stream(method, url, json=body, headers=headers, timeout=_SECONDS, verify=trusted()) as response:
                 text = _text(response)
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
         if response.status_code != 200:
-            refused = refusal("/upload", response.status_code, text, response.headers)
+            refused = refusal(path, response.status_code, text, response.headers)
             if isinstance(refused, TokenRefused):
                 self._credentials = None
             raise refused
-        return _answers(text, len(body["transactions"]))
+        return text
 
 
 def _text(response: httpx.Response) -> str:
@@ -133,15 +156,19 @@ def _text(response: httpx.Response) -> str:
     return str(held, "utf-8", "replace")
 
 
-def _answers(text: str, count: int) -> list[dict[str, Any]]:
-    """What became of each transaction. Others say 200, too, as the sign-in page of a network does."""
+def _list_in(text: str, name: str) -> list[dict[str, Any]]:
+    """The list of this name in an answer. Others say 200, too, as the sign-in page of a network does."""
     try:
-        found = json.loads(text)["transactions"]
+        found = json.loads(text)[name]
     except (ValueError, KeyError, TypeError):
         found = None
-    if not isinstance(found, list) or len(found) != count or not all(isinstance(each, dict) for each in found):
-        raise ProtocolError(f"/upload answered without telling of each transaction: {text[:200]}")
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise _untold(text)
     return found
+
+
+def _untold(text: str) -> ProtocolError:
+    return ProtocolError(f"/upload answered without telling of each transaction: {text[:200]}")
 
 
 class DownloadConnector(UploadConnector):
