@@ -269,6 +269,33 @@ def test_titles_are_edited_in_place_and_say_when_somebody_else_edits_them_too(pa
     page.wait_for(part(LEFT, "list-name"), "Weekend together")
 
 
+def test_a_write_that_the_server_refuses_is_undone_and_says_why_until_it_is_read(page: Browser) -> None:
+    page.click("[data-testid=play-refused]")
+    page.wait_for(part(RIGHT, "refused-why"), "You may not change this.")
+    page.wait_for(part(RIGHT, "refused-now"), "So it is back on this device.")
+    assert page.texts(part(RIGHT, "refused-what"))[0].startswith(
+        "The server refused to delete the list “Weekend together”. What you sent is kept as dead letter "
+    )
+    page.wait_for(part(RIGHT, "list-name"), "Weekend together")
+    page.wait_for("[data-testid=told]", "see Ben's side.")
+    assert page.texts(part(LEFT, "refused")) == []
+
+    page.reload()
+    page.wait_for(part(RIGHT, "refused-why"), "You may not change this.")
+    page.click(part(RIGHT, "dismiss"))
+    page.wait_gone(part(RIGHT, "refused"))
+
+
+def test_a_list_that_goes_while_it_is_explained_leaves_the_rule_that_gave_it(page: Browser, demo: Run) -> None:
+    with psycopg.connect(demo.wait_for(r"postgresql://\S+"), autocommit=True) as conn:
+        ((ada,),) = conn.execute("select id from users order by created_at, id limit 1").fetchall()
+        conn.execute("insert into lists (id, owner_id, name) values (gen_random_uuid(), %s, 'Short-lived')", [ada])
+        page.wait_for("[data-testid=verdict-left]", "Ada gets it, by line 15")
+        conn.execute("delete from lists where name = 'Short-lived'")
+    page.wait_for("[data-testid=verdict-left]", "Ada had it, and it is gone")
+    page.wait_for("code.giving")
+
+
 @pytest.mark.long
 def test_sql_by_hand_and_a_row_that_one_person_may_not_see_are_explained(page: Browser, demo: Run) -> None:
     with psycopg.connect(demo.wait_for(r"postgresql://\S+"), autocommit=True) as conn:

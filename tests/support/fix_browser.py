@@ -120,7 +120,8 @@ class Browser:
 
 @contextmanager
 def open_browser(folder: Path) -> Iterator[Browser]:
-    """A page in a Chromium whose profile and log are in `folder`; it ends with the block."""
+    """A page in a Chromium whose profile and log are in `folder`; it ends with the block, and no script of the page may
+    have failed by then."""
     executable = find_chromium()
     with NodeProcess("browser.mjs", folder / "browser.log") as process:
         process.call(
@@ -131,6 +132,8 @@ def open_browser(folder: Path) -> Iterator[Browser]:
             profile=str(folder / "profile"),
         )
         yield Browser(process, folder)
+    lines = (folder / "browser.log").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("page error: ")] == []
 
 
 @pytest.fixture

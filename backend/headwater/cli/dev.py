@@ -20,7 +20,7 @@ from headwater.cli.supervise import Child, supervise
 from headwater.config.given import SYNC_B64, ConfigSource
 from headwater.config.load import load_config
 from headwater.dev.demo_files import DemoFiles, find_demo_files
-from headwater.dev.ready import Address, what_to_try, when_ready
+from headwater.dev.ready import Address, database_session, what_to_try, when_ready
 from headwater.dev.sample import fill, is_filled, row_count
 from headwater.dev.upload import make_policies
 from headwater.dev.workspace import Workspace, open_workspace
@@ -56,8 +56,9 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         prepare_uploads(config.uploads())
         reserved.close()
         dsn = f"postgresql://{_USER}@127.0.0.1:{server.port}/{_DATABASE}"
-        text = what_to_try(address, dsn, server.binaries.bin_dir, files, workspace.root if keep else None)
-        _serve(workspace, address, text, stop)
+        session = database_session(dsn, server.binaries.bin_dir)
+        text = what_to_try(address, session, files, workspace.root if keep else None)
+        _serve(workspace, address, session, text, stop)
         _say("ending")
 
 
@@ -85,13 +86,13 @@ def _create_source(
     return keep_running()
 
 
-def _serve(workspace: Workspace, address: Address, text: str, stop: threading.Event) -> None:
+def _serve(workspace: Workspace, address: Address, session: str, text: str, stop: threading.Event) -> None:
     environment = {"SPARK_LOCAL_DIRS": str(workspace.scratch)}
     environment |= dict.fromkeys(SYNC_B64, "")  # use the demo's rules, whatever is set outside
     arguments = ["--config", str(workspace.config)]
     children = [
         Child("replicator", [sys.executable, "-m", "headwater", "replicate", *arguments], environment),
-        Child("endpoint", [sys.executable, "-m", "headwater.dev.serve", *arguments], environment),
+        Child("endpoint", [sys.executable, "-m", "headwater.dev.serve", *arguments, "--session", session], environment),
     ]
     _say("starting the replicator and the endpoint")
     announcer = threading.Thread(

@@ -21,7 +21,6 @@ from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
 from headwater.dev.rule_lines import RuleLines, RuleText
 from headwater.dev.trace import Tracer
-from headwater.source.connect import SourceSettings
 
 _LONGEST = 200
 _MOST_OP_ID = 2**53
@@ -36,7 +35,7 @@ class BadQuestionError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The demo's sync config, and the address of its database."""
+    """The demo's sync config, and how to open a session of its database."""
 
     rules: str
     rules_name: str
@@ -71,7 +70,7 @@ class Backstage:
     desk: ExplainDesk
     rules: RuleText
     rules_name: str
-    source: SourceSettings
+    session: str
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -83,9 +82,7 @@ class Backstage:
     async def about(self, request: Request) -> Response:
         """The rules, and where a person writes SQL of his own."""
         await self._user(request)
-        source = self.source
-        address = f"postgresql://{source.user}@{source.host}:{source.port}/{source.database}"
-        return _json(About(self.rules.text, self.rules_name, address))
+        return _json(About(self.rules.text, self.rules_name, self.session))
 
     async def trace(self, request: Request) -> Response:
         """The commits after the op `after` that changed what the user sees; without it, only where things stand."""

@@ -54,10 +54,15 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
             stop.wait(_PAUSE)
 
 
-def what_to_try(address: Address, dsn: str, programs: Path, files: DemoFiles, kept: Path | None) -> str:
-    """The text to print when ready. `programs` is the directory of Postgres' programs, `dsn` a libpq URI."""
+def database_session(dsn: str, programs: Path) -> str:
+    """The command that opens a database session, or only its address where there is no psql. `programs` is the
+    directory of Postgres' programs, `dsn` a libpq URI."""
     psql = "psql" if shutil.which("psql") else shutil.which("psql", path=str(programs))
-    database = f"{psql} {shlex.quote(dsn)}" if psql else dsn
+    return f"{shlex.quote(psql)} {shlex.quote(dsn)}" if psql else dsn
+
+
+def what_to_try(address: Address, database: str, files: DemoFiles, kept: Path | None) -> str:
+    """The text to print when ready. `database` is how to open a session of the database."""
     app = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make demo`)")
     end = "Ctrl-C ends everything" + (f"; {kept} stays." if kept else ", and leaves nothing behind.")
     return f"""

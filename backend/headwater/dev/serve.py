@@ -33,35 +33,37 @@ from headwater.storage.open import open_backend
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), required=True)
-def main(config: Path) -> None:
+@click.option("--session", required=True, help="How a person opens a database session.")
+def main(config: Path, session: str) -> None:
     """Serve the demo that CONFIG describes, until SIGTERM or SIGINT."""
     end_with_supervisor()
     try:
-        _serve(config)
+        _serve(config, session)
     except HeadwaterError as error:
         click.echo(f"headwater: {error}", err=True)
         raise SystemExit(EXIT_STOP) from None
 
 
-def _serve(path: Path) -> None:
+def _serve(path: Path, session: str) -> None:
     config = load_config(ConfigSource(path=path), os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
     files = find_demo_files()
     demo = Demo(config.source(), config.auth.keys[0], AUDIENCE)
     with closing(open_backend(config.storage).open_reader()) as reader:
-        routes = [*_backstage(config, reader, files).routes(), *demo_routes(demo, files)]
+        routes = [*_backstage(config, reader, files, session).routes(), *demo_routes(demo, files)]
         serve_app(build(config, routes), [bind(config.host, config.port)])
 
 
-def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles) -> Backstage:
+def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:
     limits = Limits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results)
+    rules = RuleText(files.rules.read_text(encoding="utf-8"))
     return Backstage(
         Verifier(StaticKeys(config.auth.keys), frozenset({AUDIENCE})),
-        Tracer(reader, config.storage, config.source(), limits),
+        Tracer(reader, config.storage, config.source(), limits, rules),
         ExplainDesk(AdminSettings((), config.storage, config.sources), reader),
-        RuleText(files.rules.read_text(encoding="utf-8")),
+        rules,
         files.rules.name,
-        config.source(),
+        session,
     )
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import orjson
 
+from headwater.dev.rule_lines import RuleLines, RuleText
 from headwater.insight.served import Limits, Served, open_served
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.oplog.op import OpId
@@ -47,7 +48,8 @@ class NotedWrite:
 
 @dataclass(frozen=True, slots=True)
 class TracedOp:
-    """An op of a bucket. `data` is the row with long values cut, None when the op removes it."""
+    """An op of a bucket, with the lines of the rules that give the bucket. `data` is the row with long values cut, None
+    when the op removes it."""
 
     op_id: int
     op: str
@@ -56,6 +58,7 @@ class TracedOp:
     bucket: str
     stream: str
     data: Mapping[str, object] | None
+    lines: RuleLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Tracer:
     storage: StoreAddress
     source: SourceSettings
     limits: Limits
+    rules: RuleText
 
     def trace(self, user: str, after: int | None) -> Trace:
         """The commits after an op that changed a bucket of the user; none without `after`. Blocking. Raises
@@ -113,11 +117,12 @@ class Tracer:
 
     def _ops(self, served: Served, bucket: ResolvedBucket, after: OpId, upto: OpId) -> Iterator[TracedOp]:
         stream = served.streams_of(bucket)[0][0]
+        lines = self.rules.of_bucket(stream, bucket.name)
         for op in orjson.loads(b"[%b]" % self.reader.chunk(bucket.name, after, upto).ops):
             if op["op"] in {"PUT", "REMOVE"}:
                 data = _cut(orjson.loads(op["data"])) if op.get("data") else None
                 row = (op["object_type"], op["object_id"])
-                yield TracedOp(int(op["op_id"]), op["op"], *row, bucket.name, stream, data)
+                yield TracedOp(int(op["op_id"]), op["op"], *row, bucket.name, stream, data, lines)
 
     def _commits(self, flushes: Sequence[FlushRange], ops: Sequence[TracedOp]) -> Iterator[TracedCommit]:
         kept = self._kept(flushes[-1].lsn) if flushes else []

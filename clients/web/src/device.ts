@@ -2,7 +2,7 @@
 
 import { PowerSyncDatabase, WASQLiteVFS, type CommonPowerSyncDatabase, type SyncStatus } from '@powersync/web';
 import { schema, type Todo } from './schema';
-import { connectorFor, type Refusal, type User } from './server';
+import { connectorFor, type User } from './server';
 
 const RETRY_DELAY_MS = 1000;
 const SHOWN_TODOS = 200;
@@ -25,6 +25,19 @@ export interface WaitingWrite {
   data: Record<string, unknown>;
 }
 
+/** A transaction of this device that the server refused. */
+export interface Refusal {
+  id: string;
+  message: string;
+  code: string;
+  op: string | null;
+  table: string | null;
+  row: string | null;
+  /** What the row is called on this device; null when it is not there. */
+  name: string | null;
+  writes: { type: string; id: string; data?: Record<string, unknown>; old?: Record<string, unknown> }[];
+}
+
 export interface Bucket {
   name: string;
   rows: number;
@@ -37,6 +50,7 @@ export interface View {
   todos: Todo[];
   total: number;
   waiting: WaitingWrite[];
+  refusals: Refusal[];
   buckets: Bucket[];
   /** The tables contain every op of the buckets up to this one. */
   applied: number;
@@ -52,9 +66,12 @@ const TODOS = `select id, list_id, title, substr(notes, 1, ${SHOWN_NOTES}) as no
 const WAITING = `select id, data ->> 'op' as op, data ->> 'type' as "table", data ->> 'id' as "row",
     coalesce(data ->> 'data', '{}') as data
   from ps_crud order by id`;
+const REFUSALS = `select id, message, code, op, type as "table", row_id as "row", writes,
+    coalesce((select name from lists where id = row_id), (select title from todos where id = row_id)) as name
+  from upload_refusals order by at desc`;
 const BUCKETS = `select name, last_applied_op, (select count(*) from ps_oplog where bucket = ps_buckets.id) as rows
   from ps_buckets order by name`;
-const TABLES = ['lists', 'todos', 'list_members', 'ps_crud', 'ps_buckets', 'ps_oplog'];
+const TABLES = ['lists', 'todos', 'list_members', 'upload_refusals', 'ps_crud', 'ps_buckets', 'ps_oplog'];
 
 type BucketRow = Bucket & { last_applied_op: number };
 
@@ -66,16 +83,13 @@ export class Device {
   private reading = false;
   private stale = false;
 
-  constructor(
-    readonly user: User,
-    onRefused: (refusal: Refusal) => void
-  ) {
+  constructor(readonly user: User) {
     this.db = new PowerSyncDatabase({
       schema,
       // A file system of the browser that works without cross-origin isolation headers.
       database: { dbFilename: `demo-${user.id}.db`, vfs: WASQLiteVFS.OPFSCoopSyncVFS }
     });
-    this.connector = connectorFor(user, onRefused);
+    this.connector = connectorFor(user);
   }
 
   goOnline(): Promise<void> {
@@ -133,31 +147,18 @@ export class Device {
       const lists = await tx.getAll<Omit<SharedList, 'guests'> & { guests: string }>(LISTS);
       const todos = await tx.getAll<Todo & { total: number }>(TODOS, [this.chosen ?? '']);
       const waiting = await tx.getAll<Omit<WaitingWrite, 'data'> & { data: string }>(WAITING);
+      const refusals = await tx.getAll<Omit<Refusal, 'writes'> & { writes: string }>(REFUSALS);
       const buckets = await tx.getAll<BucketRow>(BUCKETS);
       return {
         lists: lists.map((list) => ({ ...list, guests: JSON.parse(list.guests) as string[] })),
         todos,
         total: todos[0]?.total ?? 0,
         waiting: waiting.map((write) => ({ ...write, data: JSON.parse(write.data) as Record<string, unknown> })),
+        refusals: refusals.map((each) => ({ ...each, writes: JSON.parse(each.writes) as Refusal['writes'] })),
         buckets,
         applied: Math.min(...buckets.map(({ last_applied_op }) => last_applied_op))
       };
     });
-  }
-
-  /** Follow the title of one to-do; undefined when it is gone. Call the result to stop. */
-  onTitle(todoId: string, show: (title: string | undefined) => void): () => void {
-    const stop = new AbortController();
-    this.db.watchWithCallback(
-      'select title from todos where id = ?',
-      [todoId],
-      {
-        onResult: (result) => show((result.array as { title: string }[])[0]?.title),
-        onError: (error) => console.error(error)
-      },
-      { signal: stop.signal }
-    );
-    return () => stop.abort();
   }
 
   /** Returns when the server has everything that was written here. */
@@ -192,6 +193,10 @@ export class Device {
     return id;
   }
 
+  async deleteList(listId: string): Promise<void> {
+    await this.db.execute('delete from lists where id = ?', [listId]);
+  }
+
   async renameList(listId: string, name: string): Promise<void> {
     await this.db.execute('update lists set name = ? where id = ?', [name, listId]);
   }
@@ -219,6 +224,11 @@ export class Device {
 
   async deleteTodo(todoId: string): Promise<void> {
     await this.db.execute('delete from todos where id = ?', [todoId]);
+  }
+
+  /** Forget a refusal that the person has read. */
+  async dismiss(refusalId: string): Promise<void> {
+    await this.db.execute('delete from upload_refusals where id = ?', [refusalId]);
   }
 
   async share(listId: string, user: User): Promise<void> {

@@ -3,7 +3,7 @@ import './backstage/style.css';
 import { Backstage } from './backstage/backstage';
 import { h } from './dom';
 import { Panel } from './panel';
-import { ConflictPlay } from './play';
+import { Plays } from './play';
 import { fetchUsers } from './server';
 
 const panels = document.querySelector<HTMLElement>('#panels')!;
@@ -12,8 +12,8 @@ try {
   const users = await fetchUsers();
   const [ada, ben] = users;
   if (!ada || !ben) throw new Error('the demo needs two users');
-  const play = new ConflictPlay(() => ({ left, right }));
-  const backstage = new Backstage({ left: ada, right: ben }, users, play.element);
+  const plays = new Plays(() => ({ left, right }));
+  const backstage = new Backstage({ left: ada, right: ben }, users, plays.element);
   const left: Panel = new Panel('left', ada, ben, users, backstage);
   const right: Panel = new Panel('right', ben, ada, users, backstage);
   panels.append(left.element, right.element, backstage.element);

@@ -16,6 +16,8 @@ export type Side = 'left' | 'right';
 export interface Listener {
   /** The screen shows a state of the device. */
   onView(side: Side, view: View): void;
+  /** The person turns the network of a device off or on. */
+  onOffline(side: Side, offline: boolean): void;
   /** The person asks why a row is there. */
   onAsk(todo: Todo): void;
 }
@@ -31,6 +33,7 @@ export class Panel {
   private view: View | undefined;
   private chosen: string | undefined;
   private justAdded: string | undefined;
+  private lost: string | undefined;
   private scrolledTo: string | undefined;
 
   private readonly offline: HTMLButtonElement;
@@ -62,7 +65,7 @@ export class Panel {
     private readonly listener: Listener
   ) {
     this.names = new Map(users.map(({ id, name }) => [id, name]));
-    this.device = new Device(user, (refusal) => this.refusals.add(refusal));
+    this.device = new Device(user);
     this.refusals = new Refusals(this.device);
     this.todos = new Todos(this.device, () => this.newTodo.focus(), (todo) => listener.onAsk(todo));
     this.offline = h(
@@ -150,6 +153,7 @@ export class Panel {
       this.status.showWaiting(view.waiting.length);
       this.showLists(view.lists);
       this.todos.show(view);
+      this.refusals.show(view.refusals);
       this.listener.onView(this.side, view);
     });
     void this.device.goOnline();
@@ -167,12 +171,12 @@ export class Panel {
   setOffline(offline: boolean): void {
     this.offline.setAttribute('aria-checked', String(offline));
     this.status.showOffline(offline);
+    this.listener.onOffline(this.side, offline);
     void (offline ? this.device.goOffline() : this.device.goOnline());
   }
 
   private async reset(): Promise<void> {
     await this.device.reset();
-    this.refusals.clear();
     if (!this.isOffline()) await this.device.goOnline();
   }
 
@@ -195,8 +199,12 @@ export class Panel {
   private showLists(lists: SharedList[]): void {
     const isThere = lists.some(({ id }) => id === this.chosen);
     // A list that was added a moment ago is chosen before it is read.
-    if (!isThere && (this.chosen === undefined || this.chosen !== this.justAdded))
+    if (!isThere && (this.chosen === undefined || this.chosen !== this.justAdded)) {
+      this.lost ??= this.chosen;
       this.choose((lists.find((list) => this.isCommon(list)) ?? lists[0])?.id);
+    } else if (this.lost !== undefined && lists.some(({ id }) => id === this.lost)) {
+      this.show(this.lost); // as when the server refused to delete it
+    }
     this.listRows.show(lists);
     this.showChosen();
     this.scrollToChosen();
@@ -250,7 +258,7 @@ export class Panel {
       class: 'list-button',
       'data-testid': 'list',
       'data-id': list.id,
-      onclick: () => this.choose(list.id)
+      onclick: () => this.show(list.id)
     });
     return {
       element,
@@ -287,6 +295,18 @@ export class Panel {
     if (!title || this.chosen === undefined) return;
     this.newTodo.value = '';
     await this.device.addTodo(this.chosen, title);
+  }
+
+  /** Open a list, as a click on it does. */
+  show(listId: string): void {
+    this.lost = undefined;
+    this.choose(listId);
+    this.listRows.show(this.lists);
+    this.showChosen();
+  }
+
+  get lists(): SharedList[] {
+    return this.view?.lists ?? [];
   }
 
   /** The to-dos that are on the screen. */

@@ -1,4 +1,4 @@
-// Plays a conflict: one person goes offline, both change the same title, and the first comes back.
+// Plays what a person would have to set up with two devices: a conflict, and a write that the server refuses.
 
 import { h } from './dom';
 import type { Panel } from './panel';
@@ -6,45 +6,78 @@ import type { Panel } from './panel';
 const PAUSE_MS = 900;
 const ENDINGS = ['today', 'tomorrow', 'on Sunday'];
 const ENDING = /^(.*?)(?: \((today|tomorrow|on Sunday)\))?$/s;
+const BOTH = 'It takes both people online, with the same list open.';
 
-export class ConflictPlay {
+interface Panels {
+  left: Panel;
+  right: Panel;
+}
+
+export class Plays {
   readonly element: HTMLElement;
 
   private readonly told = h('p', { class: 'told', role: 'status', 'data-testid': 'told' });
-  private readonly start = h(
-    'button',
-    { type: 'button', class: 'outlined', 'data-testid': 'play-conflict', onclick: () => void this.play() },
-    'Show me a conflict'
-  );
+  private readonly buttons = [
+    this.button('Show me a conflict', 'play-conflict', (panels) => this.conflict(panels)),
+    this.button('Show me a refused write', 'play-refused', (panels) => this.refused(panels))
+  ];
 
-  constructor(private readonly panels: () => { left: Panel; right: Panel }) {
-    this.element = h('div', { class: 'play' }, this.start, this.told);
+  constructor(private readonly panels: () => Panels) {
+    this.element = h('div', { class: 'play' }, ...this.buttons, this.told);
   }
 
-  private async play(): Promise<void> {
-    const { left, right } = this.panels();
+  private button(label: string, testId: string, play: (panels: Panels) => Promise<void>): HTMLButtonElement {
+    const start = async (): Promise<void> => {
+      const panels = this.panels();
+      if (panels.left.isOffline() || panels.right.isOffline()) return this.tell(BOTH);
+      for (const each of this.buttons) each.disabled = true;
+      try {
+        await play(panels);
+      } finally {
+        for (const each of this.buttons) each.disabled = false;
+      }
+    };
+    return h('button', { type: 'button', class: 'outlined', 'data-testid': testId, onclick: () => void start() }, label);
+  }
+
+  /** One person goes offline, both change the same title, and the first comes back. */
+  private async conflict({ left, right }: Panels): Promise<void> {
     const there = new Set(right.shown.map(({ id }) => id));
     const todo = left.shown.find(({ id }) => there.has(id));
-    if (!todo || left.isOffline() || right.isOffline())
-      return this.tell('It takes both people online, with the same list open.');
-    this.start.disabled = true;
-    try {
-      const [, plain, when] = ENDING.exec(todo.title ?? '') ?? [];
-      const [early, late] = ENDINGS.filter((each) => each !== when);
-      const [ada, ben] = [left.device.user.name, right.device.user.name];
-      await this.tell(`${ben} goes offline …`);
-      right.setOffline(true);
-      await this.tell(`… and changes a title, as ${ada} does.`);
-      await right.device.setTitle(todo.id, `${plain} (${late})`);
-      await left.device.setTitle(todo.id, `${plain} (${early})`);
-      await left.device.sent();
-      await this.tell(`${ben} comes back:`);
-      right.setOffline(false);
-      await right.device.sent();
-      await this.tell(`see ${ben}'s side.`);
-    } finally {
-      this.start.disabled = false;
-    }
+    if (!todo) return this.tell(BOTH);
+    const [, plain, when] = ENDING.exec(todo.title ?? '') ?? [];
+    const [early, late] = ENDINGS.filter((each) => each !== when);
+    const [ada, ben] = [left.device.user.name, right.device.user.name];
+    await this.tell(`${ben} goes offline …`);
+    right.setOffline(true);
+    await this.tell(`… and changes a title, as ${ada} does.`);
+    await right.device.setTitle(todo.id, `${plain} (${late})`);
+    await left.device.setTitle(todo.id, `${plain} (${early})`);
+    await left.device.sent();
+    await this.comesBack(right);
+  }
+
+  /** One person deletes, offline, a list of the other's, which only its owner may do. */
+  private async refused({ left, right }: Panels): Promise<void> {
+    const list = right.lists.find(({ owner_id }) => owner_id === left.device.user.id);
+    if (!list) return this.tell(`It takes a list that ${left.device.user.name} shares.`);
+    const [ada, ben] = [left.device.user.name, right.device.user.name];
+    right.show(list.id);
+    await this.tell(`${ben} goes offline …`);
+    right.setOffline(true);
+    await this.tell(`… and deletes “${list.name}”, which is ${ada}'s. On this device it is gone.`);
+    await right.device.deleteList(list.id);
+    await this.tell('Only its owner may do that.');
+    await this.comesBack(right);
+  }
+
+  private async comesBack(panel: Panel): Promise<void> {
+    const { name } = panel.device.user;
+    await this.tell(`${name} comes back:`);
+    panel.setOffline(false);
+    await panel.device.sent();
+    panel.element.scrollIntoView({ block: 'start', behavior: 'smooth' }); // on a phone it is above
+    await this.tell(`see ${name}'s side.`);
   }
 
   private async tell(text: string): Promise<void> {

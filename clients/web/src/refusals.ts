@@ -1,12 +1,13 @@
-// What the server put aside of a device's writes, with a way on. A conflict shows both versions.
+// What the server refused of a device's writes, why, and a way on. A conflict shows both versions.
 
-import type { Device } from './device';
-import { h } from './dom';
-import type { Refusal } from './server';
+import type { Device, Refusal } from './device';
+import { h, Rows, type RowView } from './dom';
 
 /** What the demo's conflict policy raises, see `demo.keep_titles`. */
 const CHANGED = 'HW409';
-const GONE = 'HW_6113';
+
+const TABLES: Record<string, string> = { lists: 'the list', todos: 'the to-do', list_members: 'who shares the list' };
+const VERBS: Record<string, string> = { PUT: 'add', PATCH: 'change', DELETE: 'delete' };
 
 interface Change {
   todoId: string;
@@ -16,10 +17,9 @@ interface Change {
 
 /** The change of a title in a refused transaction. */
 function changeIn({ writes }: Refusal): Change | undefined {
-  for (const { table, id, opData, previousValues } of writes) {
-    const mine: unknown = opData?.['title'];
-    if (table === 'todos' && typeof mine === 'string')
-      return { todoId: id, mine, was: String(previousValues?.['title'] ?? '') };
+  for (const { type, id, data, old } of writes) {
+    const mine = data?.['title'];
+    if (type === 'todos' && typeof mine === 'string') return { todoId: id, mine, was: String(old?.['title'] ?? '') };
   }
   return undefined;
 }
@@ -27,95 +27,111 @@ function changeIn({ writes }: Refusal): Change | undefined {
 export class Refusals {
   readonly element = h('div', { class: 'refusals', 'data-testid': 'refusals' });
 
-  private readonly cards = new Map<string, () => void>();
+  private readonly cards: Rows<Refusal>;
 
-  constructor(private readonly device: Device) {}
-
-  add(refusal: Refusal): void {
-    const change = changeIn(refusal);
-    if (refusal.sqlstate === CHANGED && change) this.addConflict(refusal, change);
-    else this.addCard(crypto.randomUUID(), (close) => this.plainCard(refusal, close));
+  constructor(private readonly device: Device) {
+    this.cards = new Rows(this.element, (refusal) => this.view(refusal));
   }
 
-  clear(): void {
-    for (const close of this.cards.values()) close();
+  /** Show them, newest first. Of several conflicts about one row the newest is the one that counts. */
+  show(refusals: Refusal[]): void {
+    const conflicts = new Set<string>();
+    this.cards.show(
+      refusals.filter((refusal) => {
+        const todo = refusal.code === CHANGED ? changeIn(refusal)?.todoId : undefined;
+        if (todo === undefined) return true;
+        if (conflicts.has(todo)) return false;
+        conflicts.add(todo);
+        return true;
+      })
+    );
   }
 
-  /** One card for each row: the newest attempt is the one that counts. */
-  private addCard(key: string, build: (close: () => void) => { element: HTMLElement; stop?: () => void }): void {
-    this.cards.get(key)?.();
-    const close = (): void => {
-      element.remove();
-      stop?.();
-      this.cards.delete(key);
-    };
-    const { element, stop } = build(close);
-    this.cards.set(key, close);
-    this.element.append(element);
+  private view(refusal: Refusal): RowView<Refusal> {
+    const change = refusal.code === CHANGED ? changeIn(refusal) : undefined;
+    return change ? this.conflictCard(refusal, change) : this.plainCard(refusal);
   }
 
-  private plainCard({ code, reason, letter }: Refusal, close: () => void): { element: HTMLElement } {
-    const gone = code === GONE;
+  private plainCard(first: Refusal): RowView<Refusal> {
+    const what = h('p', { 'data-testid': 'refused-what' });
+    const now = h('p', { 'data-testid': 'refused-now' });
     return {
       element: h(
         'div',
         { class: 'card', role: 'alert', 'data-testid': 'refused' },
-        h('strong', {}, gone ? 'Too late: it was deleted meanwhile' : 'The server refused a change'),
-        h('p', {}, gone ? 'There is nothing left to change. ' : `${reason} `, kept(letter)),
-        h('div', { class: 'choices' }, h('button', { type: 'button', class: 'quiet', onclick: close }, 'Dismiss'))
-      )
+        h('strong', { 'data-testid': 'refused-why' }, first.message),
+        what,
+        now,
+        h('div', { class: 'choices' }, this.dismissal(first.id, 'Dismiss', 'dismiss'))
+      ),
+      update: (refusal) => {
+        what.textContent = `The server refused to ${whatOf(refusal)}. ${kept(refusal.id)}`;
+        now.textContent = nowOf(refusal);
+      }
     };
   }
 
-  private addConflict({ letter }: Refusal, { todoId, mine, was }: Change): void {
-    this.addCard(todoId, (close) => {
-      const theirs = h('dd', { 'data-testid': 'theirs' });
-      const again = h(
-        'button',
-        {
-          type: 'button',
-          class: 'primary',
-          'data-testid': 'mine-again',
-          onclick: () => void this.device.setTitle(todoId, mine).then(close)
-        },
-        'Use mine'
-      );
-      const stop = this.device.onTitle(todoId, (title) => {
-        again.hidden = title === undefined || title === mine;
-        theirs.textContent = title ?? 'deleted';
-      });
-      const element = h(
-        'div',
-        { class: 'card', role: 'alert', 'data-testid': 'conflict' },
-        h('strong', {}, 'Conflict: somebody else was faster'),
-        h(
-          'dl',
-          {},
-          h('dt', {}, 'It was'),
-          h('dd', { class: 'was' }, was),
-          h('dt', {}, 'You wrote'),
-          h('dd', { 'data-testid': 'mine' }, mine),
-          h('dt', {}, 'Now it is'),
-          theirs
-        ),
-        h(
-          'p',
-          {},
-          'Your change began from a title that is gone. The conflict policy of to-dos (demo.keep_titles) lets the ' +
-            'first change stand. ',
-          kept(letter)
-        ),
-        h(
-          'div',
-          { class: 'choices' },
-          again,
-          h('button', { type: 'button', class: 'quiet', 'data-testid': 'keep-theirs', onclick: close }, 'Keep theirs')
-        )
-      );
-      return { element, stop };
-    });
+  private conflictCard({ id }: Refusal, { todoId, mine, was }: Change): RowView<Refusal> {
+    const theirs = h('dd', { 'data-testid': 'theirs' });
+    const again = h(
+      'button',
+      {
+        type: 'button',
+        class: 'primary',
+        'data-testid': 'mine-again',
+        onclick: () => void this.device.setTitle(todoId, mine).then(() => this.device.dismiss(id))
+      },
+      'Use mine'
+    );
+    const element = h(
+      'div',
+      { class: 'card', role: 'alert', 'data-testid': 'conflict' },
+      h('strong', {}, 'Conflict: somebody else was faster'),
+      h(
+        'dl',
+        {},
+        h('dt', {}, 'It was'),
+        h('dd', { class: 'was' }, was),
+        h('dt', {}, 'You wrote'),
+        h('dd', { 'data-testid': 'mine' }, mine),
+        h('dt', {}, 'Now it is'),
+        theirs
+      ),
+      h(
+        'p',
+        {},
+        `Your change began from a title that is gone. The conflict policy of to-dos (demo.keep_titles) lets the first ` +
+          `change stand. ${kept(id)}`
+      ),
+      h('div', { class: 'choices' }, again, this.dismissal(id, 'Keep theirs', 'keep-theirs'))
+    );
+    return {
+      element,
+      update: ({ name }) => {
+        again.hidden = name === null || name === mine;
+        theirs.textContent = name ?? 'deleted';
+      }
+    };
+  }
+
+  private dismissal(id: string, label: string, testId: string): HTMLElement {
+    const dismiss = (): void => void this.device.dismiss(id);
+    return h('button', { type: 'button', class: 'quiet', 'data-testid': testId, onclick: dismiss }, label);
   }
 }
 
-const kept = (letter: number | null): string =>
-  letter === null ? '' : `What you sent is kept as dead letter ${letter}.`;
+/** What was refused, as in "delete the list “Weekend”". */
+function whatOf({ op, table, row, name, writes }: Refusal): string {
+  const written = writes.find(({ id }) => id === row)?.data;
+  const called = name ?? written?.['name'] ?? written?.['title'];
+  const what = TABLES[table ?? ''] ?? 'a row';
+  return `${VERBS[op ?? ''] ?? 'write'} ${what}${called ? ` “${String(called)}”` : ''}`;
+}
+
+/** What has become of the row on this device. */
+function nowOf({ op, name }: Refusal): string {
+  if (op === 'DELETE') return name === null ? '' : 'So it is back on this device.';
+  return name === null ? 'So it is not on this device any more.' : 'So this device shows again what the server has.';
+}
+
+const kept = (letter: string): string => `What you sent is kept as dead letter ${letter}.`;

@@ -29,6 +29,20 @@ const list_members = new Table(
   { indexes: { by_list: ['list_id'] } }
 );
 
-export const schema = new Schema({ lists, todos, list_members });
+// What the server refused, until the user has read it: the connector writes it, and it never leaves the device.
+const upload_refusals = new Table(
+  {
+    at: column.text,
+    message: column.text,
+    code: column.text,
+    op: column.text,
+    type: column.text,
+    row_id: column.text,
+    writes: column.text
+  },
+  { localOnly: true }
+);
+
+export const schema = new Schema({ lists, todos, list_members, upload_refusals });
 
 export type Todo = (typeof schema)['types']['todos'];

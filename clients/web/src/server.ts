@@ -1,6 +1,6 @@
 // What the demo asks of the server that serves it. All addresses are relative to the page.
 
-import type { CommonPowerSyncDatabase, CrudEntry, CrudTransaction, PowerSyncBackendConnector } from '@powersync/web';
+import type { CommonPowerSyncDatabase, CrudTransaction, PowerSyncBackendConnector } from '@powersync/web';
 
 export interface User {
   id: string;
@@ -10,15 +10,6 @@ export interface User {
 interface Credentials {
   token: string;
   endpoint: string;
-}
-
-/** What the server put aside: the writes of one local transaction, and why. */
-export interface Refusal {
-  code: string;
-  sqlstate: string | null;
-  reason: string;
-  letter: number | null;
-  writes: CrudEntry[];
 }
 
 /** Local transactions that are sent at once, when the device was offline for a while. */
@@ -57,36 +48,43 @@ interface Answer {
   transactions: {
     outcome: 'applied' | 'already_applied' | 'parked';
     dead_letter?: number;
-    error?: { code: string; sqlstate?: string | null; description: string };
+    error?: { code: string; sqlstate?: string; message: string; op?: string; type?: string; id?: string };
   }[];
 }
 
-/** Send transactions in their order. What the server refuses for good it puts aside; that is returned. */
+const KEEP = `insert or replace into upload_refusals (id, at, message, code, op, type, row_id, writes)
+  values (?, ?, ?, ?, ?, ?, ?, ?)`;
+
+/** Send transactions in their order. What the server refuses it puts aside. */
 async function upload(
   client_id: string,
   transactions: CrudTransaction[],
   { token, endpoint }: Credentials
-): Promise<Refusal[]> {
+): Promise<Answer> {
   const response = await fetch(`${endpoint}/upload`, {
     method: 'POST',
     headers: { 'content-type': 'application/json', authorization: `Bearer ${token}` },
     body: JSON.stringify({ client_id, transactions })
   });
   if (!response.ok) throw new Error(reasonIn(await response.text()) || `status ${response.status}`);
-  const answer = (await response.json()) as Answer;
-  return answer.transactions.flatMap(({ error, dead_letter }, index) =>
-    error
-      ? [
-          {
-            code: error.code,
-            sqlstate: error.sqlstate ?? null,
-            reason: error.description,
-            letter: dead_letter ?? null,
-            writes: transactions[index]?.crud ?? []
-          }
-        ]
-      : []
-  );
+  return (await response.json()) as Answer;
+}
+
+/** Keep what was refused in the table that the page shows. The same may come again, if this page is closed before. */
+async function keepRefusals(database: CommonPowerSyncDatabase, answer: Answer, sent: CrudTransaction[]): Promise<void> {
+  for (const [index, { dead_letter, error }] of answer.transactions.entries()) {
+    if (!error) continue;
+    await database.execute(KEEP, [
+      String(dead_letter),
+      new Date().toISOString(),
+      error.message,
+      error.sqlstate ?? error.code,
+      error.op ?? null,
+      error.type ?? null,
+      error.id ?? null,
+      JSON.stringify(sent[index]?.crud ?? [])
+    ]);
+  }
 }
 
 /** The description in the service's error body, or the body as it is. */
@@ -100,7 +98,7 @@ function reasonIn(body: string): string {
 }
 
 /** Signs in as `user`, and sends the local writes of a database to the server, in the order in which they were made. */
-export function connectorFor(user: User, onRefused: (refusal: Refusal) => void): PowerSyncBackendConnector {
+export function connectorFor(user: User): PowerSyncBackendConnector {
   return {
     fetchCredentials: () => fetchToken(user),
 
@@ -112,8 +110,8 @@ export function connectorFor(user: User, onRefused: (refusal: Refusal) => void):
       }
       const last = transactions.at(-1);
       if (!last) return;
-      const refused = await upload(await database.getClientId(), transactions, await fetchToken(user));
-      refused.forEach(onRefused);
+      const answer = await upload(await database.getClientId(), transactions, await fetchToken(user));
+      await keepRefusals(database, answer, transactions);
       await last.complete();
     }
   };

@@ -9,7 +9,7 @@ import pytest
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.dev.demo_files import find_demo_files
-from headwater.dev.ready import Address, what_to_try
+from headwater.dev.ready import Address, database_session, what_to_try
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
@@ -91,8 +91,19 @@ def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_the_text_names_addresses_that_a_browser_here_can_open(host: str, origin: str, tmp_path: Path) -> None:
-    text = what_to_try(
-        Address(host, 80), "postgresql://postgres@127.0.0.1:5433/demo", tmp_path, find_demo_files(), None
-    )
+    session = database_session("postgresql://postgres@127.0.0.1:5433/demo", tmp_path)
+    text = what_to_try(Address(host, 80), session, find_demo_files(), None)
     assert f"{origin}/demo/" in text
     assert "postgresql://postgres@127.0.0.1:5433/demo" in text
+
+
+def test_a_database_session_is_a_command_that_runs_or_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = "postgresql://postgres@127.0.0.1:5433/demo"
+    monkeypatch.setenv("PATH", "")
+    assert database_session(dsn, tmp_path) == dsn
+    folder = tmp_path / "with a blank"
+    folder.mkdir()
+    (folder / "psql").touch(mode=0o755)
+    assert database_session(dsn, folder) == f"'{folder}/psql' {dsn}"

@@ -16,12 +16,18 @@ import { Words } from './words';
 interface About {
   rules: string;
   rules_name: string;
+  /** The command that opens a database session; the address of the database where no program for it is there. */
   database: string;
 }
 
 const EXAMPLE = `insert into todos (id, list_id, title)
 select gen_random_uuid(), id, 'Look at the sky'
 from lists where name = 'Weekend together';`;
+
+const OWN = `headwater init
+headwater source prepare
+headwater doctor
+headwater serve`;
 
 export class Backstage implements Listener {
   readonly element: HTMLElement;
@@ -56,9 +62,23 @@ export class Backstage implements Listener {
         'details',
         { class: 'by-hand' },
         h('summary', {}, 'Write SQL by hand'),
-        h('p', { class: 'note' }, 'Anything that writes to Postgres reaches the devices. In a database session:'),
+        h('p', { class: 'note' }, 'Anything that writes to Postgres reaches the devices. Open a database session:'),
         this.database,
+        h('p', { class: 'note' }, 'and write, for example:'),
         h('pre', { tabindex: '0', role: 'group', 'aria-label': 'A statement to try' }, EXAMPLE)
+      ),
+      h(
+        'details',
+        { class: 'by-hand' },
+        h('summary', {}, 'Use it with your own Postgres'),
+        h(
+          'p',
+          { class: 'note' },
+          'It takes Postgres 14 or newer with wal_level = logical. These commands read its tables and propose who gets ' +
+            'which rows, make the publication (--print-sql only shows the SQL), say what is still missing, and serve ' +
+            'your app. docs/quick-start.md tells each step.'
+        ),
+        h('pre', { id: 'own', tabindex: '0', role: 'group', 'aria-label': 'Commands for your own Postgres' }, OWN)
       )
     );
     void this.fetchAbout(users.left);
@@ -72,6 +92,10 @@ export class Backstage implements Listener {
     afterPaint(() => this.story.drawn(side, view));
   }
 
+  onOffline(side: Side, offline: boolean): void {
+    this.story.network(side, offline);
+  }
+
   onAsk(todo: Todo): void {
     void this.rules.explain({ table: 'todos', id: todo.id, title: todo.title ?? '' });
     this.rules.element.scrollIntoView({ block: 'nearest', behavior: 'smooth' });
@@ -82,7 +106,7 @@ export class Backstage implements Listener {
       const { rules, rules_name, database } = await ask<About>(user, 'about');
       this.rules.setText(rules);
       this.rulesName.textContent = rules_name;
-      this.database.textContent = `psql ${database}`;
+      this.database.textContent = database;
     } catch (error) {
       console.warn(error);
     }

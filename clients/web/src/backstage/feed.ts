@@ -77,8 +77,9 @@ export class Feed {
       const { id, name } = this.users[side];
       // Whoever wrote it saw it at once.
       if (!arrival || now.writes.some(({ by }) => by === id)) return [];
-      const label = `${name} ${spell(arrival.ms)}`;
-      return [h('span', { class: `time ${side}`, 'data-testid': `time-${side}` }, label)];
+      const label = `${name} ${spell(arrival.ms - arrival.offline)}`;
+      const title = arrival.offline > 0 ? 'from when the device was online again to the screen' : 'from the commit to the screen';
+      return [h('span', { class: `time ${side}`, 'data-testid': `time-${side}`, title }, label)];
     });
     return [
       h('span', { class: 'what', 'data-testid': 'what' }, this.whatOf(now)),
@@ -140,6 +141,11 @@ export class Feed {
     const arrival = arrivals[side];
     const own = writes.some(({ by }) => by === this.users[side].id);
     if (arrival && own) return `at once; confirmed ${spell(arrival.ms)} after the commit`;
+    if (arrival?.offline)
+      return (
+        `${spell(arrival.ms - arrival.offline)} after it was online again: to connect, send its own changes, and ` +
+        `receive (${spell(arrival.offline)} offline since the commit)${movesOf(arrival)}`
+      );
     if (arrival) return `${spell(arrival.ms)} after the commit${movesOf(arrival)}`;
     return concerned.has(side) ? 'on its way, or offline' : 'not concerned';
   }

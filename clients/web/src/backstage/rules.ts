@@ -33,7 +33,10 @@ export class Rules {
     private readonly users: Record<Side, User>,
     private readonly words: Words
   ) {
-    this.subject.textContent = 'The rules decide which rows each person gets. Ask with the ? of a row.';
+    this.subject.append(
+      'The rules decide which rows each person gets.',
+      h('span', { class: 'with-room' }, ' Ask with the ? of a row.')
+    );
     this.element = h('div', {}, this.subject, this.verdicts, this.code);
   }
 

@@ -47,6 +47,8 @@ interface Trace {
 /** When a person's screen showed a commit, and what it changed of his buckets. */
 export interface Arrival {
   ms: number;
+  /** How much of that the person had no network. */
+  offline: number;
   gained: string[];
   lost: string[];
 }
@@ -64,6 +66,11 @@ interface Shown {
   lost: string[];
 }
 
+interface Span {
+  from: number;
+  to: number;
+}
+
 const KEPT = 30;
 const SIDES: Side[] = ['left', 'right'];
 
@@ -71,6 +78,7 @@ export class Story {
   private readonly happenings = new Map<number, Happening>();
   private readonly shown: Record<Side, Shown[]> = { left: [], right: [] };
   private readonly buckets: Partial<Record<Side, Set<string>>> = {};
+  private readonly offline: Record<Side, Span[]> = { left: [], right: [] };
   private readonly seen: Partial<Record<Side, number>> = {};
   private readonly clock = new Clock();
   private asking = false;
@@ -80,6 +88,15 @@ export class Story {
     private readonly users: Record<Side, User>,
     private readonly show: (newestFirst: Happening[]) => void
   ) {}
+
+  /** A person's network went, or came back. */
+  network(side: Side, offline: boolean): void {
+    const spans = this.offline[side];
+    const now = moment();
+    if (offline) spans.push({ from: now, to: Infinity });
+    else if (spans.length > 0) spans[spans.length - 1]!.to = now;
+    if (spans.length > KEPT) spans.shift();
+  }
 
   /** A device's screen has been drawn with this view. */
   drawn(side: Side, { applied, buckets }: View): void {
@@ -91,7 +108,7 @@ export class Story {
     if (last && applied <= last.applied) return;
     this.shown[side].push({
       applied,
-      at: performance.timeOrigin + performance.now(),
+      at: moment(),
       gained: before ? [...names].filter((name) => !before.has(name)) : [],
       lost: before ? [...before].filter((name) => !names.has(name)) : []
     });
@@ -145,12 +162,23 @@ export class Story {
         const first = this.shown[side].find(({ applied }) => applied >= happening.op_id);
         if (!first || happening.arrivals[side]) continue;
         if (!happening.concerned.has(side) && first.gained.length + first.lost.length === 0) continue;
-        const ms = Math.max(0, first.at - this.clock.here(happening.committed * 1000));
-        happening.arrivals[side] = { ms, gained: first.gained, lost: first.lost };
+        const committed = this.clock.here(happening.committed * 1000);
+        happening.arrivals[side] = {
+          ms: Math.max(0, first.at - committed),
+          offline: within(this.offline[side], committed, first.at),
+          gained: first.gained,
+          lost: first.lost
+        };
       }
     this.show(newest);
   }
 }
+
+const moment = (): number => performance.timeOrigin + performance.now();
+
+/** How much of the time from `start` to `end` the spans cover. */
+const within = (spans: Span[], start: number, end: number): number =>
+  spans.reduce((sum, { from, to }) => sum + Math.max(0, Math.min(to, end) - Math.max(from, start)), 0);
 
 /** Turns the server's time into the browser's. On one machine they are the same. */
 class Clock {
