@@ -118,6 +118,37 @@ def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, t
     assert "no such table" in command("query", file, "select * from nowhere", exit_code=1).stderr
 
 
+def test_a_stream_that_is_subscribed_later_gets_its_tables_beside_those_that_are_there(
+    endpoint: Endpoint, memory_store: MemoryStore, file: Path
+) -> None:
+    sync(endpoint, file)
+    memory_store.put(endpoint.bucket("chosen", "birds"), "wren", json.dumps({"name": "wren", "n": 1}), table="topics")
+    memory_store.commit()
+    told = sync(endpoint, file, "-s", 'chosen={"topic": "birds"}').stderr
+    assert "made tables from the rows that came: topics" in " ".join(told.split())
+    command("query", file, "insert into todos (id, title) values (uuid(), 'waits')")
+    status = json.loads(command("status", file, "--json").stdout)
+    assert (status["tables"], status["uploads_waiting"]) == ({"todos": 5, "topics": 1}, 1)
+    assert json.loads(command("query", file, "select * from topics", "--format", "json").stdout) == {
+        "id": "wren",
+        "name": "wren",
+        "n": 1,
+    }
+
+
+def test_a_watched_query_is_read_by_another_program_as_it_changes(endpoint: Endpoint, file: Path) -> None:
+    sync(endpoint, file)
+    words = [sys.executable, "-m", "headwater_client", "watch", str(file), "select id, n from todos where n > ?", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == [{"id": "2", "n": 2}]
+        command("query", file, "update todos set n = 5 where id = '2'")
+        assert json.loads(process.stdout.readline()) == [{"id": "2", "n": 5}]
+        process.terminate()
+    csv = command("watch", file, "select id, n from todos where n = 5", "--count", 1, "--format", "csv").stdout
+    assert csv.splitlines() == ["id,n", "2,5", ""]
+
+
 @pytest.mark.long
 def test_ctrl_c_ends_a_query_that_would_not(endpoint: Endpoint, file: Path) -> None:
     sync(endpoint, file)

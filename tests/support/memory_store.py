@@ -34,6 +34,7 @@ class Op:
     row: str = ""
     data: str | None = None
     fixed_sum: int | None = None
+    table: str = "todos"
 
     @property
     def checksum(self) -> int:
@@ -45,7 +46,7 @@ class Op:
     def line(self) -> str:
         op: dict[str, object] = {"op_id": str(self.id), "op": self.kind, "checksum": self.checksum}
         if self.kind in {"PUT", "REMOVE"}:
-            op |= {"object_type": "todos", "object_id": self.row, "subkey": self.row, "data": self.data}
+            op |= {"object_type": self.table, "object_id": self.row, "subkey": self.row, "data": self.data}
         return json.dumps(op, separators=(",", ":"))
 
 
@@ -92,8 +93,8 @@ class MemoryStore:
 
     # writing
 
-    def put(self, bucket: str, row: str, data: str = "{}") -> None:
-        self._append(bucket, "PUT", row, data)
+    def put(self, bucket: str, row: str, data: str = "{}", *, table: str = "todos") -> None:
+        self._append(bucket, "PUT", row, data, table)
 
     def remove(self, bucket: str, row: str) -> None:
         self._append(bucket, "REMOVE", row, None)
@@ -260,9 +261,9 @@ class MemoryStore:
         clear = max((op.id for op in visible if op.kind == "CLEAR"), default=0)
         return BucketMarks(OpId(clear), OpId(self._compacted.get(bucket, 0)), OpId(visible[-1].id if visible else 0))
 
-    def _append(self, bucket: str, kind: str, row: str, data: str | None) -> None:
+    def _append(self, bucket: str, kind: str, row: str, data: str | None, table: str = "todos") -> None:
         with self._lock:
-            self._ops.setdefault(bucket, []).append(Op(self._take_id(), kind, row, data))
+            self._ops.setdefault(bucket, []).append(Op(self._take_id(), kind, row, data, table=table))
 
     def _take_id(self) -> int:
         self._next += 1

@@ -24,10 +24,11 @@ NODE_LOCKS = sorted(path for path in ROOT.glob("*/**/package-lock.json") if "nod
 
 
 def _requirements() -> list[str]:
+    """What others make: the Python client is built from the same clone."""
     project, groups = PROJECT["project"], PROJECT["dependency-groups"]
     return [
         *project["dependencies"],
-        *(each for extra in project["optional-dependencies"].values() for each in extra),
+        *(each for name, extra in project["optional-dependencies"].items() if name != "client" for each in extra),
         *groups["dev"],
     ]
 

@@ -91,12 +91,14 @@ class TodoApp(App[None]):
         for row in rows:
             table.add_row("x" if row["done"] else " ", row["title"], row["list"], key=row["id"])
         table.move_cursor(row=min(at, max(0, len(rows) - 1)))
+        self.show_status(self.database.status)  # what was written offline waits now, and changes no status
 
     def show_status(self, status: SyncStatus) -> None:
         word = "online" if status.connected else ("connecting" if self.online else "offline")
         waiting = self.database.uploads_waiting
+        done = [row["done"] for row in self.database.rows("select done from todos")]
         problem = status.download_error or status.upload_error
-        text = f"{word}, {waiting} waiting" + (f", {problem}" if problem else "")
+        text = f"{done.count(1)} of {len(done)} done, {word}, {waiting} waiting" + (f", {problem}" if problem else "")
         self.query_one("#state", Static).update(text.replace("[", r"\["))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

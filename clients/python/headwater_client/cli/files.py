@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,24 @@ class Failed(click.ClickException):
         return cls(str(error))
 
 
-def read_schema(path: Path) -> Schema:
-    """The tables of a JSON file, `{"todos": {"title": "text"}}`."""
+def read_schema(path: Path) -> tuple[Schema, list[str]]:
+    """The tables of a JSON file, `{"todos": {"title": "text"}}`, and names in it that no table or column can have."""
     try:
         tables: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Failed(f"{path} cannot be read: {error}") from error
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
         raise Failed(f'{path} has to map tables to columns: {{"todos": {{"title": "text"}}}}')
+    columns = {f"{table}.{column}": column for table, each in tables.items() if is_fit(table) for column in each}
+    left_out = [table for table in tables if not is_fit(table)]
+    left_out += [name for name, column in columns.items() if not is_fit(column) or column.lower() == "id"]
+    fit = {
+        table: {column: kind for column, kind in each.items() if f"{table}.{column}" not in left_out}
+        for table, each in tables.items()
+        if table not in left_out
+    }
     try:
-        return Schema.of(tables)
+        return Schema.of(fit), left_out
     except ClientError as error:
         raise Failed.of(error) from error
 
@@ -68,16 +77,20 @@ def _check(path: Path) -> None:
     raise FileError(f"{path} is not the file of a device")
 
 
-def found_schema(connection: sqlite3.Connection) -> tuple[Schema, list[str]]:
-    """The tables and columns that the downloaded rows have, for who knows none. What no schema can name, or SQLite
-    cannot tell from another, is left out and named."""
+def found_schema(
+    connection: sqlite3.Connection, kinds: Iterable[str], present: Iterable[str]
+) -> tuple[Schema, list[str]]:
+    """The tables and columns that the downloaded rows of these kinds have, beside tables that are `present`. What no
+    schema can name, or SQLite can't tell from another, is left out and named."""
     columns: dict[str, dict[str, ColumnType]] = {}
-    called: dict[str, str] = {}
+    called: dict[str, str] = {name.lower(): name for name in present}
     called_in: dict[str, dict[str, str]] = {}
     left_out: dict[str, None] = {}
     rows = connection.execute(
         "SELECT DISTINCT op.row_type, field.key, field.type FROM ps_oplog AS op, json_each(op.data) AS field"
-        " WHERE op.row_type IS NOT NULL AND field.key != 'id' AND field.type != 'null' ORDER BY 1, 2, 3"
+        " WHERE op.row_type IN (SELECT value FROM json_each(?)) AND field.key != 'id' AND field.type != 'null'"
+        " ORDER BY 1, 2, 3",
+        [json.dumps(list(kinds))],
     )
     for table, column, kind in rows.fetchall():
         if not _has_name(called, table):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,6 +22,7 @@ from headwater_client.database.connector import DownloadConnector, UploadConnect
 from headwater_client.database.database import Database
 from headwater_client.errors import ClientError
 from headwater_client.storage import buckets
+from headwater_client.storage.app_tables import kinds_without_table
 from headwater_client.sync.options import ConnectOptions, TransportKind
 from headwater_client.version import VERSION
 
@@ -79,19 +81,22 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
     Without a schema, the tables are made from the rows that come.
     """
     try:
-        with Database(file, None if schema is None else read_schema(schema), key=key) as database:
-            for name, given in map(_stream, wanted):
-                database.subscribe(name, given)
+        given, left_out = (None, []) if schema is None else read_schema(schema)
+        _tell_left_out(left_out)
+        with Database(file, given, key=key) as database:
+            for name, of_stream in map(_stream, wanted):
+                database.subscribe(name, of_stream)
             before = database.status.last_synced_at
             options = ConnectOptions(parameters=dict(map(_parameter, parameters)), transport=transport)
             database.connect((UploadConnector if upload else DownloadConnector)(endpoint, token), options)
             _sync_once(database, before, timeout)
-            if schema is None:
-                _make_tables(database)
+            tables = _Tables(database) if schema is None else None
+            if tables is not None:
+                tables.make()
             if once:
                 _wait_uploaded(database, upload, timeout)
                 return
-            _report_until_interrupted(database)
+            _report_until_interrupted(database, tables)
     except ClientError as error:
         raise Failed.of(error) from error
 
@@ -116,14 +121,27 @@ def query(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: sh
 @_of_file
 @click.argument("sql")
 @click.argument("args", nargs=-1)
+@click.option(
+    "--format", "kind", type=click.Choice(["table", "json", "csv"]), help="default: a table, and JSON into a pipe"
+)
 @click.option("--count", type=int, help="end after so many results")
-def watch(file: Path, key: str | None, sql: str, args: tuple[str, ...], count: int | None) -> None:
-    """Show what SQL gives, anew whenever a sync or another program changes it. Ends with Ctrl-C."""
-    with open_existing(file, key) as database, Live(console=show.console, auto_refresh=False) as live:
+def watch(
+    file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: show.Format | None, count: int | None
+) -> None:
+    """Show what SQL gives, anew whenever a sync or another program changes it. Ends with Ctrl-C.
+
+    As JSON each result is a line, a list of rows; as CSV it begins with its header and ends with an empty line.
+    """
+    kind = kind or ("table" if show.console.is_terminal else "json")
+    with open_existing(file, key) as database, ExitStack() as stack:
+        live = stack.enter_context(Live(console=show.console, auto_refresh=False)) if kind == "table" else None
         try:
             for number, found in enumerate(database.watch(sql, args), 1):
-                heading = Text(f"{sql}  ({time.strftime('%H:%M:%S')}, {len(found)} rows)")
-                live.update(Group(heading, show.as_table(found)), refresh=True)
+                if live is None:
+                    show.print_result(found, kind)
+                else:
+                    heading = Text(f"{sql}  ({time.strftime('%H:%M:%S')}, {len(found)} rows)")
+                    live.update(Group(heading, show.as_table(found)), refresh=True)
                 if number == count:
                     return
         except database.conn.Error as error:
@@ -201,13 +219,33 @@ def _sync_once(database: Database, before: float | None, timeout: float | None) 
     show.errors.print(f"synced at {show.moment(database.status.last_synced_at)}")
 
 
-def _make_tables(database: Database) -> None:
-    if not database.synced_names:
-        found, left_out = found_schema(database.conn)
-        database.update_schema(found)
-        show.errors.print(f"made tables from the rows that came: {', '.join(found.views) or 'none'}")
-        if left_out:
-            show.errors.print(f"left out, as no table can have these names: {', '.join(left_out)}", markup=False)
+class _Tables:
+    """Makes tables from the rows that come, for who gave no schema: also those of a stream that is subscribed later."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._looked_at: float | None = None
+        self._known: set[str] = set()
+
+    def make(self) -> None:
+        """Make what is missing, if there was a sync since this was called last."""
+        synced_at = self._database.status.last_synced_at
+        if synced_at == self._looked_at:
+            return
+        self._looked_at = synced_at
+        connection, present = self._database.conn, self._database.synced_names
+        kinds = [kind for kind in kinds_without_table(connection) if kind not in self._known]
+        self._known |= set(kinds)
+        found, left_out = found_schema(connection, kinds, present)
+        self._database.add_tables(found)
+        if found.views or not present:
+            show.errors.print(f"made tables from the rows that came: {', '.join(found.views) or 'none'}")
+        _tell_left_out(left_out)
+
+
+def _tell_left_out(names: Sequence[str]) -> None:
+    if names:
+        show.errors.print(f"left out, as no table can have these names: {', '.join(names)}", markup=False)
 
 
 def _wait_uploaded(database: Database, upload: bool, timeout: float | None) -> None:
@@ -218,10 +256,12 @@ def _wait_uploaded(database: Database, upload: bool, timeout: float | None) -> N
         time.sleep(_LOOK_SECONDS)
 
 
-def _report_until_interrupted(database: Database) -> None:
+def _report_until_interrupted(database: Database, tables: _Tables | None) -> None:
     said: object = None
     try:
         while True:
+            if tables is not None:
+                tables.make()
             state = database.status
             now = (state.connected, state.download_error, state.upload_error)
             if now != said:

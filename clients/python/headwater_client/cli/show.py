@@ -46,6 +46,18 @@ def print_rows(rows: Sequence[Row], kind: Format) -> None:
         console.print("no rows")
 
 
+def print_result(rows: Sequence[Row], kind: Format) -> None:
+    """One result of many: a line of JSON, or CSV that an empty line ends. Whoever reads it has it at once."""
+    if kind == "json":
+        click_echo(
+            json.dumps([{name: _plain(value) for name, value in row.items()} for row in rows], ensure_ascii=False)
+        )
+    else:
+        print_rows(rows, kind)
+        click_echo("")
+    sys.stdout.flush()
+
+
 def click_echo(text: str) -> None:
     """A line to stdout, as it is."""
     sys.stdout.write(text + "\n")

@@ -96,9 +96,17 @@ class Database(sqlite_utils.Database):
         self._schema = schema if isinstance(schema, Schema) else Schema.of(schema)
         self._take_schema()
 
+    def add_tables(self, schema: Schema) -> None:
+        """Make tables for rows that came and have none, beside those that the file has. For who gave no schema."""
+        app_tables.add_tables(self.conn, schema)
+        self._find_views()
+
     def _take_schema(self) -> None:
         if self._schema is not None:
             app_tables.replace_schema(self.conn, self._schema)
+        self._find_views()
+
+    def _find_views(self) -> None:
         found = self.conn.execute("SELECT name FROM sqlite_master WHERE type = 'view' AND sql GLOB ?", (f"*{MARK}",))
         self._views = {name for (name,) in found.fetchall()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from headwater_client.schema import sql
-from headwater_client.schema.tables import Schema
+from headwater_client.schema.tables import Schema, Table
 from headwater_client.storage.transaction import writing
 
 _SYNCED = "ps_data__"
@@ -24,11 +24,20 @@ def replace_schema(connection: sqlite3.Connection, schema: Schema) -> None:
         for statement in _drop_views(connection):
             connection.execute(statement)
         _replace_tables(connection, schema)
+        _make_views(connection, schema)
+
+
+def add_tables(connection: sqlite3.Connection, schema: Schema) -> None:
+    """Make synced tables beside those that the file has, with the rows that wait for them."""
+    with writing(connection):
         for name, table in schema.views.items():
-            _replace_indexes(connection, sql.data_table(name, table), sql.create_indexes(name, table))
-            connection.execute(sql.create_view(name, table))
-            for trigger in sql.create_triggers(name, table):
-                connection.execute(trigger)
+            _make_table(connection, name, table)
+        _make_views(connection, schema)
+
+
+def kinds_without_table(connection: sqlite3.Connection) -> list[str]:
+    """What the server calls the tables of rows that came and have no table here."""
+    return [kind for (kind,) in connection.execute("SELECT DISTINCT type FROM ps_untyped ORDER BY type").fetchall()]
 
 
 def synced_tables(connection: sqlite3.Connection) -> dict[str, str]:
@@ -75,14 +84,24 @@ def _replace_tables(connection: sqlite3.Connection, schema: Schema) -> None:
             connection.execute(f'DROP TABLE "{target}"')
     present_now = {*synced_tables(connection).values(), *local_tables(connection)}
     for target, (name, table) in wanted.items():
-        if target in present_now:
-            continue
-        connection.execute(sql.create_data_table(name, table))
-        if not table.local_only:
-            connection.execute(
-                f'INSERT INTO "{target}"(id, data) SELECT id, data FROM ps_untyped WHERE type = ?', (name,)
-            )
-            connection.execute("DELETE FROM ps_untyped WHERE type = ?", (name,))
+        if target not in present_now:
+            _make_table(connection, name, table)
+
+
+def _make_table(connection: sqlite3.Connection, name: str, table: Table) -> None:
+    connection.execute(sql.create_data_table(name, table))
+    if not table.local_only:
+        target = sql.data_table(name, table)
+        connection.execute(f'INSERT INTO "{target}"(id, data) SELECT id, data FROM ps_untyped WHERE type = ?', (name,))
+        connection.execute("DELETE FROM ps_untyped WHERE type = ?", (name,))
+
+
+def _make_views(connection: sqlite3.Connection, schema: Schema) -> None:
+    for name, table in schema.views.items():
+        _replace_indexes(connection, sql.data_table(name, table), sql.create_indexes(name, table))
+        connection.execute(sql.create_view(name, table))
+        for trigger in sql.create_triggers(name, table):
+            connection.execute(trigger)
 
 
 def _replace_indexes(connection: sqlite3.Connection, target: str, wanted: dict[str, str]) -> None:

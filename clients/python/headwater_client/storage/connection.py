@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sqlite3
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -259,6 +260,7 @@ def open_connection(
     connection.execute("PRAGMA recursive_triggers = on")
     tracked = cast("_Tracking", connection)
     connection.create_function("headwater_tx", 0, tracked.transaction_token)
+    connection.create_function("uuid", 0, lambda: str(uuid.uuid4()))  # as the stock SDKs have it
     tracked.committed = committed
     return connection
 
