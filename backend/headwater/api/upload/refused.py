@@ -12,6 +12,7 @@ from headwater.source.upload.errors import (
     OpIdReused,
     OpIdTooOld,
     PolicyRefused,
+    PostgresRefused,
     Reason,
     RowGone,
     WriteNotAllowed,
@@ -76,9 +77,9 @@ def for_user(reason: Reason) -> str:
     app's own function put it there."""
     if reason.code == AppRefused.code:
         return reason.message or _OTHERWISE
-    state = reason.sqlstate
-    found = _BY_CODE.get(reason.code) or _BY_SQLSTATE.get(state) or _BY_SQLSTATE.get(state[:2])
-    return found or _OTHERWISE
+    if reason.code != PostgresRefused.code:
+        return _BY_CODE.get(reason.code, _OTHERWISE)
+    return _BY_SQLSTATE.get(reason.sqlstate) or _BY_SQLSTATE.get(reason.sqlstate[:2], _OTHERWISE)
 
 
 def _entry(op_id: int | None, transaction: ClientTransaction | None) -> dict[str, str]:
