@@ -398,14 +398,14 @@ def test_a_device_is_told_what_was_refused_and_why_and_later_what_still_is(uploa
         "full": (put("notes", "2", owner="ann", n=100), "The list is full, ann."),
         "42501": (put("notes", "2", owner="ben", title="x"), "You may not change this."),
         "gone": (patch("notes", "9", title="mine"), "This was deleted, or is not shared with you any more."),
-        "column": (put("notes", "2", owner="ann", secret="x"), "This can't be changed from a device."),
+        "table": (put("secrets", "2", owner="ann"), "This can't be changed from a device."),
         "form": (put("notes", "2\0", owner="ann"), "A value is not of the kind that belongs here."),
     }
     for entry, message in told.values():
         error = device.parked(ok, entry)
         assert error["message"] == message, error
         named = {name: error.get(name) for name in ("op", "type", "id")}
-        expected = {"op": entry["op"], "type": "notes", "id": entry["id"] if "\0" not in entry["id"] else None}
+        expected = {"op": entry["op"], "type": entry["type"], "id": entry["id"] if "\0" not in entry["id"] else None}
         assert (named, error["op_id"]) == (expected, device.next_op - 1)
         assert "hush" not in json.dumps(error)
 
