@@ -18,6 +18,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.upload import apply, held
+from headwater.source.upload.errors import AppRefused
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import Conflict, TableRule, UploadSettings
 from tests.support.fix_api import make_token, running
@@ -76,7 +77,7 @@ USER = [
     ),
     Case("a value does not fit its column", "HW_6117", sqlstate="22P02", entry=put("", "1", n="four")),
     Case(
-        "a function or trigger raises an exception, with whatever code", "HW_6117",
+        "a function or trigger raises an exception, with whatever code", "HW_6140",
         TRIGGER % "raise exception 'closed on Sundays' using errcode = '42501'", sqlstate="42501",
     ),
     Case(
@@ -230,6 +231,19 @@ def filled(text: str, case: Case) -> str:
     return text.replace("{t}", NAMES[case.cause]).replace("{role}", ROLE)
 
 
+def rows_of_the_docs() -> list[list[str]]:
+    """The cells of the table of causes."""
+    (table,) = re.findall(r"^\| cause \|.*?\n\n", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("| ").removesuffix(" |") for line in table.splitlines()[2:] if line]
+    return [line.split(" | ") for line in lines]
+
+
+def shown_to_the_user(case: Case) -> str:
+    """What the docs quote of the cause."""
+    (shown,) = (re.findall("“(.*)”", shows) for cause, _, _, shows in rows_of_the_docs() if cause == case.cause)
+    return "".join(shown)
+
+
 def letters(causes: Uploads, client_id: str) -> list[tuple[Any, ...]]:
     query = "select d.code, d.op_id from headwater_upload.dead_letters d join headwater_upload.clients using (client)"
     return causes.rows(f"{query} where client_id = %s", client_id)
@@ -243,6 +257,8 @@ def test_what_is_the_users_is_parked_and_told(causes: Uploads, case: Case) -> No
     assert (answer["error"]["code"], answer["error"].get("sqlstate"), answer["error"]["op_id"]) == (
         case.code, case.sqlstate, 1,
     )  # fmt: skip
+    raised = case.code == AppRefused.code
+    assert answer["error"]["message"] == ("closed on Sundays" if raised else shown_to_the_user(case))
     assert letters(causes, device.client_id) == [(case.code, 1)]
 
 
@@ -295,6 +311,7 @@ def test_what_takes_too_long_is_parked_at_its_second_try(causes: Uploads, monkey
     behind = device.transaction({**SLOW.entry, "type": NAMES[USER[0].cause]})
     parked, applied = device.answers(sent, behind)
     assert (parked["outcome"], parked["error"]["code"]) == ("parked", SLOW.code)
+    assert parked["error"]["message"] == shown_to_the_user(SLOW)
     assert applied["outcome"] == "applied"
 
 
@@ -334,9 +351,7 @@ def test_what_waits_for_too_long_is_parked_and_what_is_behind_it_arrives(causes:
 
 
 def test_the_docs_name_every_cause_and_what_it_is_answered() -> None:
-    (table,) = re.findall(r"^\| cause \|.*?\n\n", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:] if line]
-    told = {cause.strip("| "): (who, re.findall(r"\d{3}|HW_\d{4}", answer)) for cause, who, answer, _ in rows}
+    told = {cause: (who, re.findall(r"\d{3}|HW_\d{4}", answer)) for cause, who, answer, _ in rows_of_the_docs()}
     wanted = {
         **{case.cause: ("the user", ["200", case.code]) for case in USER},
         **{case.cause: ("the operator", ["503", case.code]) for case in OPERATOR},

@@ -15,6 +15,7 @@ from headwater.source.upload.errors import (
     PostgresRefused,
     Reason,
     RowGone,
+    TooSlow,
     WriteNotAllowed,
 )
 from headwater.source.upload.letters import Waiting
@@ -31,6 +32,7 @@ _BY_CODE: Final = {
     PolicyRefused.code: _NOT_ALLOWED,
     OpIdReused.code: _FROM_A_COPY,
     OpIdTooOld.code: _FROM_A_COPY,
+    TooSlow.code: "This change is too large to be taken at once.",
 }
 
 _BY_SQLSTATE: Final = {
