@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,10 +14,11 @@ import pytest
 
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
-from headwater_client import Database
+from headwater_client import Database, UploadConnector
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, free_port
+from tests.support.terminal import load_todo_app
 
 pytestmark = pytest.mark.e2e
 
@@ -58,6 +60,23 @@ def test_a_sensor_sends_in_the_end_what_it_measured_offline(
     assert run(f"http://127.0.0.1:{free_port()}", 0) == "3 readings wait for the network\n"
     assert run(service.endpoint, 30) == "0 readings wait for the network\n"
     assert source_db.fetch("select count(*), count(distinct id), min(sensor) from readings") == [(6, 6, "kitchen")]
+
+
+def test_the_to_do_app_counts_what_is_done_and_what_waits_while_it_is_offline(tmp_path: Path) -> None:
+    example = load_todo_app()
+    with Database(tmp_path / "todo.db", example.SCHEMA) as database:
+        database["lists"].insert({"id": "inbox", "name": "Inbox"})
+        app = example.TodoApp(database, UploadConnector(f"http://127.0.0.1:{free_port()}", "none"))
+
+        async def play() -> None:
+            async with app.run_test() as pilot:
+                for title, done in (("milk", 0), ("bread", 1)):
+                    database["todos"].insert({"list_id": "inbox", "title": title, "done": done})
+                async with asyncio.timeout(60):
+                    while not str(app.query_one("#state").render()).startswith("1 of 2 done, connecting, 3 waiting"):
+                        await pilot.pause(0.05)
+
+        asyncio.run(play())
 
 
 def test_the_notebook_runs_from_top_to_end(tmp_path: Path) -> None:
