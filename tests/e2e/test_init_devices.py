@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
+from dotenv import dotenv_values
+from ruamel.yaml import YAML
 
+from headwater.cli.init.hosts import WRITER
+from headwater.embedded.node import find_node
 from headwater_client import Database, DownloadConnector
 from tests.support.command import headwater_here
 from tests.support.django_tables import make_django_tables
-from tests.support.example_schemas import GIVEN, USERS, make_example
+from tests.support.example_schemas import GIVEN, NAMED, USERS, make_example
+from tests.support.fix_browser import Browser
 from tests.support.fix_headwater import Deploy, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import Service, free_port
+from tests.support.node_process import npm_ci
+from tests.support.web_page import DEMO
 
 pytestmark = pytest.mark.e2e
 
@@ -44,9 +54,9 @@ class App:
     tables: dict[str, dict[str, str]]
 
 
-def init(source: SourceDb, folder: Path) -> App:
+def init(source: SourceDb, folder: Path, *more: str) -> App:
     uri = f"postgresql://postgres@127.0.0.1:{source.server.port}/{source.name}"
-    done = headwater_here("init", "--yes", "--sdk", "python", "--uri", uri, cwd=folder)
+    done = headwater_here("init", "--yes", "--sdk", "python", "--uri", uri, *more, cwd=folder)
     assert done.code == 0, done.err
     assert headwater_here("rules", "check", "sync.yaml", "--schema", cwd=folder).code == 0
     assert headwater_here("source", "prepare", cwd=folder).code == 0
@@ -103,7 +113,7 @@ def test_by_the_commands_that_init_names(name: str, source_db: SourceDb, launch_
         make_django_tables(source_db)
     else:
         make_example(source_db, name)
-    app = init(source_db, tmp_path)
+    app = init(source_db, tmp_path, *(["--users", NAMED[name]] if name in NAMED else []))
     config, port = tmp_path / "headwater.yaml", free_port()
     text = config.read_text().replace("\nport: 8080", f"\nport: {port}")
     config.write_text(text.replace("admin_port: 8081", f"admin_port: {free_port()}"))
@@ -126,9 +136,106 @@ def test_by_the_commands_that_init_names(name: str, source_db: SourceDb, launch_
         )
 
 
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def _ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5) as answer:
             return bool(json.load(answer))
     except OSError:
         return False
+
+
+@pytest.fixture
+def writer(source_db: SourceDb) -> Iterator[str]:
+    """The role that `init` proposes to write as. Roles belong to the server, so it goes with the test."""
+    yield WRITER
+    if source_db.fetch("select from pg_roles where rolname = %s", WRITER):
+        source_db.execute(f"drop owned by {WRITER}; drop role {WRITER}")
+
+
+@contextmanager
+def previewed(folder: Path, port: int) -> Iterator[str]:
+    """Build the page with the packages of the demo app, which are those that it names, and serve it."""
+    node = find_node()
+    npm_ci(DEMO)
+    (folder / "node_modules").symlink_to(DEMO / "node_modules")
+    build = [*node.npm, "run", "build", "--silent"]
+    built = subprocess.run(
+        build, cwd=folder, env=node.environment(os.environ), capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    command = [str(node.node), "node_modules/vite/bin/vite.js", "preview", "--port", str(port), "--strictPort"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield f"http://localhost:{port}/"
+        finally:
+            process.terminate()
+
+
+def test_the_page_that_it_writes_shows_rows_and_takes_writes(
+    source_db: SourceDb,
+    deploy: Deploy,
+    serve: Callable[..., Service],
+    browser: Browser,
+    writer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_example(source_db, "prisma")
+    monkeypatch.chdir(tmp_path)
+    uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
+    done = headwater_here("init", "-y", "--app", "web", "--upload", "--uri", uri, "-d", "my/app", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "taken: public.Technician (has passwordHash, has email, named by Session, 2 tables refer to it)" in done.out
+    assert "--users: public.Customer (has email, 1 table refers to it)" in done.out
+    folder = tmp_path / "my" / "app"
+    source_db.execute((folder / "policies.sql").read_text())
+    prepared = headwater_here("source", "prepare", "--upload", cwd=folder)
+    assert (prepared.code, "row-level" in prepared.err) == (0, False), prepared.err
+
+    deployment = deploy((folder / "sync.yaml").read_text()).start()
+    config = YAML(typ="safe").load((folder / "headwater.yaml").read_text().replace("!env ", ""))
+    secret = dotenv_values(folder / ".env")["PS_JWT_SECRET"]
+    config["client_auth"]["jwks"]["keys"][0]["k"] = secret
+    service = serve(deployment, upload=config["upload"], client_auth=config["client_auth"])
+    connector = folder / "app" / "src" / "connector.ts"
+    connector.write_text(connector.read_text().replace("http://localhost:8080", service.endpoint))
+    with previewed(folder / "app", free_port()) as page:
+        wait_until(lambda: _answers(page), "the page to be served")
+        browser.goto(page)
+        browser.wait_for("#rows input[value='of Ann']")
+        assert browser.attributes("#rows input", "value") == ["of Ann"]
+        browser.type("#new [name=title]", "Repair the oven")
+        browser.press("Enter")
+        browser.wait_for("#rows input[value='Repair the oven']")
+        rows = 'select title, "technicianId", "customerId", priority::text from "Job" where title like \'Repair%\''
+        expected = [("Repair the oven", "cltech1", "clcust1", "LOW")]
+        wait_until(lambda: source_db.fetch(rows) == expected, "the new row to reach the source")
+        source_db.execute("update \"Job\" set title = 'changed' where id = 'cljob1'")
+        browser.wait_for("#rows input[value='changed']")
+        assert browser.texts("#trouble") == [""]
+        assert browser.findings() == []
+
+    # the id that the sync config gives a row of a join table is the one by which an upload finds it
+    assert ("JobSkill", "cljob1/clgas") in deployment.rows("cltech1")
+    token = headwater_here("token", "cltech1", cwd=folder).out.strip()
+    crud = [
+        {"op_id": 1, "op": "PATCH", "type": "JobSkill", "id": "cljob1/clgas", "data": {"hours": 4}},
+        {"op_id": 2, "op": "PUT", "type": "JobSkill", "id": "cljob1/clled", "data": {"hours": 1}},
+    ]
+    answer = httpx.post(
+        f"{service.endpoint}/upload",
+        headers={"authorization": f"Token {token}"},
+        json={"client_id": "another", "transactions": [{"crud": crud}]},
+    )
+    assert [each["outcome"] for each in answer.json()["transactions"]] == ["applied"], answer.text
+    assert source_db.fetch('select "skillId", hours from "JobSkill" where "jobId" = \'cljob1\' order by 1') == [
+        ("clgas", 4.0), ("clled", 1.0),
+    ]  # fmt: skip
+    wait_until(lambda: ("JobSkill", "cljob1/clled") in deployment.rows("cltech1"), "the row to come back")

@@ -10,6 +10,10 @@ from headwater_rules.schema import SourceColumn, ValueKind
 
 _ID = ("_id", "_uuid", "_fk", "_key")
 _TELLS = ("_type", "_kind", "_class")
+_TEXTS = frozenset({"text", "character varying", "citext"})
+
+SEPARATOR = "/"
+"""What stands between the values of a key of several columns in an id, here and in uploads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class OutlinedTable:
     """A table. `key` is its primary key, empty without one; `references` have one column each. `rows` is about how many
-    it has, None if that is not known."""
+    it has, None if that is not known. `computed` columns are written by Postgres alone, `required` ones have neither a
+    null nor a default. `choices` are the columns of an enum, with its values. `secured`: policies of its own decide who
+    may write what."""
 
     schema: str
     name: str
@@ -36,6 +42,10 @@ class OutlinedTable:
     key: tuple[str, ...] = ()
     references: tuple[Reference, ...] = ()
     rows: int | None = None
+    computed: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    secured: bool = False
 
     @property
     def place(self) -> tuple[str, str]:
@@ -66,6 +76,27 @@ def is_number(table: OutlinedTable, column: str) -> bool:
     """Whether the values of a column are numbers, which a token's text is compared with as text."""
     found = table.column(column)
     return found is not None and found.kind in {ValueKind.INTEGER, ValueKind.REAL}
+
+
+def made_on_devices(table: OutlinedTable, column: str) -> bool:
+    """Whether a device can make a value for a key, such as a uuid; a number is for Postgres to count."""
+    found = table.column(column)
+    return found is not None and _bare(found.type) in {"uuid", *_TEXTS}
+
+
+def joins_its_key(table: OutlinedTable) -> bool:
+    """Whether the values of a key of several columns, joined by `SEPARATOR`, are an id that no other row has and that
+    uploads can take apart: numbers, uuids, ids of other tables, and at most one text that may contain anything."""
+    columns = [column for name in table.key if (column := table.column(name)) is not None]
+    texts = [each for each in columns if _bare(each.type) in _TEXTS]
+    known = len(texts) + sum(each.kind is ValueKind.INTEGER or each.type in {"uuid", "date"} for each in columns)
+    free = [each for each in texts if not any(r.declared for r in table.references if r.column == each.name)]
+    return len(columns) > 1 and known == len(columns) and len(free) <= 1
+
+
+def _bare(type_name: str) -> str:
+    """The name of a type without its length."""
+    return type_name.partition("(")[0]
 
 
 def is_one_of_several(table: OutlinedTable, column: str) -> bool:

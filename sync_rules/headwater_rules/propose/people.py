@@ -6,9 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater_rules.propose.outline import OutlinedTable, Reference, is_number, is_one_of_several
-from headwater_rules.propose.words import OWNERS, PEOPLE, SUBJECTS, is_secret, plurals, singular, snake
+from headwater_rules.propose.words import (
+    LOGINS,
+    OWNERS,
+    PEOPLE,
+    SUBJECTS,
+    is_login,
+    is_secret,
+    last_word,
+    plurals,
+    singular,
+    snake,
+)
 
 _SUPABASE = ("auth", "users")
+_CONTACTS = frozenset({"email", "email_address", "username", "login", "phone"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,35 +33,62 @@ class People:
     subject: str
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A table that may be that of the users: how likely, compared with others, and what speaks for it."""
+
+    table: OutlinedTable
+    score: int
+    signs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.table.place)} ({', '.join(self.signs)})"
+
+
+def candidates(tables: Sequence[OutlinedTable]) -> tuple[Candidate, ...]:
+    """The tables that may have the users, the likeliest first."""
+    found = [each for table in tables if (each := _candidate(table, tables)) is not None]
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
 def find_people(tables: Sequence[OutlinedTable], named: str | None = None) -> People | None:
     """The table called `named` (`users` or `app.users`), or the likeliest. None when there is none."""
     found: OutlinedTable | None
     if named is not None:
         found = next((table for table in tables if named in {table.name, f"{table.schema}.{table.name}"}), None)
     else:
-        ranked = [(score, table) for table in tables if (score := _likelihood(table, tables)) > 0]
-        found = max(ranked, key=lambda each: each[0])[1] if ranked else None
+        found = next((each.table for each in candidates(tables)), None)
     if found is None or (key := found.id_column) is None:
         return None
     return People(found, key, next((c.name for c in found.columns if snake(c.name) in SUBJECTS), key))
 
 
-def _likelihood(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> int:
-    if table.place == _SUPABASE:
-        return 1000
+def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candidate | None:
+    """What people log in with counts most, then what the table is called: customers are often no users of the app."""
+    if table.id_column is None:
+        return None
     words = snake(table.name).split("_")
-    score = PEOPLE.get(singular(words[-1]), 0)
-    if score == 0 or table.id_column is None:
-        return 0
-    columns = {snake(column.name) for column in table.columns}
-    named = bool(columns & {"email", "email_address", "username", "login", "phone"})
-    if len(words) > 1:
+    named = PEOPLE.get(singular(words[-1]), 0)
+    columns = {snake(column.name): column.name for column in table.columns}
+    logins = [shown for name, shown in columns.items() if is_login(name)]
+    contacts = [shown for name, shown in columns.items() if name in _CONTACTS]
+    secrets = any(map(is_secret, columns))
+    declared = [each for each in table.references if each.declared]
+    if not named and not (logins and contacts):
+        return None
+    if len(words) > 1 and table.place != _SUPABASE:
         # project_users joins two tables, auth_user does not
-        if not named or len([each for each in table.references if each.declared]) > 1:
-            return 0
-        score -= 20
-    referring = sum(each.schema == table.schema and each.table == table.name for t in tables for each in t.references)
-    return score + 15 * named + 15 * any(map(is_secret, columns)) + 2 * min(referring, 10)
+        if not (contacts or logins) or (len(declared) > 1 and not (logins and contacts)):
+            return None
+        named = max(named - 20, 0)
+    referring = {t.name: t for t in tables for each in t.references if (each.schema, each.table) == table.place}
+    sessions = [name for name in referring if last_word(name) in LOGINS]
+    score = named + 80 * bool(logins) + 15 * bool(contacts) + 15 * secrets + 30 * bool(sessions)
+    score += 2 * min(len(referring), 10) + 1000 * (table.place == _SUPABASE)
+    signs = [*(f"has {each}" for each in (*logins[:2], *contacts[:1])), *(f"named by {each}" for each in sessions[:1])]
+    if others := len(referring) - len(sessions[:1]):
+        signs.append(f"{others} {'table refers' if others == 1 else 'tables refer'} to it")
+    return Candidate(table, score, tuple(signs) or ("by its name",))
 
 
 class Identities:

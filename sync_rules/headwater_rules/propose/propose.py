@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from headwater_rules.propose.crowds import Crowd, crowds
 from headwater_rules.propose.outline import OutlinedTable, with_references_by_name
-from headwater_rules.propose.people import Identities, People, find_people
+from headwater_rules.propose.people import Candidate, Identities, People, candidates, find_people
 from headwater_rules.propose.routes import Found, Route, find_routes
 from headwater_rules.propose.sql import Conditions, device_names, select
 from headwater_rules.propose.words import is_frameworks_own, is_secret
+from headwater_rules.propose.writes import Shown, Writable, owner_of, writable
 
 _WIDTH = 116
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -24,7 +25,9 @@ _ONE_LINE = re.compile(r"[\w .,()*=]*")  # what a query may contain to stand bes
 class Proposal:
     """A sync config as text, and what it is made of: the table of the users as `schema.name` (None: not found), the
     tables that have a stream, and those whose streams are commented out because nothing leads from them to a user.
-    `crowded` are streams with more buckets than a device may have."""
+    `crowded` are streams with more buckets than a device may have. `candidates` may have the users, the likeliest
+    first; `users` is the one that was taken. `shown` are the tables that have a stream, `writable` those of them that
+    devices could write to."""
 
     text: str
     people: str | None
@@ -32,6 +35,10 @@ class Proposal:
     undecided: tuple[str, ...]
     left_out: tuple[str, ...]
     crowded: tuple[Crowd, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    users: People | None = None
+    shown: tuple[Shown, ...] = ()
+    writable: tuple[Writable, ...] = ()
 
 
 def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Proposal:
@@ -57,6 +64,10 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
         tuple(".".join(each.table.place) for each in undecided),
         tuple(".".join(each.place) for each in left_out),
         tuple(crowd for each in given for crowd in crowds(each.table, each.routes, found_people)),
+        candidates(app),
+        found_people,
+        tuple(Shown(each.table, names[each.table.place], owner_of(each)) for each in given),
+        writable(given, own, identities, names),
     )
 
 

@@ -28,6 +28,14 @@ SUBJECTS: Final = frozenset({
 })  # fmt: skip
 """Columns of the table of people that hold what an identity provider calls them."""
 
+LOGINS: Final = frozenset({"session", "credential", "identity", "authenticator", "passkey"})
+"""The last word of a table whose rows belong to those who log in."""
+
+_LOGIN = re.compile(
+    r"((hashed|encrypted)_)?(password|passwd|passwort|pwd)(_(hash|digest|salt))?|last_(login|sign_in|signed_in|logged_in)"
+    r"(_at)?|sign_in_count|email_(verified|confirmed)(_at)?|is_(superuser|staff)|(reset_password|remember)_token"
+)
+
 MEMBERSHIPS: Final = frozenset({
     "member", "membership", "participant", "participation", "collaborator", "contributor", "share", "attendee",
     "enrollment", "enrolment", "assignment", "seat",
@@ -52,6 +60,18 @@ NO_MEMBERS: Final = frozenset({
 
 SIDE: Final = frozenset({"role", "permission", "status", "state", "type", "kind", "level", "plan"})
 """Tables that a membership refers to beside what it is a membership of."""
+
+SERVERS_OWN: Final = frozenset({
+    "session", "payment", "invoice", "subscription", "transaction", "charge", "refund", "order", "log", "audit",
+    "event", "history", "version", "notification", "quota",
+})  # fmt: skip
+"""The last word of a table whose rows the server makes, whoever they belong to."""
+
+PRIVILEGES: Final = frozenset({
+    "role", "roles", "admin", "is_admin", "is_staff", "is_superuser", "permission", "permissions", "verified",
+    "is_verified", "approved", "is_approved", "plan", "balance", "credit", "credits",
+})  # fmt: skip
+"""Columns by which a user would give himself more than he has."""
 
 _SECRET = re.compile(
     r"(^|_)(password|passwd|passwort|pwd|secrets?|tokens?|salt|otp|totp|api_?keys?|private_?keys?|access_?keys?|ssn"
@@ -113,6 +133,12 @@ def words_of(name: str) -> list[str]:
 def is_secret(column: str) -> bool:
     """Whether a column probably holds what no device needs, such as the digest of a password."""
     return _SECRET.search(snake(column)) is not None
+
+
+def is_login(column: str) -> bool:
+    """Whether a column is one of those who log in: with a password, or by way of an identity provider."""
+    name = snake(column)
+    return name in SUBJECTS or _LOGIN.fullmatch(name) is not None
 
 
 def is_frameworks_own(schema: str, table: str) -> bool:

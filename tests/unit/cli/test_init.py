@@ -35,5 +35,5 @@ def test_only_a_database_that_is_near_is_asked_without_tls(
 
     monkeypatch.setattr(init, "read_outline", no_tables)
     with pytest.raises(init.NothingToProposeError):
-        init.run(f"postgresql://app@{host}/shop", tmp_path, users=None, languages=(), ask=False, force=False)
+        init.run(f"postgresql://app@{host}/shop", tmp_path, init.Wishes(), ask=False, force=False)
     assert [each.sslmode for each in asked] == [sslmode]

@@ -250,3 +250,92 @@ def test_a_bucket_for_each_of_thousands_of_rows_is_warned_of() -> None:
     assert crowded(replace(USERS, rows=None), 60, 1_000) == [("comments", "tasks", None)]
     assert crowded(replace(users, rows=10_000), 2_000, 48_000) == [], "few for each user"
     assert crowded(users, 60, 999) == crowded(users, 60, None) == []
+
+
+@pytest.mark.parametrize(
+    "login",
+    [{"password_hash": "text"}, {"auth0_id": "text"}, {"encryptedPassword": "text"}, {"lastLogin": "timestamptz"}],
+)
+def test_the_users_are_those_who_log_in(login: dict[str, str]) -> None:
+    tables = [
+        table("customers", email="text", phone="text"),
+        table("technicians", email="text", **login),
+        table("jobs", customer_id="bigint -> customers.id", technician_id="bigint -> technicians.id"),
+    ]
+    proposal = propose(tables)
+    assert proposal.people == "public.technicians"
+    assert [each.table.name for each in proposal.candidates] == ["technicians", "customers"]
+    assert "OR" not in proposal.text.partition("  jobs:")[2]
+    assert propose(tables, "customers").people == "public.customers"
+
+
+def test_a_table_that_only_keeps_passwords_has_no_users() -> None:
+    tables = [
+        table("users", email="text"),
+        table("credentials", user_id="bigint -> users.id", password_hash="text"),
+        table("mail_servers", username="text", password="text"),
+        table("notes", user_id="bigint -> users.id"),
+    ]
+    assert propose(tables).people == "public.users"
+
+
+def keyed(table_: OutlinedTable, *key: str) -> OutlinedTable:
+    return replace(table_, key=key, columns=tuple(each for each in table_.columns if each.name != "id"))
+
+
+def test_the_id_of_a_join_table_is_one_that_uploads_can_take_apart() -> None:
+    tables = [
+        table("users", id="text", email="text"),
+        table("tags", id="text"),
+        keyed(table("user_tags", user_id="text -> users.id", tag_id="text -> tags.id"), "user_id", "tag_id"),
+        keyed(table("user_words", user_id="text -> users.id", word="character varying(20)"), "user_id", "word"),
+        keyed(table("user_places", user_id="text", first="text", second="text"), "first", "second"),
+        keyed(table("user_hours", user_id="text -> users.id", at="timestamptz"), "user_id", "at"),
+    ]
+    ids = {name: text.partition("*, ")[2].partition(" AS id")[0] for name, text in queries(*tables).items()}
+    assert ids["user_tags"] == "user_id || '/' || tag_id"
+    assert ids["user_words"] == "user_id || '/' || word"
+    assert ids["user_places"] == "row_id()", "two rows could have one id"
+    assert ids["user_hours"] == "row_id()", "a device has fewer digits of a time than the source"
+
+
+def queries(*tables: OutlinedTable) -> dict[str, str]:
+    read = YAML(typ="safe").load(propose(tables).text)["streams"]
+    return {name: " ".join(stream["query"].split()) for name, stream in read.items()}
+
+
+def test_devices_write_what_is_their_users_and_nothing_that_gives_a_right() -> None:
+    lists = table("lists", id="uuid", owner_id="bigint -> users.id", name="text", role="text")
+    items = table("items", id="uuid", list_id="uuid -> lists.id", text="text", secret="text", total="bigint")
+    items = replace(items, computed=frozenset({"total"}))
+    proposal = propose([
+        table("users", email="text", password="text", is_admin="boolean"),
+        table("profiles", id="bigint -> users.id", bio="text"),
+        lists,
+        items,
+        table("teams", name="text"),
+        table("team_members", id="uuid", team_id="bigint -> teams.id", user_id="bigint -> users.id"),
+        table("documents", id="uuid", team_id="bigint -> teams.id"),
+        table("payments", id="uuid", user_id="bigint -> users.id", amount="numeric"),
+        table("notes", user_id="bigint -> users.id", body="text"),
+        replace(table("marks", id="uuid", user_id="bigint -> users.id", made_by="text", token="text"),
+                required=frozenset({"token"})),
+    ])  # fmt: skip
+    assert {each.name: (each.columns, each.operations) for each in proposal.writable} == {
+        "lists": (("owner_id", "name"), ("insert", "update", "delete")),
+        "items": (("list_id", "text"), ("insert", "update", "delete")),
+        "notes": (("user_id", "body"), ("update", "delete")),  # Postgres counts its ids
+        "marks": (("user_id", "made_by"), ("update", "delete")),  # a device has no token
+    }
+    policy = {each.name: each.policy for each in proposal.writable}
+    me = "current_setting('request.jwt.claims', true)::json ->> 'sub'"
+    assert policy["lists"] == f"owner_id::text = {me}"
+    assert policy["items"] == f"list_id IN (SELECT id FROM lists WHERE owner_id::text = {me})"
+
+
+def test_a_row_with_which_others_would_go_is_not_deleted() -> None:
+    lists = table("lists", id="uuid", owner_id="bigint -> users.id")
+    items = table("items", id="uuid", list_id="uuid -> lists.id")
+    items = replace(items, references=tuple(replace(each, owning=True) for each in items.references))
+    operations = {each.name: each.operations for each in propose([USERS, lists, items]).writable}
+    assert operations == {"lists": ("insert", "update"), "items": ("insert", "update", "delete")}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.init.run import run
+from headwater.cli.init.run import Wishes, run
 from headwater.config.errors import ConfigError
 from headwater.source.pooler import known_pooler
 from tests.unit.config.configs import MINIMAL, mistakes
@@ -84,5 +84,5 @@ def test_neither_source_nor_store_may_be_behind_one(tmp_path: Path) -> None:
 def test_init_refuses_one_before_it_connects(tmp_path: Path) -> None:
     uri = f"postgresql://postgres.abcd:secret@{_SUPABASE}:6543/postgres"
     with pytest.raises(ConfigError, match=r"--uri.*|use db\.abcd\.supabase\.co") as caught:
-        run(uri, tmp_path, users=None, languages=(), ask=False, force=False)
+        run(uri, tmp_path, Wishes(), ask=False, force=False)
     assert "use db.abcd.supabase.co, port 5432, user postgres" in str(caught.value)

@@ -8,38 +8,67 @@ import secrets
 import tempfile
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 from dotenv import dotenv_values
 
 from headwater.cli.init.dotenv_line import dotenv_line
+from headwater.cli.init.hosts import WRITER, Host
+from headwater.cli.init.page import FOLDER
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings
+from headwater_rules.propose.people import People
+from headwater_rules.propose.sql import identifier, table_name
+from headwater_rules.propose.writes import Writable
 
-CONFIG, RULES, SECRETS = "headwater.yaml", "sync.yaml", ".env"
+CONFIG, RULES, SECRETS, POLICIES = "headwater.yaml", "sync.yaml", ".env", "policies.sql"
 _ABOVE_SECRETS = "# Secrets, which headwater.yaml reads by !env. Keep this file out of version control.\n"
-_SUPABASE = re.compile(r"db\.[a-z0-9]+\.supabase\.co")
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
-def check_absent(directory: Path, *, force: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the files say: the database, who hosts it, the sync config, and what devices may write."""
+
+    source: SourceSettings
+    host: Host | None
+    rules: str
+    writable: tuple[Writable, ...] = ()
+    people: People | None = None
+
+    @property
+    def role(self) -> str:
+        """The role that uploads write as."""
+        return WRITER if self.host is None else self.host.role
+
+    @property
+    def unsecured(self) -> tuple[Writable, ...]:
+        """The writable tables that have no policies yet."""
+        return tuple(each for each in self.writable if not each.table.secured)
+
+
+def check_absent(directory: Path, *, force: bool, page: bool = False) -> None:
     """Raises ConfigError when a config is there already, unless `force`. A `.env` may be: it is only added to."""
-    there = [name for name in (CONFIG, RULES) if (directory / name).exists()]
+    names = (CONFIG, RULES, POLICIES, *([FOLDER] if page else []))
+    there = [name for name in names if (directory / name).exists()]
     if there and not force:
         issue = ConfigIssue(f"{', '.join(there)} exists already", fix="pass --force to overwrite, or --directory")
         raise ConfigError(str(directory.resolve()), [issue])
 
 
-def write_files(directory: Path, source: SourceSettings, rules: str, *, force: bool) -> tuple[str, ...]:
-    """Write the service config, the sync config and the secrets. Returns the names of secrets that were there already,
-    and keep their values. Raises ConfigError as `check_absent` does, and when the files can't be written."""
-    check_absent(directory, force=force)
+def write_files(directory: Path, written: Written) -> tuple[str, ...]:
+    """Write the service config, the sync config, the secrets and the policies. Returns the names of secrets that were
+    there already, and keep their values. Raises ConfigError when the files can't be written."""
+    files = {CONFIG: config_text(written), RULES: written.rules}
+    if written.unsecured:
+        files[POLICIES] = policies_text(written)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        kept = _add_secrets((directory / SECRETS).resolve(), secrets_of(source))
-        for name, text in ((CONFIG, config_text(source)), (RULES, rules)):
+        kept = _add_secrets((directory / SECRETS).resolve(), secrets_of(written.source))
+        for name, text in files.items():
             (directory / name).write_text(text, encoding="utf-8")
     except OSError as error:
         issue = ConfigIssue(f"the files can't be written: {error.strerror}", fix="check the directory's rights")
@@ -70,13 +99,12 @@ def secrets_of(source: SourceSettings) -> dict[str, str]:
     found = {}
     if source.password:
         found["PS_SOURCE_PASSWORD"] = source.password
-    if not _SUPABASE.fullmatch(source.host):
-        found["PS_JWT_SECRET"] = secrets.token_urlsafe(32)
-    return found | {"PS_ADMIN_TOKEN": secrets.token_urlsafe(32)}
+    return found | {"PS_JWT_SECRET": secrets.token_urlsafe(32), "PS_ADMIN_TOKEN": secrets.token_urlsafe(32)}
 
 
-def config_text(source: SourceSettings) -> str:
+def config_text(written: Written) -> str:
     """The text of headwater.yaml, without secrets."""
+    source = written.source
     password = "\n      password: !env PS_SOURCE_PASSWORD" if source.password else ""
     return f"""\
 # What the keys mean: docs/service-config.md. `!env NAME` comes from the environment, or from .env beside this file.
@@ -94,7 +122,7 @@ storage:
   path: ./headwater-data
 
 client_auth:
-{_client_auth(source)}
+{_client_auth(written)}
 port: 8080
 
 sync_config:
@@ -103,7 +131,7 @@ sync_config:
 api:
   tokens: [!env PS_ADMIN_TOKEN]   # for operators, who have a port of their own: keep devices from it
   admin_port: 8081
-"""
+{_upload(written)}"""
 
 
 def _cacert(source: SourceSettings) -> str:
@@ -112,17 +140,82 @@ def _cacert(source: SourceSettings) -> str:
     return "\n      cacert: |\n" + textwrap.indent(source.cacert.strip(), " " * 8)
 
 
-def _client_auth(source: SourceSettings) -> str:
-    if _SUPABASE.fullmatch(source.host):
-        return (
-            "  supabase: true            # the keys of this project; tokens of supabase.auth are accepted as they are\n"
-        )
-    return f"""\
-  audience: [{_scalar(source.database)}]      # tokens name it as `aud`
+def _client_auth(written: Written) -> str:
+    host = written.host
+    if host is None or host.name != "Supabase":
+        return f"""\
+  audience: [{_scalar(written.source.database)}]      # tokens name it as `aud`
   jwks:                     # what your backend signs tokens with; or jwks_uri: https://… of your identity provider
     keys:
       - {{kty: oct, alg: HS256, kid: main, k: !env PS_JWT_SECRET}}
 """
+    if host.project is not None:
+        keys = "  supabase: true            # the keys of this project; tokens of supabase.auth are accepted"
+    else:
+        at = "http://127.0.0.1:54321" if host.local else "https://YOUR-SUPABASE"
+        keys = f"  jwks_uri: {at}/auth/v1/.well-known/jwks.json   # the keys of supabase.auth"
+    return f"""\
+{keys}
+  audience: [authenticated]
+  jwks:                     # for `headwater token`; take it out where others use the app
+    keys:
+      - {{kty: oct, alg: HS256, kid: development, k: !env PS_JWT_SECRET}}
+"""
+
+
+def _upload(written: Written) -> str:
+    if not written.writable:
+        return ""
+    lines = [
+        "",
+        "upload:                     # what devices may write, as this role, under the policies of your tables",
+        f"  role: {written.role}",
+        "  tables:                   # rows that name their user, and what belongs to those: add what is missing",
+    ]
+    for each in written.writable:
+        lines.append(f"    {_scalar(each.name)}:")
+        if (each.table.schema, each.table.name) != ("public", each.name):
+            lines.append(f"      table: {_scalar('.'.join(each.table.place))}")
+        lines.append(f"      columns: [{', '.join(map(_scalar, each.columns))}]")
+        lines.append(f"      operations: [{', '.join(each.operations)}]{_why(each)}")
+    return "\n".join(lines) + "\n"
+
+
+def _why(each: Writable) -> str:
+    lacking = {"insert", "update", "delete"} - {*each.operations}
+    reasons = [
+        "no insert: Postgres makes the id, or a value that devices lack" if "insert" in lacking else "",
+        "no delete: rows of other tables would go with it" if "delete" in lacking else "",
+    ]
+    text = "; ".join(filter(None, reasons))
+    return f"   # {text}" if text else ""
+
+
+def policies_text(written: Written) -> str:
+    """SQL that secures the tables that devices may write to, for a person to read and run."""
+    role = identifier(written.role)
+    lines = [
+        "-- Proposed by `headwater init`: an upload may write the rows of its user. Read it before you run it.",
+        "-- Row-level security does not bind the owner of a table. Roles that neither own one of these tables nor have",
+        "-- BYPASSRLS see none of its rows any more, until you make policies for them.",
+        "DO $$ BEGIN",
+        f"  CREATE ROLE {role} NOLOGIN;",
+        "EXCEPTION WHEN duplicate_object THEN NULL;",
+        "END $$;",
+    ]
+    people = written.people
+    if people is not None and people.subject != people.key:
+        columns = f"{identifier(people.key)}, {identifier(people.subject)}"
+        lines.append(f"GRANT SELECT ({columns}) ON {table_name(people.table)} TO {role};")
+    for each in written.unsecured:
+        table = table_name(each.table)
+        lines += [
+            "",
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;",
+            f"CREATE POLICY headwater_writer ON {table} TO {role}",
+            f"  USING ({each.policy});",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _scalar(text: str) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import click
 
-from headwater.cli.init.files import CONFIG, RULES, SECRETS
+from headwater.cli.init.files import CONFIG, POLICIES, RULES, SECRETS, Written
+from headwater.cli.init.page import FOLDER, Page
 from headwater.errors import HeadwaterError
-from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import missing_sql, sql_block
 from headwater_rules.describe.client_languages import schema_code
-from headwater_rules.describe.client_schema import client_schema
+from headwater_rules.describe.client_schema import ClientSchema
 from headwater_rules.describe.languages import Language
 from headwater_rules.plan import SyncPlan
 from headwater_rules.propose.propose import Proposal
@@ -30,30 +33,57 @@ _TITLES = {
 _ENDPOINT = "http://localhost:8080"
 
 
-def print_next_steps(
-    directory: Path, source: SourceSettings, proposal: Proposal, plan: SyncPlan, languages: Sequence[Language]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown to app developers: the tables of devices (None: there are none), in which languages, and the page
+    that was written."""
+
+    tables: ClientSchema | None
+    languages: tuple[Language, ...]
+    page: Page | None
+
+
+def print_next_steps(directory: Path, written: Written, proposal: Proposal, plan: SyncPlan, shown: Shown) -> None:
     """Print all of it. The files are written already, so that what the source lacks is no error here. `plan` is the
     compiled proposal."""
-    _print_snippets(plan, source, languages)
-    click.echo(f"Wrote {CONFIG}, {RULES} and {SECRETS} in {directory.resolve()}.")
+    if shown.tables is not None:
+        _print_snippets(shown.tables, shown.languages)
+    names = [CONFIG, RULES, *([POLICIES] if written.unsecured else []), *([f"{FOLDER}/"] if shown.page else [])]
+    click.echo(f"Wrote {', '.join(names)} and {SECRETS} in {directory}.")
     click.echo(f"  Given to their users: {_names(proposal.given)}")
     if proposal.undecided:
         click.echo(f"  Commented out, for you to decide: {_names(proposal.undecided)}")
+    if written.writable:
+        click.echo(f"  Devices may write to: {', '.join(each.name for each in written.writable)}")
     for crowd in proposal.crowded:
         click.echo(f"  CAUTION: the stream {crowd.table.shown} has {crowd}.\n    -> {crowd.fix}")
     if not proposal.given:
         click.echo(f"  Nothing leads to a user. Write a stream in {RULES}, then go on.")
     else:
-        _print_preparation(plan, source)
-    where = "" if directory.resolve() == Path.cwd() else f"cd {directory}\n  "
-    click.echo(f"""
-Next:
-  {where}headwater rules explain {RULES}    # who gets what, in words
-  headwater source prepare             # --admin-uri URI, if this role may not do the above
-  headwater doctor                     # whether anything is missing
-  headwater serve
-  headwater token USER                 # a token, to try it""")
+        _print_preparation(plan, written.source)
+    click.echo("\nNext:")
+    for command, why in _steps(directory, written, shown.page):
+        click.echo(f"  {command:<36} # {why}" if why else f"  {command}")
+
+
+def _steps(directory: Path, written: Written, page: Page | None) -> Iterator[tuple[str, str]]:
+    """Commands, each with what it is for."""
+    if directory.resolve() != Path.cwd().resolve():
+        yield f"cd {shlex.quote(os.path.relpath(directory))}", ""
+    yield f"headwater rules explain {RULES}", "who gets what, in words"
+    if written.unsecured:
+        at = f"postgresql://{written.source.user}@{written.source.address}"
+        yield f"psql {shlex.quote(at)} -f {POLICIES}", "read it first; as the owner of the tables"
+    upload = " --upload" if written.writable else ""
+    yield f"headwater source prepare{upload}", "--admin-uri URI, if this role may not do the above"
+    yield "headwater doctor", "whether anything is missing"
+    yield "headwater serve", "leave it running"
+    if page is None:
+        yield "headwater token USER", "a token, to try it"
+        return
+    yield f"cd {FOLDER} && npm install && npm run dev", "in a second terminal; with Node 20 or newer"
+    who = f"signed in as {page.user}" if page.user else "enter the id of a user there"
+    yield "http://localhost:5173", f"the rows of {page.shown.name}; {who}"
 
 
 def _print_preparation(plan: SyncPlan, source: SourceSettings) -> None:
@@ -69,10 +99,7 @@ def _print_preparation(plan: SyncPlan, source: SourceSettings) -> None:
     click.echo("\n".join(f"  {line}" for line in sql_block(statements).splitlines()))
 
 
-def _print_snippets(plan: SyncPlan, source: SourceSettings, languages: Sequence[Language]) -> None:
-    if not plan.streams:
-        return
-    tables = client_schema(plan, read_schema(source))
+def _print_snippets(tables: ClientSchema, languages: Sequence[Language]) -> None:
     for language in languages:
         click.echo(f"---- {_TITLES[language]} ----\n")
         click.echo(schema_code(tables, language))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from headwater.cli.init.files import CONFIG, SECRETS, check_absent, write_files
-from headwater.cli.init.next_steps import print_next_steps
+from headwater.cli.init.files import CONFIG, POLICIES, RULES, SECRETS, Written, check_absent, write_files
+from headwater.cli.init.hosts import Host, recognised
+from headwater.cli.init.next_steps import Shown, print_next_steps
+from headwater.cli.init.page import FOLDER, page_for, write_page
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.config.given import ConfigSource
 from headwater.config.review import review_config
@@ -20,8 +23,10 @@ from headwater.config.sources import source_of
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.source.catalog.outline import read_outline
+from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
 from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.client_schema import client_schema
 from headwater_rules.describe.languages import Language
 from headwater_rules.propose.outline import OutlinedTable
 from headwater_rules.propose.propose import Proposal, propose
@@ -33,32 +38,66 @@ class NothingToProposeError(HeadwaterError):
     code = "HW_8601"
 
 
-def run(
-    uri: str | None, directory: Path, *, users: str | None, languages: Sequence[Language], ask: bool, force: bool
-) -> None:
-    """Write the three files into `directory` and print what comes next. Without `ask`, a URI is needed."""
-    check_absent(directory, force=force)
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the developer said beforehand: the table of users, whether devices may write (None: not said), whether to
+    write a page, and the languages to print code in."""
+
+    users: str | None = None
+    upload: bool | None = None
+    page: bool = False
+    languages: tuple[Language, ...] = ()
+
+
+def run(uri: str | None, directory: Path, wishes: Wishes, *, ask: bool, force: bool) -> None:
+    """Write the files into `directory` and print what comes next. Without `ask`, a URI is needed."""
+    check_absent(directory, force=force, page=wishes.page)
     if uri is None:
         if not ask or not sys.stdin.isatty():
             raise click.UsageError("give the database as --uri or HEADWATER_SOURCE_URI")
         uri = click.prompt("Database to sync, as postgresql://user:password@host:5432/database", type=str)
     source = _source(uri, ask=ask)
     tables = read_outline(source)
-    proposal = _proposed(tables, source, users)
-    click.echo(
-        f"{source.address}: {count(len(tables), 'table')}, users in {proposal.people or 'no table that was found'}"
-    )
-    if ask and users is None and (named := _asked_users(proposal)) is not None:
-        proposal = _proposed(tables, source, named)
-    if ask and not click.confirm(f"Write headwater.yaml, sync.yaml and .env to {directory.resolve()}?", default=True):
+    proposal = _proposed(tables, source, wishes.users)
+    hosts = recognised(source, tables, near=_is_near(uri))
+    _print_found(source, tables, proposal, hosts, named=wishes.users is not None)
+    if ask and wishes.users is None:
+        proposal = _asked_users(proposal, tables, source)
+    upload = _may_write(proposal, ask=ask) if wishes.upload is None else wishes.upload
+    writable = proposal.writable if upload else ()
+    page = page_for(proposal, source, uploads=upload) if wishes.page else None
+    names = [CONFIG, RULES, *([POLICIES] if any(not each.table.secured for each in writable) else [])]
+    names += [SECRETS, *([f"{FOLDER}/"] if page else [])]
+    asked = f"Write {', '.join(names[:-1])} and {names[-1]} to {directory}?"
+    if ask and not click.confirm(asked, default=True):
         raise click.Abort
     plan = compile_config(proposal.text).plan
-    kept = write_files(directory, source, proposal.text, force=force)
-    print_next_steps(directory, source, proposal, plan, languages)
+    host = next((each for each in hosts if each.role), None)
+    written = Written(source, host, proposal.text, writable, proposal.users)
+    kept = write_files(directory, written)
+    schema = client_schema(plan, read_schema(source)) if plan.streams else None
+    if page is not None and schema is not None:
+        write_page(directory / FOLDER, page, proposal, schema)
+    print_next_steps(directory, written, proposal, plan, Shown(schema, wishes.languages, page))
     for warning in review_config(ConfigSource(path=directory / CONFIG), os.environ, directory).warnings:
         click.echo(f"\nCAUTION: {warning}")
     if kept:
         click.echo(f"\n{SECRETS} was there and keeps its {', '.join(kept)}.")
+
+
+def _print_found(
+    source: SourceSettings, tables: Sequence[OutlinedTable], proposal: Proposal, hosts: Sequence[Host], *, named: bool
+) -> None:
+    users = proposal.people or "no table that was found"
+    click.echo(f"{source.address}: {count(len(tables), 'table')}, users in {users}")
+    others = [each for each in proposal.candidates if ".".join(each.table.place) != proposal.people]
+    if others and not named:
+        taken = next((each for each in proposal.candidates if each not in others), None)
+        click.echo(f"  taken: {taken or users}\n  or --users: {'; '.join(map(str, others[:5]))}")
+    for host in hosts:
+        click.echo(f"This is {host.name} ({host.page}):")
+        for note in host.notes:
+            click.echo(f"  - {note}")
 
 
 def _source(uri: str, *, ask: bool) -> SourceSettings:
@@ -115,8 +154,16 @@ def _proposed(tables: Sequence[OutlinedTable], source: SourceSettings, users: st
     return proposal
 
 
-def _asked_users(proposal: Proposal) -> str | None:
-    """The table that the developer names in place of the one that was found."""
+def _asked_users(proposal: Proposal, tables: Sequence[OutlinedTable], source: SourceSettings) -> Proposal:
+    """The proposal for the table that the developer names in place of the one that was found."""
     default = proposal.people or ""
-    named: str = click.prompt("Table of users, whose ids your tokens carry as `sub`", default=default).strip()
-    return named if named and named != default else None
+    question = "Table of those who log in, whose ids your tokens carry as `sub`"
+    named: str = click.prompt(question, default=default).strip()
+    return _proposed(tables, source, named) if named and named != default else proposal
+
+
+def _may_write(proposal: Proposal, *, ask: bool) -> bool:
+    if not ask or not proposal.writable:
+        return False
+    names = ", ".join(each.name for each in proposal.writable)
+    return click.confirm(f"May devices write, through Headwater, to rows of theirs in {names}?", default=False)

@@ -25,6 +25,16 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition
 """
 
+_COLUMNS = """
+select a.attrelid::int8, a.attname, a.attgenerated <> '' or a.attidentity = 'a',
+  a.attnotnull and not a.atthasdef and a.attidentity = '', coalesce((
+    select array_agg(e.enumlabel::text order by e.enumsortorder) from pg_enum e where e.enumtypid = a.atttypid), '{}')
+from pg_attribute a join pg_class c on c.oid = a.attrelid
+where c.relkind in ('r', 'p') and not c.relispartition and a.attnum > 0 and not a.attisdropped
+"""
+
+_SECURED = "select c.oid::int8 from pg_class c where c.relrowsecurity and c.oid in (select polrelid from pg_policy)"
+
 _REFERENCES = """
 select k.conrelid::int8, a.attname, n.nspname, c.relname, b.attname,
   k.confdeltype = 'c' and a.attnotnull
@@ -41,6 +51,9 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
     """All tables but partitions, in the order of their names. Raises SourceUnreachable or SourceRefused."""
     schema = read_schema(settings)
     references: dict[int, list[Reference]] = defaultdict(list)
+    computed: dict[int, set[str]] = defaultdict(set)
+    required: dict[int, set[str]] = defaultdict(set)
+    choices: dict[int, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
     with connect(settings) as conn:
         try:
             known = {
@@ -49,11 +62,22 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
             }
             for oid, column, schema_name, name, target, owning in conn.execute(_REFERENCES.encode()):
                 references[oid].append(Reference(column, schema_name, name, target, owning=owning))
+            for oid, column, is_computed, is_required, labels in conn.execute(_COLUMNS):
+                if is_computed or is_required:
+                    (computed if is_computed else required)[oid].add(column)
+                if labels:
+                    choices[oid].append((column, tuple(labels)))
+            secured = {oid for (oid,) in conn.execute(_SECURED)}
         except psycopg.Error as error:
             raise connection_error(settings, error) from error
     found = []
     for table in schema.tables:
         if (table.schema, table.name) in known:
             oid, key, rows = known[table.schema, table.name]
-            found.append(OutlinedTable(table.schema, table.name, table.columns, key, tuple(references[oid]), rows))
+            found.append(
+                OutlinedTable(
+                    table.schema, table.name, table.columns, key, tuple(references[oid]), rows,
+                    frozenset(computed[oid]), frozenset(required[oid]), tuple(choices[oid]), oid in secured,
+                )
+            )  # fmt: skip
     return tuple(found)
