@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import re
 import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from headwater.cli.init.hosts import WRITER, by_name
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.source.catalog.outline import read_outline
@@ -206,3 +210,87 @@ def test_the_tables_that_django_makes(deploy: Deploy, source_db: SourceDb) -> No
         "of ann", "of bob",
     ]  # fmt: skip
     assert all("password" not in row for row in deployed.rows("1").values())
+
+
+@pytest.fixture
+def roles(source_db: SourceDb) -> Iterator[Callable[[str], None]]:
+    """`roles("a login, b nologin")` makes roles of a host. They belong to the server, so they go with the test."""
+    made = [WRITER]
+
+    def make(text: str) -> None:
+        for each in text.split(", "):
+            made.append(each.split()[0])
+            source_db.execute(f"create role {each}")
+
+    yield make
+    for name in reversed(made):
+        if source_db.fetch("select from pg_roles where rolname = %s", name):
+            source_db.execute(f"reassign owned by {name} to postgres; drop owned by {name}; drop role {name}")
+
+
+def as_owner(source: SourceDb, login: str) -> str:
+    """Give everything in `public` to a role that is no superuser, as a host does. Returns its URI."""
+    source.execute(f'alter database "{source.name}" owner to {login}; alter schema public owner to {login}')
+    for (table,) in source.fetch("select tablename from pg_tables where schemaname = 'public'"):
+        source.execute(f'alter table "{table}" owner to {login}')
+    return uri_of(source).replace("postgres@", f"{login}@")
+
+
+def test_on_amazon_rds_nobody_is_a_superuser(roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path) -> None:
+    make_example(source_db, "prisma")
+    roles("rds_superuser, rds_replication, rds_main login replication createrole in role rds_superuser")
+    uri = as_owner(source_db, "rds_main")
+    done = headwater_here("init", "-y", "--sdk", "none", "--upload", "--uri", uri, cwd=tmp_path)
+    assert (done.code, "This is Amazon RDS (docs/postgres-rds.md)" in done.out) == (0, True), done.err
+    assert "may not replicate" not in done.out
+    with psycopg.connect(uri, autocommit=True) as conn:
+        conn.execute((tmp_path / "policies.sql").read_bytes())
+    prepared = headwater_here("source", "prepare", "--upload", cwd=tmp_path)
+    assert (prepared.code, "HW_2020" in prepared.err) == (0, True), "event triggers are left out, and nothing else"
+    assert "5 tables published" in prepared.out
+    found = headwater_here("doctor", cwd=tmp_path)
+    assert " 0 FAIL" in found.out, found.out
+    source_db.execute("alter role rds_main noreplication")
+    again = headwater_here("init", "-y", "--sdk", "none", "--force", "--uri", uri, cwd=tmp_path)
+    assert "this role may not replicate: run GRANT rds_replication TO it, as the main user" in again.out
+    source_db.execute("grant rds_replication to rds_main")
+    again = headwater_here("init", "-y", "--sdk", "none", "--force", "--uri", uri, cwd=tmp_path)
+    assert "may not replicate" not in again.out
+
+
+def test_on_supabase_its_users_its_role_and_its_policies_are_taken(
+    roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path
+) -> None:
+    make_example(source_db, "supabase")
+    roles("supabase_admin, authenticated, sb_login login replication bypassrls createrole")
+    uri = as_owner(source_db, "sb_login")
+    source_db.execute(
+        "grant authenticated to sb_login; grant usage on schema auth to sb_login, authenticated;"
+        "grant select on auth.users to sb_login; alter table todos enable row level security;"
+        "create function auth.uid() returns uuid stable language sql as $$"
+        " select coalesce(nullif(current_setting('request.jwt.claim.sub', true), ''),"
+        " current_setting('request.jwt.claims', true)::jsonb ->> 'sub')::uuid $$;"
+        "create policy own on todos to authenticated using (auth.uid() = user_id)"
+    )
+    done = headwater_here("init", "-y", "--app", "web", "--upload", "--uri", uri, cwd=tmp_path)
+    assert (done.code, "This is Supabase (docs/postgres-supabase.md)" in done.out) == (0, True), done.err
+    assert "users in auth.users" in done.out
+    assert "http://127.0.0.1:54321/auth/v1/.well-known/jwks.json" in (tmp_path / "headwater.yaml").read_text()
+    assert not (tmp_path / "policies.sql").exists(), "todos has policies of its own"
+    config = load_config(ConfigSource(path=tmp_path / "headwater.yaml"), {}, tmp_path)
+    assert (config.uploads().role, [*config.uploads().tables]) == ("authenticated", ["todos"])
+    assert headwater_here("source", "prepare", "--upload", cwd=tmp_path).code == 0
+    token = headwater_here("token", USERS["supabase"][0], cwd=tmp_path)
+    assert token.code == 0, token.err
+
+
+def test_a_host_is_known_by_its_name(source_db: SourceDb) -> None:
+    def known(host: str) -> list[tuple[str, str | None]]:
+        named = replace(settings(source_db), host=host)
+        return [(each.name, each.project) for each in (by_name(named),) if each is not None]
+
+    assert known("db.abcdefghij.supabase.co") == [("Supabase", "abcdefghij")]
+    assert known("EP-cool-1.eu-central-1.aws.neon.tech.") == [("Neon", None)]
+    assert known("shop.ab12.eu-central-1.rds.amazonaws.com") == [("Amazon RDS", None)]
+    assert known("shop.ab12.rds.cn-north-1.amazonaws.com.cn") == [("Amazon RDS", None)]
+    assert known("supabase.co.example.com") == []

@@ -46,18 +46,19 @@ def recognised(source: SourceSettings, tables: Sequence[OutlinedTable], *, near:
             raise connection_error(source, error) from error
     assert found is not None
     roles, wal_level, replicates = found
-    host = _by_name(source) or _by_role(source, roles, near=near)
+    host = by_name(source) or _by_role(source, roles, near=near)
     named = () if host is None else (_with_lacks(host, logical=wal_level == "logical", replicates=replicates),)
     return (*named, *((_DJANGO,) if any(table.name == "django_migrations" for table in tables) else ()))
 
 
-def _by_name(source: SourceSettings) -> Host | None:
+def by_name(source: SourceSettings) -> Host | None:
+    """The host that an address tells of."""
     name = source.host.lower().rstrip(".")
     if found := re.fullmatch(r"db\.([a-z0-9]+)\.supabase\.co", name):
         return _supabase(found[1], local=False)
     if name.endswith(".neon.tech"):
         return _NEON
-    if name.endswith((".rds.amazonaws.com", ".rds.amazonaws.com.cn")):
+    if re.search(r"\.rds\.amazonaws\.com$|\.rds\.[^.]+\.amazonaws\.com\.cn$", name):
         return _RDS
     return None
 

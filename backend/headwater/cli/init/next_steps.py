@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -81,7 +82,8 @@ def _steps(directory: Path, written: Written, page: Page | None) -> Iterator[tup
     if page is None:
         yield "headwater token USER", "a token, to try it"
         return
-    yield f"cd {FOLDER} && npm install && npm run dev", "in a second terminal; with Node 20 or newer"
+    npm = "npm" if shutil.which("npm") else "python -m headwater.embedded.node npm"
+    yield f"cd {FOLDER} && {npm} install && {npm} run dev", "in a second terminal"
     who = f"signed in as {page.user}" if page.user else "enter the id of a user there"
     yield "http://localhost:5173", f"the rows of {page.shown.name}; {who}"
 
