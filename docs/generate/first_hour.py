@@ -31,7 +31,7 @@ TABLES = ROOT / "tests" / "support" / "schemas" / "rails.sql"
 _PROGRAMS = ("git", "make", "curl", "psql", "python3")
 _PORTS = (8080, 8081, 5432)
 _FOLLOWS = "following the stream"
-_BARE = "\n## bare machines\n"
+_KEPT = "\n## your own tables\n"
 
 _INTRO = """\
 # The first hour
@@ -39,7 +39,8 @@ _INTRO = """\
 Three ways from nothing to a device that has its rows, each in an empty home on the machine below. `make first-hour`
 runs them and writes this page. Left out are long outputs, marked …, and what only that machine has: paths, names,
 tokens. Most of the time goes to fetching and unpacking packages, and depends on the network. What `make demo` and
-`make test` come to where there is nothing but a bare system: [at the end](#bare-machines).
+`make test` come to where there is nothing but a bare system is [at the end](#bare-machines), and before that [from an empty
+directory to a page with your own tables](#your-own-tables).
 
 | | minutes | of them for the installation |
 |---|---|---|
@@ -187,8 +188,8 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
 
 
 def _kept() -> str:
-    """The last section of the page, which says what `make bare` printed."""
-    _, heading, rest = PAGE.read_text("utf-8").partition(_BARE)
+    """The last sections of the page: a page with tables of one's own, and what `make bare` printed."""
+    _, heading, rest = PAGE.read_text("utf-8").partition(_KEPT)
     return heading + rest
 
 
