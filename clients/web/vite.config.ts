@@ -6,6 +6,7 @@ export default defineConfig({
   worker: { format: 'es' },
   build: {
     target: 'es2022',
+    rollupOptions: { input: ['index.html', 'own.html'] },
     reportCompressedSize: false,
     chunkSizeWarningLimit: 1000
   }

@@ -38,9 +38,9 @@ _INTRO = """\
 
 Three ways from nothing to a device that has its rows, each in an empty home on the machine below. `make first-hour`
 runs them and writes this page. Left out are long outputs, marked …, and what only that machine has: paths, names,
-tokens. Most of the time goes to fetching and unpacking packages, and depends on the network. What `make demo` and
-`make test` come to where there is nothing but a bare system is [at the end](#bare-machines), and before that [from an empty
-directory to a page with your own tables](#your-own-tables).
+tokens. Most of the time goes to fetching and unpacking packages, and depends on the network. At the end: [your own
+tables](#your-own-tables) on a page, from an empty directory, and what `make demo` and `make test` come to where there
+is [nothing but a bare system](#bare-machines).
 
 | | minutes | of them for the installation |
 |---|---|---|

@@ -13,8 +13,10 @@ import pytest
 
 from headwater_client import Database, Refusal, UploadConnector
 from tests.support.dev_run import Run, running
+from tests.support.example_schemas import make_example
 from tests.support.fix_browser import Browser
 from tests.support.fix_headwater import wait_until
+from tests.support.fix_postgres import SourceDb
 from tests.support.terminal import Terminal
 
 ADDRESS = r"http://127\.0\.0\.1:\d+/demo/"
@@ -435,3 +437,25 @@ def id_of(device: Database, title: str) -> str:
 
 def titles_of(device: Database, row: dict[str, str]) -> set[str]:
     return {str(each["title"]) for each in device.rows("select title from todos where list_id = ?", [row["list_id"]])}
+
+
+@pytest.mark.long
+def test_it_shows_what_happens_to_tables_of_ones_own_and_leaves_nothing_there(
+    browser: Browser, source_db: SourceDb, tmp_path: Path
+) -> None:
+    make_example(source_db, "prisma")
+    uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
+    with running(tmp_path / "own", "--port", "0", "--uri", uri) as run:
+        browser.goto(run.wait_for(ADDRESS))
+        browser.wait_for(part(LEFT, "row", "[data-id=cljob1]"))
+        assert browser.attributes(part(RIGHT, "row"), "data-id") == ["cljob2"]
+        source_db.execute("update \"Job\" set title = 'changed' where id = 'cljob1'")
+        browser.wait_for(part(LEFT, "row", "[data-id=cljob1] td"), "changed")
+        browser.wait_for(f"{NEWEST} [data-testid=what]", "Somebody: change “changed”")
+        browser.wait_for("[data-testid=verdict-left]", "ann@example.com gets it, by line 14")
+        assert browser.texts("code.giving") == ['WHERE "technicianId" = auth.user_id()']
+        assert browser.attributes("[data-testid=verdict-right]", "data-included") == ["false"]
+        assert browser.findings() == []
+        run.leaves_nothing()
+    assert source_db.fetch("select slot_name from pg_replication_slots where database = current_database()") == []
+    assert source_db.fetch("select pubname from pg_publication") == []

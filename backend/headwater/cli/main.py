@@ -231,18 +231,39 @@ def token(
     command.run(load(configs, warn=False).auth, user, dict(claims), audience, expires)
 
 
-@cli.command(epilog=examples("headwater dev", "headwater dev --port 9000 --keep ./playground"))
+@cli.command(
+    epilog=examples(
+        "headwater dev",
+        "headwater dev --port 9000 --keep ./playground",
+        "headwater dev --uri postgresql://app:secret@localhost:5432/app",
+    )
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8080, show_default=True, help="Port to listen on; 0 chooses a free one.")
 @click.option("--rows", default=100_000, show_default=True, help="About how many rows of sample data.")
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="Keep database and store in this directory, and reuse them."
 )
-def dev(host: str, port: int, rows: int, keep: Path | None) -> None:
-    """Everything in one command: a Postgres with sample data, Spark, the store, the endpoint and a demo app."""
-    from headwater.cli.dev import run
+@click.option("--uri", metavar="URI", help="Show a database of yours in place of the sample data.")
+@click.option("--users", metavar="TABLE", help="With --uri: the table of users (default: the likeliest).")
+@click.option("--rules", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help="With --uri: the sync config (default: what `headwater init` would write).")  # fmt: skip
+def dev(
+    host: str, port: int, rows: int, keep: Path | None, uri: str | None, users: str | None, rules: Path | None
+) -> None:
+    """Everything in one command: a Postgres with sample data, Spark, the store, the endpoint and a demo app.
 
-    run(host=host, port=port, rows=rows, keep=keep)
+    With --uri, what happens to the tables of a database of yours: what two users have, each commit on its way to them,
+    and the rule behind each row. It makes a publication and a slot, and drops them in the end.
+    """
+    from headwater.cli.dev import OwnDatabase, run, run_own
+
+    if uri is None:
+        run(host=host, port=port, rows=rows, keep=keep)
+    elif keep is not None:
+        raise click.UsageError("--keep is for the sample data")
+    else:
+        run_own(OwnDatabase(uri, users, rules and rules.absolute()), host, port)
 
 
 def main() -> None:

@@ -16,14 +16,15 @@ class NoDemoFilesError(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class DemoFiles:
-    """`rules` is the demo's sync config, `app` the built demo app, which may be missing in a clone."""
+    """`rules` is the sync config, `app` the built demo app, which may be missing in a clone, and `page` its page."""
 
     rules: Path
     app: Path
+    page: str = "index.html"
 
     @property
     def has_app(self) -> bool:
-        return (self.app / "index.html").is_file()
+        return (self.app / self.page).is_file()
 
 
 def find_demo_files() -> DemoFiles:

@@ -54,6 +54,22 @@ def when_ready(store: Path, address: Address, stop: threading.Event, then: Calla
             stop.wait(_PAUSE)
 
 
+def own_tables_text(address: Address, database: str, files: DemoFiles, rules: Path) -> str:
+    """The text to print when a database of one's own is shown."""
+    page = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make install`)")
+    return f"""
+Ready.
+
+  your tables     {page}
+  database        {database}
+  sync config     {rules}
+
+Change a row of theirs, in your app or by SQL, and see it arrive. Devices write nothing here.
+
+Ctrl-C ends everything, and drops the slot and the publication that were made for it.
+"""
+
+
 def database_session(dsn: str, programs: Path) -> str:
     """The command that opens a database session, or only its address where there is no psql. `programs` is the
     directory of Postgres' programs, `dsn` a libpq URI."""

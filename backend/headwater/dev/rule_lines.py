@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Rows, StreamWords, Way, explain
@@ -28,9 +29,10 @@ class RuleText:
         self.text = text
         self._lines = text.splitlines()
         self._streams = {stream.name: stream for stream in explain(compile_config(text).plan).streams}
-        places = YAML().load(text)["streams"].lc
-        self._first = {name: places.key(name)[0] + 1 for name in self._streams}
-        self._query = {name: YAML().load(text)["streams"][name].lc.key("query")[0] + 1 for name in self._streams}
+        read = YAML().load(text)
+        streams = read.get("streams") or read["bucket_definitions"]
+        self._first = {name: streams.lc.key(name)[0] + 1 for name in self._streams}
+        self._query = {name: _place(streams[name], "query", self._first[name]) for name in self._streams}
 
     def of_bucket(self, stream: str, bucket: str) -> RuleLines:
         """The lines of a stream that give one of its buckets."""
@@ -54,6 +56,11 @@ class RuleText:
             for rows in way.rows
             for row, values in _compared(rows, way)
         )
+
+
+def _place(stream: CommentedMap, key: str, otherwise: int) -> int:
+    """The line of a key, counted from 1."""
+    return stream.lc.key(key)[0] + 1 if key in stream else otherwise
 
 
 def _way(stream: StreamWords, definition: str) -> Way:

@@ -102,6 +102,8 @@ class Tracer:
     source: SourceSettings
     limits: Limits
     rules: RuleText
+    has_notes: bool = True
+    """Whether the source keeps the statements that wrote lately, as the demo's does."""
 
     def trace(self, user: str, after: int | None) -> Trace:
         """The commits after an op that changed a bucket of the user; none without `after`. Blocking. Raises
@@ -125,7 +127,7 @@ class Tracer:
                 yield TracedOp(int(op["op_id"]), op["op"], *row, bucket.name, stream, data, lines)
 
     def _commits(self, flushes: Sequence[FlushRange], ops: Sequence[TracedOp]) -> Iterator[TracedCommit]:
-        kept = self._kept(flushes[-1].lsn) if flushes else []
+        kept = self._kept(flushes[-1].lsn) if flushes and self.has_notes else []
         before = Lsn(0)
         for flush in flushes:
             of_flush = [op for op in ops if flush.after < op.op_id <= flush.last]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from headwater.dev.upload import upload_section
 from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings
 
@@ -50,9 +49,16 @@ class Workspace:
     def config(self) -> Path:
         return self.root / "headwater.yaml"
 
-    def write_config(self, source: SourceSettings, rules: Path, host: str, port: int) -> None:
+    @property
+    def rules(self) -> Path:
+        """The sync config that was proposed for somebody's own database."""
+        return self.root / "sync.yaml"
+
+    def write_config(
+        self, source: SourceSettings, rules: Path, host: str, port: int, upload: dict[str, object] | None
+    ) -> None:
         """Write a service config with a new signing key, readable by its owner only."""
-        document = {
+        document: dict[str, object] = {
             "replication": {
                 "connections": [
                     {
@@ -63,6 +69,9 @@ class Workspace:
                         "username": source.user,
                         "password": source.password,
                         "sslmode": source.sslmode,
+                        "publications": list(source.publications),
+                        "slot_name_prefix": source.slot_prefix,
+                        **({"cacert": source.cacert} if source.cacert else {}),
                     }
                 ]
             },
@@ -74,7 +83,7 @@ class Workspace:
             "host": host,
             "port": port,
             "sync_config": {"path": str(rules)},
-            "upload": upload_section(),
+            **({} if upload is None else {"upload": upload}),
             "spark": {
                 "conf": {
                     "spark.local.dir": str(self.scratch),

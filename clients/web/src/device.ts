@@ -69,7 +69,7 @@ const WAITING = `select id, data ->> 'op' as op, data ->> 'type' as "table", dat
 const REFUSALS = `select id, message, code, op, type as "table", row_id as "row", writes,
     coalesce((select name from lists where id = row_id), (select title from todos where id = row_id)) as name
   from upload_refusals order by at desc`;
-const BUCKETS = `select name, last_applied_op, (select count(*) from ps_oplog where bucket = ps_buckets.id) as rows
+export const BUCKETS = `select name, last_applied_op, (select count(*) from ps_oplog where bucket = ps_buckets.id) as rows
   from ps_buckets order by name`;
 const TABLES = ['lists', 'todos', 'list_members', 'upload_refusals', 'ps_crud', 'ps_buckets', 'ps_oplog'];
 

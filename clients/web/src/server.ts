@@ -25,6 +25,9 @@ async function getJson<T>(address: string, token?: string): Promise<T> {
   return (await response.json()) as T;
 }
 
+/** The tables of devices with their columns, of a page that does not know them beforehand. */
+export const fetchTables = (): Promise<Record<string, Record<string, 'text' | 'integer' | 'real'>>> => getJson('tables');
+
 export const fetchUsers = (): Promise<User[]> => getJson('users');
 
 const fetchToken = (user: User): Promise<Credentials> =>

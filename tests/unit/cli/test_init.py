@@ -1,7 +1,9 @@
-"""How `headwater init` encrypts, if the URI does not say."""
+"""How `headwater init` encrypts, if the URI does not say, and what the page that it writes is made of."""
 
 from __future__ import annotations
 
+import json
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,12 @@ def test_only_a_database_that_is_near_is_asked_without_tls(
     with pytest.raises(init.NothingToProposeError):
         init.run(f"postgresql://app@{host}/shop", tmp_path, init.Wishes(), ask=False, force=False)
     assert [each.sslmode for each in asked] == [sslmode]
+
+
+def test_the_page_names_the_packages_that_the_demo_app_is_tested_with() -> None:
+    web = resources.files(init.__package__).joinpath("web", "package.json")
+    page = json.loads(web.read_text(encoding="utf-8"))
+    demo = json.loads((Path(__file__).parents[3] / "clients" / "web" / "package.json").read_text())
+    assert page["dependencies"] == demo["dependencies"]
+    assert page["devDependencies"].items() <= demo["devDependencies"].items()
+    assert page["overrides"] == demo["overrides"]

@@ -56,3 +56,20 @@ def test_a_stream_ends_before_the_comment_of_the_next() -> None:
     (bucket,) = [each.name for each in compile_config(rules.text).plan.buckets if each.name.startswith("mine")]
     lines = rules.of_bucket("mine", f'{bucket}["u1"]')
     assert (lines.first, lines.last, lines.giving) == (4, 8, (8,))
+
+
+def test_bucket_definitions_have_lines_too() -> None:
+    text = """\
+bucket_definitions:
+  mine:
+    parameters: SELECT request.user_id() AS me
+    data:
+      - SELECT * FROM notes WHERE owner = bucket.me
+  all:
+    data: [SELECT * FROM news]
+"""
+    rules = RuleText(text)
+    names = [each.name for each in compile_config(text).plan.buckets]
+    lines = {name.partition(".")[0]: rules.of_bucket(name.partition(".")[0], f"{name}[]") for name in names}
+    assert (lines["mine"].first, lines["mine"].last) == (2, 5)
+    assert (lines["all"].first, lines["all"].giving) == (6, (6, 7))

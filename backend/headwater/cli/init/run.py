@@ -56,9 +56,9 @@ def run(uri: str | None, directory: Path, wishes: Wishes, *, ask: bool, force: b
         if not ask or not sys.stdin.isatty():
             raise click.UsageError("give the database as --uri or HEADWATER_SOURCE_URI")
         uri = click.prompt("Database to sync, as postgresql://user:password@host:5432/database", type=str)
-    source = _source(uri, ask=ask)
+    source = source_at(uri, ask=ask)
     tables = read_outline(source)
-    proposal = _proposed(tables, source, wishes.users)
+    proposal = proposed(tables, source, wishes.users)
     hosts = recognised(source, tables, near=_is_near(uri))
     _print_found(source, tables, proposal, hosts, named=wishes.users is not None)
     if ask and wishes.users is None:
@@ -100,7 +100,8 @@ def _print_found(
             click.echo(f"  - {note}")
 
 
-def _source(uri: str, *, ask: bool) -> SourceSettings:
+def source_at(uri: str, *, ask: bool) -> SourceSettings:
+    """The database at a URI, asking for a password that it lacks. Raises ConfigError."""
     source_of(uri, sslmode="disable")  # an error of its own for what urlsplit refuses with the password in its message
     query = parse_qs(urlsplit(uri).query)
     cacert = _authority(query.get("sslrootcert", [""])[-1])
@@ -143,7 +144,8 @@ def _is_near(uri: str) -> bool:
         return "." not in host or host in _THIS_MACHINE or host.endswith((".local", ".localhost"))
 
 
-def _proposed(tables: Sequence[OutlinedTable], source: SourceSettings, users: str | None) -> Proposal:
+def proposed(tables: Sequence[OutlinedTable], source: SourceSettings, users: str | None) -> Proposal:
+    """What is proposed for the tables. Raises NothingToProposeError."""
     if not tables:
         fix = "check the database's name, or create its tables first"
         raise NothingToProposeError("there are no tables to sync", source.address, fix)
@@ -159,7 +161,7 @@ def _asked_users(proposal: Proposal, tables: Sequence[OutlinedTable], source: So
     default = proposal.people or ""
     question = "Table of those who log in, whose ids your tokens carry as `sub`"
     named: str = click.prompt(question, default=default).strip()
-    return _proposed(tables, source, named) if named and named != default else proposal
+    return proposed(tables, source, named) if named and named != default else proposal
 
 
 def _may_write(proposal: Proposal, *, ask: bool) -> bool:

@@ -8,8 +8,8 @@ import type { Todo } from '../schema';
 import { ask, type User } from '../server';
 import { Buckets } from './buckets';
 import { Feed } from './feed';
-import { Rules } from './rules';
-import { Story } from './story';
+import { Rules, type RowName } from './rules';
+import { Story, type Held } from './story';
 import { Waiting } from './waiting';
 import { Words } from './words';
 
@@ -40,7 +40,7 @@ export class Backstage implements Listener {
   private readonly rulesName = h('code', {});
   private readonly database = h('pre', { tabindex: '0', role: 'group', 'aria-label': 'How to open a database session' });
 
-  constructor(users: Record<Side, User>, everybody: User[], plays: HTMLElement) {
+  constructor(users: Record<Side, User>, everybody: User[], plays: HTMLElement, example = EXAMPLE) {
     this.words = new Words(everybody);
     this.rules = new Rules(users, this.words);
     this.buckets = new Buckets(users, this.words);
@@ -65,7 +65,7 @@ export class Backstage implements Listener {
         h('p', { class: 'note' }, 'Anything that writes to Postgres reaches the devices. Open a database session:'),
         this.database,
         h('p', { class: 'note' }, 'and write, for example:'),
-        h('pre', { tabindex: '0', role: 'group', 'aria-label': 'A statement to try' }, EXAMPLE)
+        h('pre', { tabindex: '0', role: 'group', 'aria-label': 'A statement to try' }, example)
       ),
       h(
         'details',
@@ -88,6 +88,11 @@ export class Backstage implements Listener {
     for (const { id, name } of view.lists) this.words.learn(id, name);
     for (const { id, title } of view.todos) this.words.learn(id, title ?? '');
     this.waiting.show(side, view.waiting);
+    this.onBuckets(side, view);
+  }
+
+  /** The screen shows what a device has up to an op. */
+  onBuckets(side: Side, view: Held): void {
     this.buckets.hold(side, view.buckets);
     afterPaint(() => this.story.drawn(side, view));
   }
@@ -97,7 +102,12 @@ export class Backstage implements Listener {
   }
 
   onAsk(todo: Todo): void {
-    void this.rules.explain({ table: 'todos', id: todo.id, title: todo.title ?? '' });
+    this.explain({ table: 'todos', id: todo.id, title: todo.title ?? '' });
+  }
+
+  /** Show who gets a row, and why. */
+  explain(row: RowName): void {
+    void this.rules.explain(row);
     this.rules.element.scrollIntoView({ block: 'nearest', behavior: 'smooth' });
   }
 

@@ -18,7 +18,7 @@ export class Feed {
   private readonly hint = h(
     'p',
     { class: 'note', 'data-testid': 'no-story' },
-    'Tick, rename or add a to-do, and see here how it gets to the other device.'
+    'Change something, and see here how it gets to the devices.'
   );
   private chosen: number | undefined;
   private latest: Happening[] = [];
@@ -108,7 +108,7 @@ export class Feed {
     );
     const at = new Date(now.committed * 1000).toLocaleTimeString();
     return [
-      step('Written', ...(sql.length > 0 ? sql : ['The statement is not known any more.'])),
+      step('Written', ...(sql.length > 0 ? sql : ['The statement is not known: the log of Postgres has rows.'])),
       step('Committed', h('code', {}, now.lsn), ` at ${at}`),
       step('Op', ...now.ops.slice(0, 3).map((op) => this.opOf(op)), ...this.moreOf(now)),
       step('On screen', ...SIDES.map((side) => this.screenOf(side, now)))

@@ -59,6 +59,9 @@ export interface Happening extends Commit {
   arrivals: Partial<Record<Side, Arrival>>;
 }
 
+/** What a device holds, and up to which op its tables have it. */
+export type Held = Pick<View, 'applied' | 'buckets'>;
+
 interface Shown {
   applied: number;
   at: number;
@@ -99,7 +102,7 @@ export class Story {
   }
 
   /** A device's screen has been drawn with this view. */
-  drawn(side: Side, { applied, buckets }: View): void {
+  drawn(side: Side, { applied, buckets }: Held): void {
     const before = this.buckets[side];
     const last = this.shown[side].at(-1);
     if (!Number.isFinite(applied)) return;

@@ -32,8 +32,14 @@ function showStatus({ connected, hasSynced, lastSyncedAt, dataFlowStatus }: Sync
   element('status').textContent = state;
   element('status').dataset.state = connected && hasSynced ? 'synced' : 'waiting';
   const error = dataFlowStatus.downloadError ?? dataFlowStatus.uploadError;
-  if (error) showTrouble(`${error.message}\nIs \`headwater serve\` running?`);
-  else if (connected && element('trouble').textContent?.endsWith('running?')) showTrouble('');
+  if (error) showTrouble(`${reasonIn(error.message)}. It is tried again.`);
+  else if (connected && element('trouble').textContent?.endsWith('again.')) showTrouble('');
+}
+
+/** What Headwater says is wrong, or that it does not answer. */
+function reasonIn(message: string): string {
+  const described = /"description":"(.*?)"/.exec(message)?.[1];
+  return described ? `Headwater: ${described}` : `${message}: is \`headwater serve\` running?`;
 }
 
 function showTrouble(trouble: unknown) {
