@@ -19,6 +19,7 @@ from headwater.source.catalog.outline import read_outline
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare
+from headwater.source.upload.prepare import prepare_uploads
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code
 from headwater_rules.propose.propose import Proposal, propose
@@ -294,3 +295,25 @@ def test_a_host_is_known_by_its_name(source_db: SourceDb) -> None:
     assert known("shop.ab12.eu-central-1.rds.amazonaws.com") == [("Amazon RDS", None)]
     assert known("shop.ab12.rds.cn-north-1.amazonaws.com.cn") == [("Amazon RDS", None)]
     assert known("supabase.co.example.com") == []
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_uploads_that_are_proposed_are_ready_with_their_policies(
+    name: str, roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path
+) -> None:
+    """Whether a device may then write is asked of the page, in tests/e2e."""
+    make_example(source_db, name)
+    done = headwater_here("init", "-y", "--app", "web", "--upload", "--uri", uri_of(source_db), cwd=tmp_path)
+    assert done.code == 0, done.err
+    config = load_config(ConfigSource(), {}, tmp_path)
+    assert config.warnings == ()
+    if not (tmp_path / "policies.sql").exists():
+        assert config.upload is None, "nothing has a key that uploads can find"
+        return
+    source_db.execute((tmp_path / "policies.sql").read_text())
+    assert prepare_uploads(config.uploads()).warnings == ()
+    source_db.execute(f"set role {WRITER}")
+    for rule in config.uploads().tables.values():
+        written = ", ".join(f'"{each}"' for each in rule.columns or ()) or "1"
+        source_db.fetch(f'select {written} from "{rule.schema}"."{rule.name}"')
+    source_db.execute("reset role")

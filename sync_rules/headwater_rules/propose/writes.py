@@ -50,15 +50,19 @@ def writable(
     granting = {place for each in tables for place in _granting((*each.routes, *each.further))}
     cascading = {(r.schema, r.table) for each in tables for r in each.table.references if r.owning}
     open_ = [each for each in given if each.table.place not in granting and _is_open(each.table, identities)]
-    owned = {each.table.place: each for each in open_ if owner_of(each) is not None}
-    found = []
-    for each in open_:
-        policy = _policy(each, owned, identities.people)
-        columns = tuple(_columns(each.table))
-        operations = tuple(_operations(each.table, columns, keeps=each.table.place in cascading))
-        if policy is not None and operations:
-            found.append(Writable(each.table, names[each.table.place], columns, operations, policy))
-    return tuple(found)
+    columns = {each.table.place: tuple(_columns(each.table)) for each in open_}
+    operations = {
+        each.table.place: tuple(_operations(each.table, columns[each.table.place], keeps=each.table.place in cascading))
+        for each in open_
+    }
+    able = [each for each in open_ if operations[each.table.place]]
+    owned = {each.table.place: each for each in able if owner_of(each) is not None}
+    return tuple(
+        Writable(each.table, names[place], columns[place], operations[place], policy)
+        for each in able
+        if (policy := _policy(each, owned, identities.people)) is not None
+        for place in [each.table.place]
+    )
 
 
 def _granting(routes: Sequence[Route]) -> Iterator[tuple[str, str]]:

@@ -56,6 +56,8 @@ def print_next_steps(directory: Path, written: Written, proposal: Proposal, plan
         click.echo(f"  Commented out, for you to decide: {_names(proposal.undecided)}")
     if written.writable:
         click.echo(f"  Devices may write to: {', '.join(each.name for each in written.writable)}")
+    if secured := [each.name for each in written.writable if each.table.secured]:
+        click.echo(f"  Under policies that are there, which have to let {written.role} do so: {', '.join(secured)}")
     for crowd in proposal.crowded:
         click.echo(f"  CAUTION: the stream {crowd.table.shown} has {crowd}.\n    -> {crowd.fix}")
     if not proposal.given:
@@ -74,7 +76,8 @@ def _steps(directory: Path, written: Written, page: Page | None) -> Iterator[tup
     yield f"headwater rules explain {RULES}", "who gets what, in words"
     if written.unsecured:
         at = f"postgresql://{written.source.user}@{written.source.address}"
-        yield f"psql {shlex.quote(at)} -f {POLICIES}", "read it first; as the owner of the tables"
+        with_any = "" if shutil.which("psql") else "; or with any other SQL client"
+        yield f"psql {shlex.quote(at)} -f {POLICIES}", f"read it first; as the owner of the tables{with_any}"
     upload = " --upload" if written.writable else ""
     yield f"headwater source prepare{upload}", "--admin-uri URI, if this role may not do the above"
     yield "headwater doctor", "whether anything is missing"

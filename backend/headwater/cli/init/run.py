@@ -66,6 +66,8 @@ def run(uri: str | None, directory: Path, wishes: Wishes, *, ask: bool, force: b
     upload = _may_write(proposal, ask=ask) if wishes.upload is None else wishes.upload
     writable = proposal.writable if upload else ()
     page = page_for(proposal, source, uploads=upload) if wishes.page else None
+    if wishes.page and page is None:
+        click.echo(f"No page is written: write a stream in {RULES}, and take {FOLDER}/ from `headwater init` then.")
     names = [CONFIG, RULES, *([POLICIES] if any(not each.table.secured for each in writable) else [])]
     names += [SECRETS, *([f"{FOLDER}/"] if page else [])]
     asked = f"Write {', '.join(names[:-1])} and {names[-1]} to {directory}?"
