@@ -223,11 +223,12 @@ def test_the_page_that_it_writes_shows_rows_and_takes_writes(
         assert browser.findings() == []
 
     # the id that the sync config gives a row of a join table is the one by which an upload finds it
-    assert ("JobSkill", "cljob1/clgas") in deployment.rows("cltech1")
+    gas, led = '["cljob1","clgas"]', '["cljob1","clled"]'
+    assert ("JobSkill", gas) in deployment.rows("cltech1")
     token = headwater_here("token", "cltech1", cwd=folder).out.strip()
     crud = [
-        {"op_id": 1, "op": "PATCH", "type": "JobSkill", "id": "cljob1/clgas", "data": {"hours": 4}},
-        {"op_id": 2, "op": "PUT", "type": "JobSkill", "id": "cljob1/clled", "data": {"hours": 1}},
+        {"op_id": 1, "op": "PATCH", "type": "JobSkill", "id": gas, "data": {"hours": 4}},
+        {"op_id": 2, "op": "PUT", "type": "JobSkill", "id": led, "data": {"hours": 1}},
     ]
     answer = httpx.post(
         f"{service.endpoint}/upload",
@@ -238,4 +239,4 @@ def test_the_page_that_it_writes_shows_rows_and_takes_writes(
     assert source_db.fetch('select "skillId", hours from "JobSkill" where "jobId" = \'cljob1\' order by 1') == [
         ("clgas", 4.0), ("clled", 1.0),
     ]  # fmt: skip
-    wait_until(lambda: ("JobSkill", "cljob1/clled") in deployment.rows("cltech1"), "the row to come back")
+    wait_until(lambda: ("JobSkill", led) in deployment.rows("cltech1"), "the row to come back")

@@ -19,6 +19,7 @@ from headwater.source.catalog.outline import read_outline
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare
+from headwater.source.upload.check import check_uploads
 from headwater.source.upload.prepare import prepare_uploads
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code
@@ -311,7 +312,8 @@ def test_uploads_that_are_proposed_are_ready_with_their_policies(
         assert config.upload is None, "nothing has a key that uploads can find"
         return
     source_db.execute((tmp_path / "policies.sql").read_text())
-    assert prepare_uploads(config.uploads()).warnings == ()
+    prepare_uploads(config.uploads())
+    assert check_uploads(config.uploads()) == ()
     source_db.execute(f"set role {WRITER}")
     for rule in config.uploads().tables.values():
         written = ", ".join(f'"{each}"' for each in rule.columns or ()) or "1"

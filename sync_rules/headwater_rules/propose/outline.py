@@ -12,9 +12,6 @@ _ID = ("_id", "_uuid", "_fk", "_key")
 _TELLS = ("_type", "_kind", "_class")
 _TEXTS = frozenset({"text", "character varying", "citext"})
 
-SEPARATOR = "/"
-"""What stands between the values of a key of several columns in an id, here and in uploads."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -82,16 +79,6 @@ def made_on_devices(table: OutlinedTable, column: str) -> bool:
     """Whether a device can make a value for a key, such as a uuid; a number is for Postgres to count."""
     found = table.column(column)
     return found is not None and _bare(found.type) in {"uuid", *_TEXTS}
-
-
-def joins_its_key(table: OutlinedTable) -> bool:
-    """Whether the values of a key of several columns, joined by `SEPARATOR`, are an id that no other row has and that
-    uploads can take apart: numbers, uuids, ids of other tables, and at most one text that may contain anything."""
-    columns = [column for name in table.key if (column := table.column(name)) is not None]
-    texts = [each for each in columns if _bare(each.type) in _TEXTS]
-    known = len(texts) + sum(each.kind is ValueKind.INTEGER or each.type in {"uuid", "date"} for each in columns)
-    free = [each for each in texts if not any(r.declared for r in table.references if r.column == each.name)]
-    return len(columns) > 1 and known == len(columns) and len(free) <= 1
 
 
 def _bare(type_name: str) -> str:

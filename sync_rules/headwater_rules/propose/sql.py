@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from typing import Final
 
-from headwater_rules.propose.outline import SEPARATOR, OutlinedTable, is_number, joins_its_key
+from headwater_rules.propose.outline import OutlinedTable, is_number
 from headwater_rules.propose.people import People
 from headwater_rules.propose.routes import Route
 from headwater_rules.propose.words import is_secret
@@ -64,15 +64,9 @@ def select(table: OutlinedTable, name: str) -> str:
     blobs = {column.name for column in table.columns if column.kind is ValueKind.BLOB}  # which devices never get
     columns = ["*"] if len(kept) == len(table.columns) else [identifier(each) for each in kept if each not in blobs]
     if table.column("id") is None:
-        columns.append(f"{_row_id(table)} AS id")
+        columns.append(f"{identifier(table.id_column) if table.id_column else 'row_id()'} AS id")
     called = "" if name == table.name else f" AS {identifier(name)}"
     return f"SELECT {', '.join(columns)} FROM {table_name(table)}{called}"
-
-
-def _row_id(table: OutlinedTable) -> str:
-    if table.id_column:
-        return identifier(table.id_column)
-    return f" || '{SEPARATOR}' || ".join(map(identifier, table.key)) if joins_its_key(table) else "row_id()"
 
 
 class Conditions:

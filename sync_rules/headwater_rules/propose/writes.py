@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headwater_rules.propose.outline import OutlinedTable, joins_its_key, made_on_devices
+from headwater_rules.propose.outline import OutlinedTable, made_on_devices
 from headwater_rules.propose.people import Identities, People
 from headwater_rules.propose.routes import Found, Route
 from headwater_rules.propose.sql import identifier, table_name
@@ -75,9 +75,8 @@ def _granting(routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
 
 
 def _is_open(table: OutlinedTable, identities: Identities) -> bool:
-    has_id = bool(table.key) and (table.id_column is not None or joins_its_key(table))
     closed = last_word(table.name) in SERVERS_OWN | MEMBERSHIPS or identities.is_one(table) or "." in table.name
-    return has_id and not closed
+    return bool(table.key) and not closed
 
 
 def _policy(found: Found, owned: Mapping[tuple[str, str], Found], people: People | None) -> str | None:

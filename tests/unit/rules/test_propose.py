@@ -279,31 +279,6 @@ def test_a_table_that_only_keeps_passwords_has_no_users() -> None:
     assert propose(tables).people == "public.users"
 
 
-def keyed(table_: OutlinedTable, *key: str) -> OutlinedTable:
-    return replace(table_, key=key, columns=tuple(each for each in table_.columns if each.name != "id"))
-
-
-def test_the_id_of_a_join_table_is_one_that_uploads_can_take_apart() -> None:
-    tables = [
-        table("users", id="text", email="text"),
-        table("tags", id="text"),
-        keyed(table("user_tags", user_id="text -> users.id", tag_id="text -> tags.id"), "user_id", "tag_id"),
-        keyed(table("user_words", user_id="text -> users.id", word="character varying(20)"), "user_id", "word"),
-        keyed(table("user_places", user_id="text", first="text", second="text"), "first", "second"),
-        keyed(table("user_hours", user_id="text -> users.id", at="timestamptz"), "user_id", "at"),
-    ]
-    ids = {name: text.partition("*, ")[2].partition(" AS id")[0] for name, text in queries(*tables).items()}
-    assert ids["user_tags"] == "user_id || '/' || tag_id"
-    assert ids["user_words"] == "user_id || '/' || word"
-    assert ids["user_places"] == "row_id()", "two rows could have one id"
-    assert ids["user_hours"] == "row_id()", "a device has fewer digits of a time than the source"
-
-
-def queries(*tables: OutlinedTable) -> dict[str, str]:
-    read = YAML(typ="safe").load(propose(tables).text)["streams"]
-    return {name: " ".join(stream["query"].split()) for name, stream in read.items()}
-
-
 def test_devices_write_what_is_their_users_and_nothing_that_gives_a_right() -> None:
     lists = table("lists", id="uuid", owner_id="bigint -> users.id", name="text", role="text")
     items = table("items", id="uuid", list_id="uuid -> lists.id", text="text", secret="text", total="bigint")
