@@ -208,6 +208,9 @@ def test_the_page_that_it_writes_shows_rows_and_takes_writes(
     connector.write_text(connector.read_text().replace("http://localhost:8080", service.endpoint))
     with previewed(folder / "app", free_port()) as page:
         wait_until(lambda: _answers(page), "the page to be served")
+        token = f"{page}development/token?user=cltech1"
+        assert httpx.get(token).text.count(".") == 2
+        assert httpx.get(token, headers={"Sec-Fetch-Site": "same-site"}).status_code == 403
         browser.goto(page)
         browser.wait_for("#rows input[value='of Ann']")
         assert browser.attributes("#rows input", "value") == ["of Ann"]
