@@ -188,6 +188,7 @@ def test_the_page_that_it_writes_shows_rows_and_takes_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_example(source_db, "prisma")
+    source_db.execute("alter table \"Job\" add check (title <> 'Refuse me')")
     monkeypatch.chdir(tmp_path)
     uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
     done = headwater_here("init", "-y", "--app", "web", "--upload", "--uri", uri, "-d", "my/app", cwd=tmp_path)
@@ -220,6 +221,12 @@ def test_the_page_that_it_writes_shows_rows_and_takes_writes(
         rows = 'select title, "technicianId", "customerId", priority::text from "Job" where title like \'Repair%\''
         expected = [("Repair the oven", "cltech1", "clcust1", "LOW")]
         wait_until(lambda: source_db.fetch(rows) == expected, "the new row to reach the source")
+        browser.type("#new [name=title]", "Refuse me")
+        browser.press("Enter")
+        browser.wait_for("#refused button")
+        browser.wait_gone("#rows input[value='Refuse me']")
+        browser.click("#refused button")
+        browser.wait_gone("#refused button")
         source_db.execute("update \"Job\" set title = 'changed' where id = 'cljob1'")
         browser.wait_for("#rows input[value='changed']")
         assert browser.texts("#trouble") == [""]

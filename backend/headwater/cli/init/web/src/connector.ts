@@ -1,19 +1,21 @@
-// How the page gets a token, and where local writes go.
+// How the page gets a token, where local writes go, and what becomes of those that the server refuses.
+import { column, Table } from '@powersync/web';
 import type { CommonPowerSyncDatabase, CrudTransaction, PowerSyncBackendConnector } from '@powersync/web';
 
 const ENDPOINT = 'http://localhost:8080';
 
-/** A write that the server refused: it is undone here, and kept there (`headwater upload list`). */
-export interface Refusal {
-  code: string;
-  description: string;
+/** What the server refused, until the user has seen it. It stays on this device. */
+export const upload_refusals = new Table(
+  { at: column.text, message: column.text, code: column.text, writes: column.text },
+  { localOnly: true }
+);
+
+interface Answer {
+  transactions: { dead_letter?: number; error?: { message: string; code: string } }[];
 }
 
 export class Connector implements PowerSyncBackendConnector {
-  constructor(
-    private readonly user: string,
-    private readonly onRefused: (refusal: Refusal) => void
-  ) {}
+  constructor(private readonly user: string) {}
 
   async fetchCredentials() {
     // For development. In an app that others use, ask your login for a token of the person who signed in.
@@ -36,8 +38,14 @@ export class Connector implements PowerSyncBackendConnector {
       body: JSON.stringify({ client_id: await database.getClientId(), transactions })
     });
     if (!response.ok) throw new Error(`upload: ${response.status} ${await response.text()}`); // and is called again
-    const answer = (await response.json()) as { transactions: { error?: Refusal }[] };
-    answer.transactions.forEach(({ error }) => error && this.onRefused(error));
+    const answer = (await response.json()) as Answer;
+    for (const [number, { dead_letter, error }] of answer.transactions.entries()) {
+      if (!error) continue;
+      await database.execute(
+        'INSERT OR REPLACE INTO upload_refusals (id, at, message, code, writes) VALUES (?, ?, ?, ?, ?)',
+        [String(dead_letter), new Date().toISOString(), error.message, error.code, JSON.stringify(transactions[number]?.crud)]
+      );
+    }
     await last.complete();
   }
 }

@@ -1,10 +1,11 @@
 // The rows of one table, as they are in the SQLite of this browser: shown, and written, whether there is a network or not.
-import { PowerSyncDatabase, type SyncStatus } from '@powersync/web';
+import { PowerSyncDatabase, Schema, type SyncStatus } from '@powersync/web';
 import { AppSchema } from './AppSchema';
-import { Connector } from './connector';
+import { Connector, upload_refusals } from './connector';
 import { table, type Field } from './table';
 
 type Row = { id: string } & Record<string, unknown>;
+type Refusal = { id: string; message: string };
 type Choice = { value: string; text: unknown };
 
 const MOST = 200;
@@ -12,7 +13,10 @@ const user = new URLSearchParams(location.search).get('user') ?? import.meta.env
 const quoted = (name: string) => `"${name.replaceAll('"', '""')}"`;
 const element = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 
-const db = new PowerSyncDatabase({ schema: AppSchema, database: { dbFilename: `app-${encodeURIComponent(user)}.db` } });
+const db = new PowerSyncDatabase({
+  schema: new Schema([...AppSchema.tables, upload_refusals.copyWithName('upload_refusals')]),
+  database: { dbFilename: `app-${encodeURIComponent(user)}.db` }
+});
 
 function start() {
   (element<HTMLFormElement>('user').elements.namedItem('user') as HTMLInputElement).value = user;
@@ -24,7 +28,10 @@ function start() {
     { onResult: (result) => showRows((result.rows?._array ?? []) as Row[]), onError: showTrouble }
   );
   if (table.operations.includes('insert')) void showForm();
-  void db.connect(new Connector(user, ({ code, description }) => showTrouble(`Refused: ${description} (${code})`)));
+  db.watchWithCallback('SELECT id, message FROM upload_refusals ORDER BY at', [], {
+    onResult: (result) => showRefusals((result.rows?._array ?? []) as Refusal[])
+  });
+  void db.connect(new Connector(user));
 }
 
 function showStatus({ connected, hasSynced, lastSyncedAt, dataFlowStatus }: SyncStatus) {
@@ -44,6 +51,18 @@ function reasonIn(message: string): string {
 
 function showTrouble(trouble: unknown) {
   element('trouble').textContent = trouble instanceof Error ? trouble.message : String(trouble);
+}
+
+function showRefusals(refusals: Refusal[]) {
+  element('refused').replaceChildren(
+    ...refusals.map(({ id, message }) => {
+      const item = Object.assign(document.createElement('li'), { textContent: `Refused: ${message} ` });
+      const seen = Object.assign(document.createElement('button'), { textContent: 'Dismiss' });
+      seen.onclick = () => run('DELETE FROM upload_refusals WHERE id = ?', [id]);
+      item.append(seen);
+      return item;
+    })
+  );
 }
 
 function showRows(rows: Row[]) {
