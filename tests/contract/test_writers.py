@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.reader import Heard, StoreReader
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
 from tests.contract.world import A, B, World
@@ -157,3 +157,32 @@ def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: World) -> None:
             thread.join()
         assert followed == sorted(set(followed))
         assert newest == {keys[0]: 15, keys[1]: 30, keys[2]: 30, keys[3]: 30, keys[4]: 15}
+
+
+def test_a_replicator_is_heard_while_its_flush_is_open_and_after_it_has_ended(
+    open_world: Callable[..., World], open_reading: Callable[[World], StoreReader]
+) -> None:
+    world = open_world()
+    reader = open_reading(world)
+    assert (reader.heard("nobody"), reader.heard(world.source).text) == (Heard(), "")
+    assert reader.heard(world.source).runs
+    world.bootstrap({})
+    flush = world.store.begin(world.lease)
+    for text in ("first", "a longer one " * 20_000, "last, “with” more than ASCII"):
+        world.store.tell(world.lease, text)
+        heard = reader.heard(world.source)
+        assert (heard.text, heard.runs) == (text, True)
+        assert 0 <= heard.age < 60
+        assert (heard.stored, reader.replicator_alive()) == (world.state().lsn, True)
+    flush.rollback()
+    world.store.release(world.lease)
+    heard = reader.heard(world.source)
+    assert (heard.text, heard.runs, reader.replicator_alive()) == ("last, “with” more than ASCII", False, False)
+
+    again = open_world()  # of another store
+    newer = open_backend(world.address).open_store()
+    with closing(newer):
+        lease = newer.acquire(world.source, "here:2", 30.0)
+        newer.tell(lease, "of the next one")
+        assert reader.heard(world.source).text == "of the next one"
+        assert open_reading(again).heard(world.source).text == ""

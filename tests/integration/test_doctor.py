@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from headwater.cli.doctor import source as source_checks
-from headwater.cli.doctor import store as store_checks
 from headwater.cli.doctor.result import Level, Result
+from headwater.cli.source import status
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.embedded.postgres import EmbeddedPostgres
@@ -146,7 +146,8 @@ def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: 
         "client_auth": {"jwks_uri": f"http://127.0.0.1:{free_port()}/keys"},
         "sync_config": {"content": NOTES.replace("FROM notes", "FROM notes WHERE own(er) = 1")},
     }
-    monkeypatch.setattr(store_checks, "_LEAST_FREE", 1 << 60)
+    monkeypatch.setattr(status, "_LOW_FREE", 1 << 60)
+    monkeypatch.setattr(status, "_LEAST_FREE", 1 << 60)
     code, found = doctor(tmp_path, config_of(deployed, free_port()) | wrong)
     assert code == 1
     assert areas(found["FAIL"]) == {"tokens", "rules", "disk"}

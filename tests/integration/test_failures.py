@@ -406,6 +406,10 @@ def test_a_full_disk_of_the_store_is_told_and_waited_for(
     world.sql("insert into notes select 'big' || i, repeat('x', 1000) from generate_series(1, 2000) i")
     wait_until(lambda: caplog.text.count("the disk is full") > 1, "a second attempt")
     assert "free space on it" in caplog.text
+    wait_until(
+        lambda: world.names("HW_4001", "the disk is full"), "the cause to be told though the store can't be written"
+    )
+    wait_until(lambda: (told := world.deployment.health()) is not None and (told.lag_seconds or 0) > 0, "the lag")
     world.sql("update notes set body = 'meanwhile' where id = '2'")
     disk.make_room()
     world.goes_on()

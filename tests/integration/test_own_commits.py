@@ -19,8 +19,8 @@ class Counted(Figures):
 
     flushes = 0
 
-    def stored(self, transactions: int, rows: int) -> None:
-        super().stored(transactions, rows)
+    def stored(self, transactions: int, rows: int, committed_us: int) -> None:
+        super().stored(transactions, rows, committed_us)
         self.flushes += 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name
 from headwater_rules.errors import RuleErrors
 from tests.support.command import Outcome, headwater, headwater_here
+from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch
 from tests.support.fix_service import free_port
 
 RULES = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: 'SELECT * FROM notes'}}\n"
@@ -95,8 +98,9 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert "ran: CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end" in prepared.out
     assert "ran:" not in headwater_here("source", "prepare", cwd=tmp_path).out
     status = headwater_here("source", "status", cwd=tmp_path)
-    assert status.code == 0
-    assert "none yet: the replicator creates it" in status.out
+    assert (status.code, "problem" in status.out) == (1, False)
+    assert "state     stopped: no replicator has run yet" in status.out
+    assert "slot      none: a replicator makes it" in status.out
     assert "changes   of tables are found by event triggers, at once, and by looking every 5 s" in status.out
     assert "ran: DROP EVENT TRIGGER" in headwater_here("source", "prepare", "--remove-triggers", cwd=tmp_path).out
     assert "CREATE EVENT TRIGGER" not in headwater_here("source", "prepare", "--no-triggers", cwd=tmp_path).out
@@ -163,18 +167,18 @@ def test_a_slot_whose_store_is_gone_is_told(source_db: SourceDb, tmp_path: Path)
     name = slot_name(SourceSettings("", source_db.name, "", slot_prefix=prefix))
     source_db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", name)
     status = headwater_here("source", "status", cwd=tmp_path)
-    assert status.code == 0
+    assert (status.code, "problem" in status.out) == (1, False)
     assert "[HW_4013] there is no store at" in status.out
     assert f'but the source keeps log for the slot "{name}", which was made for one' in status.out
     assert "[HW_4013]" in headwater_here("doctor", cwd=tmp_path).out
 
 
-def test_status_does_not_fail_on_notes(source_db: SourceDb, tmp_path: Path) -> None:
+def test_status_tells_notes_from_problems(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int); create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name)
     status = headwater_here("source", "status", cwd=tmp_path)
     assert "note      [HW_2017] public.notes has no primary key" in status.out
-    assert status.code == 0
+    assert "problem" not in status.out
 
 
 def test_the_sql_of_prepare_does_what_prepare_does(source_db: SourceDb, tmp_path: Path) -> None:
@@ -219,3 +223,24 @@ def test_a_machine_without_java(source_db: SourceDb, tmp_path: Path) -> None:
     assert "Spark needs Java 17 to 25, and there is none here" in error
     assert "install a Java runtime of version 17 to 25" in error
     assert source_db.fetch("select slot_name from pg_replication_slots where database = current_database()") == []
+
+
+def test_a_replicator_that_waits_for_its_source_says_so(launch: Launch, tmp_path: Path) -> None:
+    """As when it is started again while the source is away."""
+    config = {
+        "replication": {
+            "connections": [{"uri": f"postgresql://postgres@127.0.0.1:{free_port()}/x", "sslmode": "disable"}]
+        },
+        "storage": {"type": "sqlite", "path": str(tmp_path / "store")},
+        "sync_config": {"content": RULES},
+    }
+    (tmp_path / "headwater.json").write_text(json.dumps(config))
+    running = launch("replicate", config, "--source-timeout", "0")
+
+    def told() -> bool:
+        assert running.alive, running.output
+        status = headwater_here("source", "status", "-c", tmp_path / "headwater.json")
+        assert status.code == 1
+        return "state     retrying since" in status.out and "cause     [HW_2001]" in status.out
+
+    wait_until(told, "what it waits for to be told", pause=0.5)

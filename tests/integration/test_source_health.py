@@ -17,7 +17,8 @@ import headwater.replication.health.monitor
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.health.model import Health, State, from_json
+from headwater.replication.health.model import State, from_json
+from headwater.replication.health.standing import Standing
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness import health
 from headwater.source.readiness.checks import source_findings
@@ -240,7 +241,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     return made
 
 
-def standing(deployment: Deployment) -> Health:
+def standing(deployment: Deployment) -> Standing:
     """How the replicator says it stands."""
     wait_until(lambda: deployment.health() is not None, "the first look")
     deployment.raise_failure()

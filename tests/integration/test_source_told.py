@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headwater.api.metrics.sources import source_metrics
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.oplog.change import RowChange
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health.model import State
+from headwater.replication.stream.fold import Fold
+from headwater.replication.tables.live import LiveTable
 from headwater.source.triggers import install
 from tests.integration.test_source_health import NOTES, attempts, flows, standing
 from tests.support.command import headwater, headwater_here
@@ -80,7 +85,7 @@ class Endpoint:
         """Both, of the same moment."""
         while True:
             source, told = self.source(), figures(self.metrics())
-            if source["at"] == told["headwater_source_noted_timestamp_seconds"]:
+            if abs(source["at"] - told["headwater_source_noted_timestamp_seconds"]) < 0.1:
                 return source, told
 
 
@@ -152,7 +157,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
 def slot_is_told(endpoint: Endpoint) -> None:
     seen, told = endpoint.at_once()
     for name in ("behind", "held", "left"):
-        assert told[f"headwater_slot_{name}_bytes"] == seen["slot"][name]
+        assert told[f"headwater_slot_{name}_bytes"] == (seen["lag_bytes"] if name == "behind" else seen["slot"][name])
     assert told["headwater_slot_xmin_age"] == seen["slot"]["xmin_age"]
     assert seen["slot"]["left"] > 0
     assert seen["slot"]["held"] > 0
@@ -171,7 +176,7 @@ def absence_is_told(endpoint: Endpoint, config: Path) -> None:
 
     outcome = headwater_here("source", "status", "-c", config)
     assert outcome.code == 1
-    reached, state, said, attempt, *_ = outcome.out.splitlines()
+    reached, state, _, said, attempt, *_ = outcome.out.splitlines()
     assert reached.endswith("does not answer")
     assert state.startswith("state     retrying since ")
     assert said.startswith("cause     [HW_2001] the source database cannot be reached")
@@ -233,3 +238,68 @@ def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
         assert told["headwater_source_errors_in_a_row"] == 0
     finally:
         deployment.close()
+
+
+def test_a_slot_that_is_lost_while_nobody_reads_it_is_told_by_every_command(
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
+) -> None:
+    server = postgres_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB")
+    source = SourceDb(server, "postgres")
+    source.execute("create table notes (id text primary key)")
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=WATCHED).start()
+    deployment.caught_up()
+    deployment.close()
+    (tmp_path / "status.json").write_text(json.dumps(config_of(deployment, free_port())), encoding="utf-8")
+    before = headwater_here("source", "status", "--json", "-c", tmp_path / "status.json")
+    assert (before.code, json.loads(before.out)["replicator"]["state"]) == (1, "stopped")
+    for _ in range(12):
+        source.execute("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+    source.execute("checkpoint")
+    source.connection.close()
+    status = headwater_here("source", "status", "-c", tmp_path / "status.json")
+    assert status.code == 1
+    assert "state     stopped since" in status.out
+    assert "problem   [HW_2040]" in status.out
+    assert "is lost: Postgres has removed log that it needs" in status.out
+    (missing,) = re.findall(r"^lag +([\d,]+) bytes of the source's log are not in the store", status.out, re.MULTILINE)
+    assert int(missing.replace(",", "")) > 11 << 24
+    doctor = headwater_here("doctor", "-c", tmp_path / "status.json")
+    assert doctor.code == 1
+    assert "FAIL  source   [HW_2040]" in doctor.out
+    assert re.search(f"WARN  replica  replication is stopped, and {missing} bytes", doctor.out)
+
+
+def test_a_large_transaction_is_told_while_it_is_stored_and_keeps_the_store_locked(
+    deploy: Deploy, source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on, apply = threading.Event(), Fold.apply
+
+    def apply_slowly(fold: Fold, changes: Sequence[tuple[LiveTable, RowChange]]) -> None:
+        apply(fold, changes)  # so that the flush has written
+        going_on.wait(60)
+
+    source_db.execute("create table notes (id text primary key, body text)")
+    deployment = deploy(NOTES)
+    deployment.pace = WATCHED
+    deployment.start()
+    wait_until(lambda: flows(deployment), "the first look")
+    monkeypatch.setattr(Fold, "apply", apply_slowly)
+    source_db.execute("insert into notes select n::text, 'large' from generate_series(1, 3000) n")
+    wait_until(lambda: standing(deployment).state is State.APPLYING, "the transaction to be told")
+    (tmp_path / "status.json").write_text(json.dumps(config_of(deployment, free_port())), encoding="utf-8")
+    try:
+        status = headwater_here("source", "status", "-c", tmp_path / "status.json")
+        metrics = {
+            (sample.name, sample.labels.get("state")): sample.value
+            for family in source_metrics([standing(deployment)])
+            for sample in family.samples
+        }
+    finally:
+        going_on.set()
+    assert re.search(
+        r"^state     applying since .*[1-9]\.\d s behind: .*store them takes long", status.out, re.MULTILINE
+    )
+    assert metrics["headwater_source_state", "applying"] == 1.0
+    assert metrics["powersync_replication_lag_seconds", None] > 1.0
+    wait_until(lambda: standing(deployment).state is State.STREAMING, "the end to be told")
+    assert standing(deployment).lag_bytes is not None

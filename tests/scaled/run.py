@@ -17,7 +17,7 @@ import psycopg
 
 from headwater.bulk.contract import JobKind
 from headwater.cli.main import EXIT_AGAIN
-from headwater.replication.health.model import Health, from_json, health_key
+from headwater.replication.health.model import Health, from_json
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.versions import VersionState
@@ -271,7 +271,8 @@ class Run:
         return holder if follows else None
 
     def _health(self) -> Health | None:
-        return from_json(self._store.noted(health_key("default")))
+        with closing(open_backend(self.machines.address).open_reader()) as reader:
+            return from_json(reader.heard("default").text)
 
     def _wait_for_work(self, done: Callable[[], bool]) -> None:
         """Until Spark works on something, or was so quick that it is done."""

@@ -8,17 +8,23 @@ from prometheus_client.registry import Collector
 from headwater.api.http.requests import Requests
 from headwater.api.metrics.endpoint import EndpointCollector
 from headwater.api.metrics.sizes import StoreSizes
-from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.api.metrics.sources import SourceCollector, told_totals
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
-from headwater.replication.health.model import Health, State, Trouble, health_key, to_json
+from headwater.oplog.lsn import Lsn
+from headwater.replication.health.flow import Flow
+from headwater.replication.health.model import Health, State, Trouble, to_json
+from headwater.replication.health.standing import Standings
+from headwater.source.connect import SourceSettings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.stats import Disk
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
 _SLOT = SlotHealth("slot", "reserved", active=True, behind=1, held=2, left=3, limit=4, xmin_age=5, xmin_limit=6)
+_FLOW = Flow(read_at=3.0, asked_at=3.0, log_end=Lsn(9), stored=Lsn(5), caught_up_at=1.0, behind_since=2.0)
 _HEALTH = Health(
     State.RETRYING,
     since=1.0,
@@ -26,15 +32,16 @@ _HEALTH = Health(
     trouble=Trouble("HW_2001", "away", "", "", 2.0, 1),
     findings=(Finding("HW_2021", "half used up", "raise it"),),
     slot=_SLOT,
-    lag_seconds=1.0,
+    looked_at=3.0,
+    flow=_FLOW,
 )
 
 
 class _Noting(MemoryStore):
-    """A store in which a replicator has noted how it stands."""
+    """A store in which a replicator tells how it stands."""
 
-    def noted(self, key: str) -> str:
-        return to_json(_HEALTH) if key == health_key("default") else ""
+    def heard(self, tag: str) -> Heard:
+        return Heard(to_json(_HEALTH), 0.0, runs=True)
 
 
 def collectors() -> list[Collector]:
@@ -42,10 +49,11 @@ def collectors() -> list[Collector]:
     sizes = StoreSizes(lambda: Disk(1, 1, 1, 1, 1, 1, 1))
     wait_until(lambda: sizes.known() is not None, "the sizes")
     refusals, requests = Refusals(), Requests()
+    source = SourceSettings("127.0.0.1", "app", "headwater")
     requests.expect(["/sync/stream"])
     unknown = {("public.notes", "note", "1.0"): 1}
     own = EndpointCollector(lambda: 0, Traffic(refusals), requests, refusals, lambda: unknown)
-    return [own, SourceCollector(_Noting(), ["default"], noted_totals, sizes)]
+    return [own, SourceCollector(Standings(_Noting(), [source]), told_totals, sizes)]
 
 
 def families() -> list[Metric]:

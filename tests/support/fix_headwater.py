@@ -27,7 +27,7 @@ from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.health.figures import Figures
-from headwater.replication.health.model import Health, from_json, health_key
+from headwater.replication.health.standing import Standing, find_standing
 from headwater.replication.pace import Pace
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling.audit import SamplingSettings
@@ -249,9 +249,10 @@ class Deployment:
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
 
-    def health(self) -> Health | None:
-        """How the replicator says it stands."""
-        return from_json(self.reader.noted(health_key("default")))
+    def health(self) -> Standing | None:
+        """How the replicator stands, by what it tells; None before it has told anything."""
+        heard = self.reader.heard("default")
+        return find_standing("default", heard, None, time.time()) if heard.text else None
 
     @contextmanager
     def store(self) -> Iterator[Store]:

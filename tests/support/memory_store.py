@@ -18,6 +18,7 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     FlushMark,
+    Heard,
     Newest,
     StoredConfig,
     StoreReader,
@@ -76,7 +77,7 @@ class MemoryStore:
     config: StoredConfig | None = field(default_factory=lambda: StoredConfig(1, "streams: {}"))
     reads: list[str] = field(default_factory=list)
     revoked: list[Revocation] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
+    told: str = ""  # by its replicator
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -237,7 +238,10 @@ class MemoryStore:
         return True
 
     def noted(self, key: str) -> str:
-        return self.notes.get(key, "")
+        return ""
+
+    def heard(self, tag: str) -> Heard:
+        return Heard(self.told, 0.0, runs=True) if self.told else Heard()
 
     def close(self) -> None:
         pass

@@ -22,9 +22,10 @@ def wait_for_source(
 ) -> None:
     """Return when the source is reachable and ready, or `stop` is set.
 
-    Raises the last error after `timeout` seconds (0: never), and at once any error that waiting would not fix.
+    Raises the last error after `timeout` seconds, and at once any error that waiting would not fix. With 0 the source
+    is asked once: it is the replicator that waits, and tells what for.
     """
-    deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
+    deadline = time.monotonic() + timeout
     said = ""
     while not stop.is_set():
         try:
@@ -35,6 +36,8 @@ def wait_for_source(
                 _log.warning("%s", finding)
             return
         except HeadwaterError as error:
+            if error.kind is Kind.RETRY and timeout <= 0:
+                return
             if error.kind is not Kind.RETRY or time.monotonic() + _PAUSE > deadline:
                 raise
             if str(error) != said:

@@ -16,6 +16,7 @@ from headwater.errors import HeadwaterError, Kind, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.health.figures import Figures
+from headwater.replication.health.flow import FlowMeter
 from headwater.replication.health.monitor import Watch
 from headwater.replication.jobs.context import JobContext, types_of
 from headwater.replication.jobs.snapshot import Bootstrap
@@ -282,49 +283,49 @@ class Replicator:
             ):
                 _log.info("following the stream from %s", format_lsn(state.lsn))
                 recovery.followed = True
+                watch.flow.begun(state.lsn)
                 watch.streaming()
                 self.following()
                 tables = Reconciler(for_jobs, schema, work)
                 try:
                     intake = StreamIntake(applier, recovery.careful_until)
-                    steps = (tables.step, unseen.step)
-                    _pump(slot, stream, intake, applier, steps, work, stop, self.pace.gather)
+                    self._pump(slot, stream, intake, watch.flow, (tables.step, unseen.step), work, stop)
                 finally:
                     if applier.position > state.lsn:
                         recovery.progressed()
                     applier.abandon()
 
-
-def _pump(
-    slot: OwnSlot,
-    stream: ReplicationStream,
-    intake: StreamIntake,
-    applier: Applier,
-    before_work: Sequence[Callable[[], None]],
-    work: JobScheduler,
-    stop: threading.Event,
-    gather: float,
-) -> None:
-    """Move batches from the stream to the store, and positions back; between flushes, do bulk work, after the steps
-    `before_work`. `gather` is how long to let transactions come together when several came together before, in
-    seconds."""
-    idle = True
-    while not stop.is_set():
-        slot.keep()
-        received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
-        intake.take(received.payloads, received.size)
-        idle = received.idle
-        intake.settle(received.position, idle=idle)
-        stream.report(applier.position)  # before other work: commits at the source may wait for it
-        if applier.settled:
-            for step in before_work:
-                step()
-            work.step()
-        if idle and applier.settled and not work.busy and stream.bloated:
-            break  # and follow anew
-        if idle and applier.settled and applier.crowded:
-            stop.wait(gather)
-    stream.report(applier.position, force=True)
+    def _pump(
+        self,
+        slot: OwnSlot,
+        stream: ReplicationStream,
+        intake: StreamIntake,
+        flow: FlowMeter,
+        before_work: Sequence[Callable[[], None]],
+        work: JobScheduler,
+        stop: threading.Event,
+    ) -> None:
+        """Move batches from the stream to the store, and positions back; between flushes, do bulk work, after the steps
+        `before_work`."""
+        applier, idle = intake.applier, True
+        while not stop.is_set():
+            slot.keep()
+            received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
+            flow.received(received.size)
+            intake.take(received.payloads, received.size)
+            idle = received.idle
+            intake.settle(received.position, idle=idle)
+            flow.settled(applier.position, everything=applier.settled, committed_at=self.figures.committed_at)
+            stream.report(applier.position)  # before other work: commits at the source may wait for it
+            if applier.settled:
+                for step in before_work:
+                    step()
+                work.step()
+            if idle and applier.settled and not work.busy and stream.bloated:
+                break  # and follow anew
+            if idle and applier.settled and applier.crowded:
+                stop.wait(self.pace.gather)
+        stream.report(applier.position, force=True)
 
 
 class _Turns:

@@ -24,7 +24,7 @@ from headwater.storage.contract.history import (
     Slice,
 )
 from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
-from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.reader import Heard, StoreReader
 from headwater.storage.contract.requests import RequestStore
 from headwater.storage.contract.revocations import RevocationStore
 from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, StoreStats
@@ -49,6 +49,9 @@ class Backend(Protocol):
 
     def exists(self) -> bool:
         """Whether a store exists there. Raises StoreError when that can't be determined."""
+
+    def heard_last(self, tag: str) -> Heard:
+        """What the replicator of a source has told last, as far as that is known without the store."""
 
     def raise_if_published(self, publications: Sequence[str]) -> None:
         """Raise StorePublishedError when one of the publications, in the store's database, has tables of the store."""

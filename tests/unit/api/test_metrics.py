@@ -12,13 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.api.metrics.endpoint import EndpointCollector
 from headwater.api.metrics.page import MetricsPage
 from headwater.api.metrics.sizes import SECONDS, StoreSizes
-from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.api.metrics.sources import SourceCollector, told_totals
+from headwater.replication.health.standing import Standings
+from headwater.source.connect import SourceSettings
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.stats import Disk
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import Endpoint
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
+SOURCE = SourceSettings("127.0.0.1", "app", "headwater")
 DISK = Disk(rows=1, ops=2, segments=4, lookups=8, other=16, free=32, file=64)
 
 
@@ -43,7 +47,7 @@ def page(endpoint: Endpoint, memory_store: MemoryStore) -> MetricsPage:
     sizes = StoreSizes(lambda: DISK)
     sizes.known()
     wait_until(lambda: sizes.known() is not None, "the sizes")
-    return MetricsPage(own, SourceCollector(memory_store, ["default"], noted_totals, sizes))
+    return MetricsPage(own, SourceCollector(Standings(memory_store, [SOURCE]), told_totals, sizes))
 
 
 def test_what_is_counted_is_there_from_the_beginning(page: MetricsPage) -> None:
@@ -114,10 +118,10 @@ def test_the_form_is_the_one_that_was_asked_for(page: MetricsPage, accept: str, 
 
 
 def test_a_store_that_fails_takes_no_other_figures_away(page: MetricsPage, memory_store: MemoryStore) -> None:
-    def away(_: str) -> str:
+    def away(_: str) -> Heard:
         raise StoreUnreachableError("the store is away")
 
-    memory_store.noted = away  # type: ignore[method-assign, assignment]
+    memory_store.heard = away  # type: ignore[method-assign, assignment]
     found = samples(ask(page))
     assert ("powersync_rows_replicated_total", "default") not in found, "0 would look as if it had begun anew"
     assert found["powersync_operations_synced_total",] == 0
@@ -177,13 +181,13 @@ def test_a_measurement_that_fails_is_repeated_later(caplog: pytest.LogCaptureFix
 def test_those_who_ask_at_once_share_one_answer(memory_store: MemoryStore) -> None:
     asked, release = [0], threading.Event()
 
-    def slow(_: str) -> str:
+    def slow(_: str) -> Heard:
         asked[0] += 1
         release.wait(60)
-        return ""
+        return Heard()
 
-    memory_store.noted = slow  # type: ignore[method-assign, assignment]
-    page = MetricsPage(SourceCollector(memory_store, ["default"]))
+    memory_store.heard = slow  # type: ignore[method-assign, assignment]
+    page = MetricsPage(SourceCollector(Standings(memory_store, [SOURCE])))
 
     async def crowd() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url="http://test") as client:

@@ -14,7 +14,7 @@ import pytest
 from headwater.api.streams.admission import StreamLimits
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health.model import Health, State, health_key, to_json
+from headwater.replication.health.model import Health, State, to_json
 from headwater.source.readiness.finding import Finding
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
@@ -242,7 +242,7 @@ def test_before_the_first_snapshot_is_complete_a_device_is_told_when_to_ask_agai
 ) -> None:
     store = MemoryStore(config=None)
     health = Health(State.SNAPSHOT, since=1.0, at=1.0, done=BulkProgress(12_000, 80_000, 1, 8))
-    store.notes[health_key("default")] = to_json(health)
+    store.told = to_json(health)
     endpoint = start_endpoint(store)
     sent = {"authorization": f"Token {make_token()}"}
     asked = [
@@ -265,7 +265,7 @@ def test_before_the_first_snapshot_is_complete_a_device_is_told_when_to_ask_agai
     assert message.startswith("[PSYNC_S2302] ")  # at which the SDKs keep their credentials
     assert "12,000 of about 80,000 rows" in message
     held_up = Finding("HW_2033", "the new replication slot waits for pid 4711 of database shop", "end it")
-    store.notes[health_key("default")] = to_json(replace(health, done=None, findings=(held_up,)))
+    store.told = to_json(replace(health, done=None, findings=(held_up,)))
 
     def details() -> str:
         return str(endpoint.post().json()["error"]["details"])

@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from unittest import mock
@@ -17,7 +18,6 @@ from unittest import mock
 import pytest
 
 from headwater.cli.doctor import machine
-from headwater.cli.doctor import store as store_checks
 from headwater.cli.doctor.configured import check_config, check_keys, check_rules
 from headwater.cli.doctor.machine import check_files, check_ports, check_spark
 from headwater.cli.doctor.result import Level, Result
@@ -27,9 +27,12 @@ from headwater.cli.source.status import StoreState, key_findings
 from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
 from headwater.embedded.java import NoJava
+from headwater.oplog.lsn import Lsn
 from headwater.pipeline.settings import SparkSettings
-from headwater.replication.health.model import Health, State, Trouble
+from headwater.replication.health.flow import Flow
+from headwater.replication.health.model import Health, State, Trouble, to_json
 from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.stats import Lacking
 from headwater.storage.open import open_backend
 from headwater.storage.sqlite.backend import SqliteBackend
@@ -148,7 +151,7 @@ def test_a_store_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (broken.area, bool(broken.fix)) == ("store", True)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     barred = next(each for each in check_store(there)[1] if "can't be written" in each.what)
-    assert_said(barred, "store", Level.FAIL, str(tmp_path), "right to write there, or set storage.path")
+    assert_said(barred, "disk", Level.FAIL, str(tmp_path), "right to write there, or set storage.path")
 
 
 @pytest.mark.parametrize(
@@ -177,15 +180,21 @@ def test_what_a_start_lacks_for_the_store_fails_with_the_statement(tmp_path: Pat
 def test_replication_that_is_held_up(tmp_path: Path) -> None:
     trouble = Trouble("HW_2001", "the source is away", "db:5432", "wait for it", at=20.0, attempts=3)
     there = config(tmp_path, SOURCE.replace("PORT", "5432"))
-    open_backend(there.storage).open_store().close()
-    for state, level in ((State.RETRYING, Level.FAIL), (State.STREAMING, Level.OK)):
-        health = Health(state, since=10.0, at=30.0, trouble=trouble)
-        kept = StoreState(health, "slot", None, (), (), (), ())
-        with mock.patch.object(store_checks, "read_store", return_value=kept):
-            (found,) = [each for each in check_store(there)[1] if each.area == "replica"]
-        assert found.level is level
-        if level is Level.FAIL:
-            assert_said(found, "replica", level, "[HW_2001] the source is away", "see `headwater source status`")
+    away = replace(there.source(), port=free_port())
+    flow = Flow(stored_at=30.0, brought_at=30.0, asked_at=30.0, caught_up_at=29.0, log_end=Lsn(5), stored=Lsn(5))
+    for state, age, runs, level, said in (
+        (State.RETRYING, 0.0, True, Level.FAIL, "[HW_2001] the source is away"),
+        (State.STREAMING, 0.0, True, Level.OK, "replication is streaming, and 0 bytes of the source's log"),
+        (State.STREAMING, 60.0, True, Level.FAIL, "unknown (the replicator runs, but has told nothing since"),
+        (State.STREAMING, 60.0, False, Level.WARN, "replication is stopped (the replicator's process is gone"),
+    ):
+        health = Health(state, since=15.0, at=30.0, trouble=trouble, flow=flow)
+        kept = StoreState(Heard(to_json(health), age, runs, Lsn(5)), "slot", None, (), (), (), ())
+        with mock.patch.object(type(there), "source", return_value=away):
+            (found,) = [each for each in check_source(there, kept, None) if each.area == "replica"]
+        assert found.level is level, said
+        assert said in found.what
+        assert level is Level.OK or found.fix
 
 
 def test_a_source_that_is_not_configured_or_not_there(tmp_path: Path) -> None:

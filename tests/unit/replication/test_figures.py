@@ -44,5 +44,5 @@ def test_the_stream_and_bulk_work_add_up() -> None:
     told(figures, JobKind.SNAPSHOT, (10, 1))
     figures.received(200)
     figures.received(50)
-    figures.stored(2, 7)
+    figures.stored(2, 7, 0)
     assert figures.totals() == Totals(rows=17, transactions=2, bytes=250, chunks=3)

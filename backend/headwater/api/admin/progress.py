@@ -12,12 +12,13 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headwater.api.admin.errors import AdminBusyError
-from headwater.api.admin.status import SourceStatus, StatusDesk
+from headwater.api.admin.status import StatusDesk
 from headwater.api.admin.versions import VersionTold
 from headwater.api.admin.work import AdminThreads
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.replication.health.model import Compared, State
+from headwater.replication.health.standing import Standing
 
 LOOK_SECONDS = 0.5
 BEAT_SECONDS = 15.0
@@ -122,6 +123,6 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield
 
 
-def _progress(status: SourceStatus) -> SourceProgress:
+def _progress(status: Standing) -> SourceProgress:
     done = None if status.done is None else replace(status.done, over=False)
     return SourceProgress(status.source, status.state, status.work, done, status.compared)

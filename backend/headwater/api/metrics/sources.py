@@ -1,4 +1,5 @@
-"""Metrics from the store: the health of each source, the totals of its replicator, and the size of the store."""
+"""Metrics of how each source stands, which is what commands and the admin API say of it; of the totals of its
+replicator, and of the size of the store."""
 
 from __future__ import annotations
 
@@ -10,13 +11,12 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headwater.api.admin.status import health_of
 from headwater.api.metrics.sizes import StoreSizes
 from headwater.errors import HeadwaterError
 from headwater.replication.health.figures import Totals
-from headwater.replication.health.model import Health, State
+from headwater.replication.health.model import State
+from headwater.replication.health.standing import Standing, Standings
 from headwater.source.readiness.health import SlotHealth
-from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.stats import Disk
 
 _log = logging.getLogger(__name__)
@@ -27,9 +27,8 @@ class SourceCollector(Collector):
     """Reads the store each time Prometheus asks. Only one process may be given `totals` and `sizes`, the replicator or
     the endpoint beside it: if several reported the same, sums over processes would be wrong."""
 
-    reader: StoreReader
-    tags: Sequence[str]
-    totals: Callable[[Health | None], Totals] | None = None
+    standings: Standings
+    totals: Callable[[Standing], Totals] | None = None
     sizes: StoreSizes | None = None
 
     def describe(self) -> list[Metric]:
@@ -38,20 +37,20 @@ class SourceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            noted = {tag: health_of(self.reader, tag) for tag in self.tags}
+            found = self.standings.find()
         except HeadwaterError as error:
             _log.warning("metrics lack the sources: %s", error)
             return
-        yield from source_metrics({tag: health for tag, health in noted.items() if health is not None})
+        yield from source_metrics(found)
         if self.totals is not None:
-            yield from _totals({tag: self.totals(health) for tag, health in noted.items()})
+            yield from _totals({each.source: self.totals(each) for each in found})
         if self.sizes is not None and (disk := self.sizes.known()) is not None:
             yield from _sizes(disk)
 
 
-def noted_totals(health: Health | None) -> Totals:
-    """The totals that the replicator, in another process, stored last; zeros before the first one ran."""
-    return Totals() if health is None else health.totals
+def told_totals(standing: Standing) -> Totals:
+    """The totals that the replicator, in another process, told last; zeros before the first one ran."""
+    return standing.totals
 
 
 def _totals(totals: Mapping[str, Totals]) -> Iterator[Metric]:
@@ -70,52 +69,53 @@ def _sizes(disk: Disk) -> Iterator[Metric]:
     yield GaugeMetricFamily("powersync_parameter_storage_size_bytes", "Lookups of sync rules", disk.lookups)
 
 
-def source_metrics(healths: dict[str, Health]) -> Iterator[Metric]:
-    """The metrics of sources, from the health that replicators stored, by source tag."""
+def source_metrics(sources: Sequence[Standing]) -> Iterator[Metric]:
+    """The metrics of sources."""
     for name, (help_text, figure) in _FIGURES.items():
         family = GaugeMetricFamily(name, help_text, labels=["source"])
-        for tag, health in healths.items():
-            value = figure(health)
+        for each in sources:
+            value = figure(each)
             if value is not None:
-                family.add_metric([tag], value)
+                family.add_metric([each.source], value)
         yield family
     states = GaugeMetricFamily("headwater_source_state", "1 for the current state, else 0", labels=["source", "state"])
     findings = GaugeMetricFamily(
         "headwater_source_findings", "Findings about the source, by code", labels=["source", "code", "fatal"]
     )
-    for tag, health in healths.items():
+    for each in sources:
         for state in State:
-            states.add_metric([tag, state.value], float(health.state is state))
-        for (code, fatal), count in Counter((f.code, f.fatal) for f in health.findings).items():
-            findings.add_metric([tag, code, str(fatal).lower()], count)
+            states.add_metric([each.source, state.value], float(each.state is state))
+        for (code, fatal), count in Counter((f.code, f.fatal) for f in each.findings).items():
+            findings.add_metric([each.source, code, str(fatal).lower()], count)
     yield states
     yield findings
 
 
-def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[Health], float | None]:
-    return lambda health: None if health.slot is None else figure(health.slot)
+def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[Standing], float | None]:
+    """Of the slot as a replicator that runs has seen it."""
+    return lambda standing: figure(standing.slot) if standing.slot is not None and standing.runs else None
 
 
-_FIGURES: dict[str, tuple[str, Callable[[Health], float | None]]] = {
+_FIGURES: dict[str, tuple[str, Callable[[Standing], float | None]]] = {
     "powersync_replication_lag_seconds": (
         "Age of the oldest commit that the store may lack",
-        lambda health: health.lag_seconds,
+        lambda standing: standing.lag_seconds,
     ),
     "headwater_source_noted_timestamp_seconds": (
-        "When the replicator last stored its health, in seconds since 1970",
-        lambda health: health.at,
+        "When the replicator last told how it stands, in seconds since 1970",
+        lambda standing: standing.at,
     ),
     "headwater_source_errors_in_a_row": (
         "Failed attempts since replication last worked",
-        lambda health: float(health.cause.attempts) if health.cause else 0.0,
+        lambda standing: float(standing.cause.attempts) if standing.cause else 0.0,
     ),
     "headwater_source_tables_in_resync": (
         "Tables that are being compared with the source",
-        lambda health: float(len(health.compared)),
+        lambda standing: float(len(standing.compared)),
     ),
     "headwater_slot_behind_bytes": (
         "WAL of the source that is not in the store yet",
-        _slot(lambda slot: slot.behind),
+        lambda standing: standing.lag_bytes,
     ),
     "headwater_slot_held_bytes": (
         "WAL that the source keeps because of the slot",

@@ -20,7 +20,7 @@ from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.replication.health.model import from_json, health_key
+from headwater.replication.health.standing import find_standing
 from headwater.storage.contract.reader import Listener, Newest, StoreReader, Touched, WriteCheckpoint
 from headwater.storage.contract.revocations import Revocation
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
@@ -200,11 +200,10 @@ class Hub:
     def _read_progress(self) -> str:
         """How far the first snapshot is. Strangers may read it, so it says nothing of the source."""
         for tag in self._sources:
-            noted = from_json(self._reader.noted(health_key(tag)))
-            health = noted and noted.seen(alive=self._reader.replicator_alive())
-            if health is not None and health.done is not None:
-                return f"{health.done} are read so far; try again"
-            if health is not None and (health.cause is not None or any(f.fatal for f in health.findings)):
+            standing = find_standing(tag, self._reader.heard(tag), None, time.time())
+            if standing.done is not None:
+                return f"{standing.done} are read so far; try again"
+            if standing.cause is not None or any(finding.fatal for finding in standing.findings):
                 return "it is held up; `headwater source status` says by what"
         return ""
 

@@ -15,6 +15,7 @@ from headwater.cli.doctor.machine import check_files, check_ports, check_spark
 from headwater.cli.doctor.result import Level, Result
 from headwater.cli.doctor.source import check_source, check_upload
 from headwater.cli.doctor.store import check_store
+from headwater.cli.source.status import hasty, standing_of
 from headwater.config.given import ConfigSource
 from headwater.config.model import ServiceConfig
 from headwater.pipeline.settings import SparkSettings
@@ -42,7 +43,7 @@ def _results(configs: ConfigSource) -> Iterator[Result]:
     if config is None:
         yield from check_spark(SparkSettings())
         return
-    yield from _of_service(config)
+    yield from _of_service(hasty(config))
 
 
 def _of_service(config: ServiceConfig) -> Iterator[Result]:
@@ -54,8 +55,8 @@ def _of_service(config: ServiceConfig) -> Iterator[Result]:
     yield from check_source(config, kept, tables)
     yield from check_upload(config.upload)
     yield from check_spark(config.spark)
-    health = kept.health if kept is not None else None
-    yield from check_ports(config, running=health is not None and health.state is not State.STOPPED)
+    running = kept is not None and standing_of(config, kept, None).state is not State.STOPPED
+    yield from check_ports(config, running=running)
     yield from check_files(config)
 
 

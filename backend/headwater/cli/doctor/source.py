@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 import psycopg
 
 from headwater.cli.doctor.result import Level, Result, of_error, of_finding, ok
-from headwater.cli.source.status import StoreState, store_findings
+from headwater.cli.source.status import StoreState, standing_of, store_findings
 from headwater.config.errors import ConfigError
 from headwater.config.model import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
+from headwater.replication.health.model import State
+from headwater.replication.health.standing import Standing, ask_log_end
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings
+from headwater.source.readiness.finding import span
 from headwater.source.readiness.health import slot_findings, slot_health
 from headwater.source.slot import slot_name
 from headwater.source.upload.check import check_uploads
@@ -52,8 +55,31 @@ def check_source(
             if not any(each.fatal for each in findings):
                 yield ok("source", "settings, rights, slots, replica identities and publication are as needed")
             yield from _log_limits(conn)
+            yield from _standing(standing_of(config, kept, ask_log_end(conn)))
     except HeadwaterError as error:
         yield of_error("source", error)
+        yield from _standing(standing_of(config, kept, None))
+
+
+def _standing(found: Standing) -> Iterator[Result]:
+    """Whether rows flow, and how far the store is behind. Nothing where no replicator has run yet."""
+    if found.at is None:
+        return
+    missing = "how much the store lacks is not known"
+    if found.lag_bytes is not None:
+        missing = f"{found.lag_bytes:,} bytes of the source's log are not in the store"
+    fix = "see `headwater source status`"
+    if found.cause is not None:
+        what = f"replication was held up {span(time.time() - found.cause.at)} ago: {found.why or found.cause}"
+        yield Result("replica", Level.FAIL, what, fix)
+        return
+    what = f"replication is {found.state.value}{found.why and f' ({found.why})'}, and {missing}"
+    if found.state is State.UNKNOWN:
+        yield Result("replica", Level.FAIL, what, f"{fix}, and the log of the replicator")
+    elif found.state is State.STOPPED:
+        yield Result("replica", Level.WARN, what, "start Headwater")
+    else:
+        yield ok("replica", what)
 
 
 def check_upload(settings: UploadSettings | None) -> Iterator[Result]:

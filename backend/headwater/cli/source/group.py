@@ -76,8 +76,9 @@ def prepare_(
 def status(configs: ConfigSource, as_json: bool) -> None:
     """Show the state of source, slot, replicator and store, what is wrong, and what to do about it.
 
-    The exit code is 1 when there is a problem: the source does not answer, or something stops replication (a cause) or
-    would stop it (a problem). Notes leave it at 0.
+    The exit code is 0 only while a replicator is known to run and nothing is wrong. It is 1 when none runs or when that
+    is not known, when source or store can't be asked, and when something stops replication (a cause) or would stop it
+    (a problem). Notes leave it at 0.
     """
     from headwater.cli.source.status import show_status
 

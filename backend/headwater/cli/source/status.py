@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 import psycopg
 
-from headwater.api.admin.status import health_of
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import CHECK_ADDRESS, JwksClient
 from headwater.cli.own_rules import own_rules
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.health.model import Health, State
+from headwater.replication.health.model import State
+from headwater.replication.health.standing import LogEnd, Standing, ask_log_end, find_standing
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
 from headwater.replication.stream.intake import FailedTransactions, Poison
 from headwater.replication.versions import deciding_in, tables_named, why_served
-from headwater.source.connect import connect
+from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding, span
 from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name, slot_status
 from headwater.source.triggers import triggers_on
 from headwater.source.upload.check import check_uploads
+from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.store import SourceState, StoredTable
 from headwater.storage.open import open_backend
 from headwater_rules.plan import Deciding, TablePattern
@@ -46,6 +51,7 @@ class _Source:
     address: str
     error: HeadwaterError | None = None
     slot: SlotHealth | None = None
+    log_end: LogEnd | None = None
     triggers: bool = False
     findings: tuple[Finding, ...] = ()
 
@@ -54,7 +60,7 @@ class _Source:
 class StoreState:
     """The state recorded in the store."""
 
-    health: Health | None
+    heard: Heard
     slot: str
     state: SourceState | None
     tables: tuple[StoredTable, ...]
@@ -66,18 +72,35 @@ class StoreState:
 
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
-    """Print the state. Returns the exit code: 1 when there is a problem."""
-    kept = read_store(config)
+    """Print the state. Returns the exit code: 1 when there is a problem, or nobody is known to replicate."""
+    config = hasty(config)
+    kept, unread = None, None
+    try:
+        kept = read_store(config)
+    except HeadwaterError as error:
+        unread = error
     source = _ask(config, kept)
-    source = replace(source, findings=(*source.findings, *key_findings(config.auth)))
+    standing = standing_of(config, kept, source.log_end)
+    if unread is not None and not standing.cause:
+        standing = replace(standing, state=State.UNKNOWN, why=f"the store can't be read: {unread}")
+    findings = (*source.findings, *disk_findings(config), *key_findings(config.auth))
     if as_json:
-        click.echo(json.dumps(_as_dict(config, source, kept), indent=2))
+        click.echo(json.dumps(_as_dict(config, source, kept, standing, findings), indent=2))
     else:
-        _print(config, source, kept)
-    if source.error is not None:
-        click.echo(f"headwater: {source.error}", err=True)
-    held_up = kept is not None and kept.health is not None and kept.health.cause is not None
-    return 1 if source.error is not None or held_up or any(finding.fatal for finding in source.findings) else 0
+        _print(config, source, kept, standing, findings)
+    errors = [error for error in (source.error, unread) if error is not None]
+    for each in errors:
+        click.echo(f"headwater: {each}", err=True)
+    bad = errors or standing.cause is not None or not standing.runs
+    return 1 if bad or any(finding.fatal for finding in findings) else 0
+
+
+def standing_of(config: ServiceConfig, kept: StoreState | None, log_end: LogEnd | None) -> Standing:
+    """How the source stands, if its log ends there; None: it was not asked, or did not answer. A replicator may run
+    though its store is gone."""
+    tag = config.source().tag
+    heard = open_backend(config.storage).heard_last(tag) if kept is None else kept.heard
+    return find_standing(tag, heard, log_end, time.time())
 
 
 def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
@@ -90,7 +113,8 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
         tables = rules.compiled.plan.tables() if rules is not None else None
         deciding = rules.compiled.plan.deciding() if rules is not None else ()
     try:
-        with connect(settings, application_name="headwater status") as conn:
+        with connect(settings, application_name="headwater status") as conn, source_errors(settings):
+            log_end = ask_log_end(conn)
             slot = slot_health(conn, name)
             findings = [
                 *source_findings(conn, settings, tables, deciding),
@@ -98,7 +122,7 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
                 *store_findings(conn, config, kept),
                 *(check_uploads(config.upload) if config.upload is not None else ()),
             ]
-            return _Source(settings.address, None, slot, triggers_on(conn), tuple(findings))
+            return _Source(settings.address, None, slot, log_end, triggers_on(conn), tuple(findings))
     except HeadwaterError as error:
         return _Source(settings.address, error)
 
@@ -117,12 +141,17 @@ def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoreS
             f" SELECT pg_drop_replication_slot('{slot.name}')"
         )
         return [Finding("HW_4013", what, fix, fatal=slot.active_pid is not None)]
-    follows = kept is not None and kept.health is not None and kept.health.state in {State.STREAMING, State.RESYNCING}
-    if kept is not None and follows and slot is None:
+    if kept is None or not name:
+        return []
+    if slot is None and standing_of(config, kept, None).state in _FLOWING:
         what = f"the replicator that writes to the store at {config.storage} follows another source than this one"
         fix = "give each service a store of its own, or correct hostname and database in replication.connections"
         return [Finding("HW_4014", what, fix)]
-    return []
+    if kept.state is None or (slot is not None and slot.wal_status != "lost"):
+        return []
+    lost = "is gone" if slot is None else "is lost: Postgres has removed log that it needs (max_slot_wal_keep_size)"
+    fix = "start Headwater, which makes a new slot and compares every table; nothing is lost, devices only wait"
+    return [Finding("HW_2040", f'the slot "{name}", which the store has followed, {lost}', fix)]
 
 
 def key_findings(auth: ClientAuth) -> list[Finding]:
@@ -136,6 +165,23 @@ def key_findings(auth: ClientAuth) -> list[Finding]:
     return found
 
 
+def hasty(config: ServiceConfig) -> ServiceConfig:
+    """The same for somebody who waits for the answer: a source that says nothing is not waited for long."""
+
+    def soon(source: SourceSettings) -> SourceSettings:
+        return replace(
+            source,
+            connect_timeout=min(source.connect_timeout, _ANSWER_SECONDS),
+            silence_seconds=min(source.silence_seconds, 4.0 * _ANSWER_SECONDS),
+        )
+
+    upload = config.upload and replace(config.upload, login=soon(config.upload.login))
+    return replace(config, sources=tuple(map(soon, config.sources)), upload=upload)
+
+
+_ANSWER_SECONDS = 3
+
+
 def read_store(config: ServiceConfig) -> StoreState | None:
     """What the store records; None when there is no store. Raises StoreError."""
     if not open_backend(config.storage).exists():
@@ -144,7 +190,7 @@ def read_store(config: ServiceConfig) -> StoreState | None:
     reader, store = open_backend(config.storage).open_reader(), open_backend(config.storage).open_store()
     try:
         return StoreState(
-            health_of(reader, tag),
+            reader.heard(tag),
             slot_of(config.source(), store),
             store.source_state(tag),
             tuple(store.tables(tag)),
@@ -159,7 +205,35 @@ def read_store(config: ServiceConfig) -> StoreState | None:
         store.close()
 
 
-def _as_dict(config: ServiceConfig, source: _Source, kept: StoreState | None) -> dict[str, Any]:
+_LEAST_FREE, _LOW_FREE = 256 << 20, 4 << 30
+
+
+def disk_findings(config: ServiceConfig) -> list[Finding]:
+    """Whether the embedded store can be written, and has room."""
+    if not isinstance(config.storage, SqliteAddress):
+        return []
+    directory = disk_of(config.storage)
+    findings = []
+    if not os.access(directory, os.W_OK | os.X_OK):
+        fix = "give the user that Headwater runs as the right to write there, or set storage.path"
+        findings.append(Finding("HW_8111", f"the store's directory {directory} can't be written", fix))
+    free = shutil.disk_usage(directory).free
+    if free < _LOW_FREE:
+        what = f"{free / 1e9:,.1f} GB are free on the disk of the store ({directory})"
+        fix = "free space, or set storage.path to another disk: the store stops taking changes when it is full"
+        findings.append(Finding("HW_8110", what, fix, fatal=free < _LEAST_FREE))
+    return findings
+
+
+def disk_of(storage: SqliteAddress) -> Path:
+    """The directory of a store, or the nearest above it that exists."""
+    path = Path(storage.directory).absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def _as_dict(
+    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: Standing, findings: Sequence[Finding]
+) -> dict[str, Any]:
     state = kept.state if kept else None
     error = source.error
     return {
@@ -170,8 +244,8 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: StoreState | None) ->
         "slot": source.slot and asdict(source.slot),
         "event_triggers": source.triggers,
         "catalog_poll_seconds": Pace().catalog,
-        "findings": [asdict(finding) for finding in source.findings],
-        "replicator": kept and kept.health and kept.health.as_dict(),
+        "findings": [asdict(finding) for finding in findings],
+        "replicator": standing.as_dict(),
         "served": (kept.served or None) if kept else None,
         "store": str(config.storage),
         "store_position": state and format_lsn(state.lsn),
@@ -187,43 +261,58 @@ def _as_dict(config: ServiceConfig, source: _Source, kept: StoreState | None) ->
     }
 
 
-def _print(config: ServiceConfig, source: _Source, kept: StoreState | None) -> None:
+def _print(
+    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: Standing, findings: Sequence[Finding]
+) -> None:
     click.echo(f"source    {source.address}: {'reachable' if source.error is None else 'does not answer'}")
-    _print_replicator(kept.health if kept else None)
+    _print_standing(standing)
     if source.slot is not None:
         _print_slot(source.slot)
     elif source.error is None:
-        click.echo("slot      none yet: the replicator creates it")
+        click.echo("slot      none: a replicator makes it")
     if source.error is None:
         at_once = "by event triggers, at once, and " if source.triggers else ""
         click.echo(f"changes   of tables are found {at_once}by looking every {Pace().catalog:.0f} s")
     _print_store(config, kept)
-    for finding in source.findings:
+    for finding in findings:
         click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")
 
 
-def _print_replicator(health: Health | None) -> None:
-    if health is None:
-        click.echo("state     stopped: no replicator has run yet")
-        return
-    lag = "" if health.lag_seconds is None else f", {health.lag_seconds:.1f} s behind"
-    flowing = health.cause is None and health.slot is not None
-    click.echo(f"state     {health.state.value} since {_time(health.since)}{lag if flowing else ''}")
-    if health.work:
-        click.echo(f"work      {health.work}")
-    if health.cause is not None:
-        click.echo(f"cause     {health.cause}")
-        click.echo(
-            f"          attempt {health.cause.attempts} failed {_time(health.cause.at)}, {_ago(health.cause.at)}"
-        )
-    elif health.trouble is not None:
-        click.echo(f"          last error {_time(health.trouble.at)}, {_ago(health.trouble.at)}: {health.trouble}")
+def _print_standing(standing: Standing) -> None:
+    since = "" if standing.since is None else f" since {_time(standing.since)}"
+    behind = ""
+    if standing.state in _FLOWING and standing.lag_seconds is not None:
+        behind = f", {standing.lag_seconds:.1f} s behind"
+    click.echo(f"state     {standing.state.value}{since}{behind}" + (f": {standing.why}" if standing.why else ""))
+    click.echo(f"lag       {_lag(standing)}")
+    if standing.work:
+        click.echo(f"work      {standing.work}")
+    if standing.cause is not None:
+        click.echo(f"cause     {standing.cause}")
+        at = standing.cause.at
+        click.echo(f"          attempt {standing.cause.attempts} failed {_time(at)}, {_ago(at)}")
+    elif standing.trouble is not None:
+        at = standing.trouble.at
+        click.echo(f"          last error {_time(at)}, {_ago(at)}: {standing.trouble}")
+
+
+_FLOWING = {State.STREAMING, State.RESYNCING, State.APPLYING, State.WAITING}
+
+
+def _lag(standing: Standing) -> str:
+    """How much the store may lack, and when that was known."""
+    if standing.lag_bytes is None:
+        last = standing.lag_known_at
+        return "unknown" + ("" if last is None else f"; nothing was missing at {_time(last)}")
+    old = standing.lag_seconds
+    age = "; for how long is not known" if old is None else "" if old == 0 else f", the oldest written {old:,.1f} s ago"
+    return f"{standing.lag_bytes:,} bytes of the source's log are not in the store{age}"
 
 
 def _print_slot(slot: SlotHealth) -> None:
     reader = "active" if slot.active else "not active"
     left = "" if slot.left is None else f", lost after another {slot.left:,}"
-    click.echo(f"slot      {slot.name}: {slot.wal_status}, {reader}, {slot.behind:,} bytes behind the source")
+    click.echo(f"slot      {slot.name}: {slot.wal_status}, {reader}")
     click.echo(
         f"          keeps {slot.held:,} bytes of log in the source{left}; oldest transaction {slot.xmin_age:,} ago"
     )

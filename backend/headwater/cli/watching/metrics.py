@@ -17,12 +17,13 @@ from headwater.api.http.server import BoundedServer, bind
 from headwater.api.metrics.endpoint import EndpointCollector
 from headwater.api.metrics.page import PATH, MetricsPage
 from headwater.api.metrics.sizes import StoreSizes
-from headwater.api.metrics.sources import SourceCollector, noted_totals
+from headwater.api.metrics.sources import SourceCollector, told_totals
 from headwater.api.metrics.workers import WorkersCollector
 from headwater.api.refusals import Refusals
 from headwater.api.workers import Workers
 from headwater.config.model import ServiceConfig
 from headwater.replication.health.figures import Figures
+from headwater.replication.health.standing import Standings
 from headwater.storage.open import open_backend
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,10 @@ def endpoint_page(
     beside it, too."""
     _say(config, port)
     own = _own(app) if workers is None else WorkersCollector(workers)
-    sources = _sources(config)
-    if unified:
-        backend = open_backend(config.storage)
-        sources = SourceCollector(sources.reader, sources.tags, noted_totals, StoreSizes(backend.disk_use))
+    sizes = StoreSizes(open_backend(config.storage).disk_use)
+    sources = (
+        SourceCollector(_standings(config), told_totals, sizes) if unified else SourceCollector(_standings(config))
+    )
     return MetricsPage(own, sources, process=workers is None)
 
 
@@ -68,8 +69,8 @@ def _own(app: Starlette) -> EndpointCollector:
 def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Iterator[None]:
     """Serve the metrics of a replicator alone, from a thread, while the context is open. Raises AddressInUseError."""
     listening = bind(config.metrics_host, port, SETTING)
-    sources, sizes = _sources(config), StoreSizes(open_backend(config.storage).disk_use)
-    collector: Collector = SourceCollector(sources.reader, sources.tags, lambda _: figures.totals(), sizes)
+    sizes = StoreSizes(open_backend(config.storage).disk_use)
+    collector: Collector = SourceCollector(_standings(config), lambda _: figures.totals(), sizes)
     server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")
     thread = threading.Thread(target=server.run, args=([listening],), name="metrics")
     thread.start()
@@ -85,5 +86,5 @@ def _say(config: ServiceConfig, port: int) -> None:
     log.info("metrics are answered at http://%s:%d%s", config.metrics_host, port, PATH)
 
 
-def _sources(config: ServiceConfig) -> SourceCollector:
-    return SourceCollector(open_backend(config.storage).open_reader(), [source.tag for source in config.sources])
+def _standings(config: ServiceConfig) -> Standings:
+    return Standings(open_backend(config.storage).open_reader(), config.sources)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.oplog.op import OpId
 
+POSTGRES_EPOCH = 946_684_800
+"""2000-01-01, in seconds since 1970."""
+
 _BRINGS_ROWS = frozenset({JobKind.SNAPSHOT, JobKind.MERGE})
 """Bulk work that counts as replicated rows: it stores the rows that it reads. Comparisons read many more."""
 
@@ -47,6 +50,7 @@ class Figures:
         self.flushed = flushed
         self._rows = self._transactions = self._bytes = self._chunks = 0
         self._lock = threading.Lock()
+        self.committed_at = 0.0  # of the newest commit in the store, by the clock of the source; 0 while not known
         self._bulk = Totals()
         self._last = BulkProgress(0, 0, 0, 0)
 
@@ -55,10 +59,12 @@ class Figures:
         self._chunks += 1
         self._bytes += size
 
-    def stored(self, transactions: int, rows: int) -> None:
-        """Count the transactions and row changes of a committed flush."""
+    def stored(self, transactions: int, rows: int, committed_us: int) -> None:
+        """Count the transactions and row changes of a committed flush, whose newest commit was made then (0: none)."""
         self._transactions += transactions
         self._rows += rows
+        if committed_us:
+            self.committed_at = POSTGRES_EPOCH + committed_us / 1e6
 
     def worked(self, progress: BulkProgress) -> None:
         """Count the progress of bulk work."""

@@ -1,11 +1,9 @@
-"""The state of a source's replication, for people and for monitoring. The replicator writes it into the store, commands
-and the endpoint read it.
-"""
+"""How a replicator stands, as it tells it itself: into the store, where commands and endpoints hear of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -14,19 +12,25 @@ import orjson
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.replication.health.figures import Totals
+from headwater.replication.health.flow import Flow
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
 
 
 class State(Enum):
-    """RESYNCING: the stream is followed, and tables are compared with the source beside it."""
+    """RESYNCING: the stream is followed, and tables are compared with the source beside it. A replicator tells only of
+    what it tries to do; that it APPLIES a long transaction, WAITS for a source that sends nothing, or that nothing is
+    known of it, is found from the facts (`standing`)."""
 
     STARTING = "starting"
     SNAPSHOT = "snapshotting"
     STREAMING = "streaming"
     RESYNCING = "re-syncing"
+    APPLYING = "applying"
+    WAITING = "waiting"
     RETRYING = "retrying"
     STOPPED = "stopped"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`since` is when the state began, `at` when this was written, both in seconds since 1970. `trouble` is the last
-    error, kept when it is over; see `cause`. `work` says for a person how far bulk work is; empty when there is
-    none; `done` says it in numbers. `totals` count since the replicator's process began."""
+    """`since` is when the state began, `at` when this was told, both in seconds since 1970 by the clock of the
+    replicator's machine. `trouble` is the last error, kept when it is over; see `cause`. `findings`, `slot` and
+    `triggers` were seen at `looked_at`. `work` says for a person how far bulk work is; empty when there is none; `done`
+    says it in numbers. `totals` count since the replicator's process began."""
 
     state: State
     since: float
@@ -72,7 +77,8 @@ class Health:
     compared: tuple[Compared, ...] = ()
     findings: tuple[Finding, ...] = ()
     slot: SlotHealth | None = None
-    lag_seconds: float | None = None
+    looked_at: float | None = None
+    flow: Flow = field(default_factory=Flow)
     triggers: bool = False
     work: str = ""
     done: BulkProgress | None = None
@@ -84,21 +90,6 @@ class Health:
         if self.trouble is None or self.state not in {State.RETRYING, State.STOPPED}:
             return None
         return self.trouble if self.trouble.at >= self.since else None
-
-    def as_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = orjson.loads(orjson.dumps(self))
-        return found
-
-    def seen(self, *, alive: bool) -> Health:
-        """STOPPED when nobody holds the source's lease (`alive`): a replicator that was killed could not write that."""
-        if alive or self.state is State.STOPPED:
-            return self
-        return replace(self, state=State.STOPPED, since=self.at, work="", done=None)
-
-
-def health_key(tag: str) -> str:
-    """The key under which the store keeps the health of a source."""
-    return f"health {tag}"
 
 
 def to_json(health: Health) -> str:
@@ -117,11 +108,12 @@ def from_json(text: str) -> Health | None:
             compared=tuple(Compared(**each) for each in found["compared"]),
             findings=tuple(Finding(**{**each, "sql": tuple(each.get("sql", ()))}) for each in found["findings"]),
             slot=_maybe(SlotHealth, found["slot"]),
-            lag_seconds=found["lag_seconds"],
+            looked_at=found["looked_at"],
+            flow=Flow(**found["flow"]),
             triggers=found["triggers"],
-            work=found.get("work", ""),
-            done=_maybe(BulkProgress, found.get("done")),
-            totals=Totals(**found.get("totals", {})),
+            work=found["work"],
+            done=_maybe(BulkProgress, found["done"]),
+            totals=Totals(**found["totals"]),
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -1,5 +1,5 @@
-"""Watches a source while it is followed, from a thread of its own: logs each problem once, stores the health of
-replication, and writes heartbeats, so that a quiet source has something to confirm.
+"""Watches a source while it is followed, from threads of its own: asks it how far its log goes, logs each problem once,
+writes heartbeats, so that a quiet source has something to confirm, and tells how replication stands.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
@@ -16,16 +15,18 @@ import psycopg
 
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError, machine_errors
-from headwater.oplog.lsn import Lsn
+from headwater.oplog.lsn import parse_lsn
 from headwater.replication.health.figures import Totals
-from headwater.replication.health.model import Compared, Health, State, Trouble, health_key, to_json
+from headwater.replication.health.flow import FlowMeter
+from headwater.replication.health.model import Compared, Health, State, Trouble, to_json
+from headwater.replication.health.standing import state_of_the_stream
 from headwater.replication.own_slot import slot_of
 from headwater.replication.sampling.audit import sampling_findings
 from headwater.replication.versions import deciding_in, tables_named
-from headwater.source.connect import SourceSettings, connect_to_watch
+from headwater.source.connect import SourceSettings, connect_to_watch, source_errors
 from headwater.source.head import ping_statement
 from headwater.source.readiness.finding import Finding
-from headwater.source.readiness.health import SourceHealth, look
+from headwater.source.readiness.health import look
 from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
 from headwater.storage.open import open_backend
@@ -34,11 +35,11 @@ from headwater_rules.plan import Deciding, TablePattern
 _log = logging.getLogger(__name__)
 
 _STEADY_SECONDS = 60.0  # an error after that much streaming is counted from one again
-_KEPT_SECONDS = 15.0  # how old the stored health may be while only numbers change
-_COUNTED_SECONDS = 5.0  # and how old while rows flow
+_TOLD_SECONDS = 2.0  # how old what is told may become; a reader takes it for old after five times as long
+_ASKED_SECONDS = 2.0
+_TOLD_STATES = {State.APPLYING, State.WAITING, State.UNKNOWN}  # of others, the replicator logs the reason itself
 _REST_SECONDS = 0.1
 _AGAIN_SECONDS = 1.0
-_WORK_SECONDS = 2.0
 _WAITING_SECONDS = 5.0
 _CLOSE_SECONDS = 15.0
 
@@ -46,7 +47,7 @@ _CLOSE_SECONDS = 15.0
 class Watch:
     """A context manager around the work under one lease; the other methods report what the replicator does. The source
     is checked every `seconds`. `preparing` returns what bulk work is waiting for, for a person; `totals` what was done
-    so far."""
+    so far. The stream's thread notes in `flow` how far it is."""
 
     def __init__(
         self,
@@ -57,35 +58,44 @@ class Watch:
         preparing: Callable[[], str],
         totals: Callable[[], Totals],
     ) -> None:
+        self.flow = FlowMeter()
         self._totals = totals
         self._source = source
+        self._store = store
         self._lease = lease
         self._seconds = seconds
         self._preparing = preparing
         self._work = ""
         self._done: BulkProgress | None = None
-        self._address = store.address
         self._lock = threading.Lock()
         now = time.time()
         self._health = Health(State.STARTING, now, now)
-        self._stored: Health | None = None
         self._logged: dict[tuple[str, str], Finding] = {}
-        self._lag = _Lag()
         self._beat = time.monotonic()
         self._conn: psycopg.Connection | None = None
+        self._untold = False
+        self._refusal = ""
+        self._said: State | None = None
         self._closing = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._news, self._look_now = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=self._tell_all, name="tell", daemon=True),
+            threading.Thread(target=self._look_all, name="watch", daemon=True),
+        ]
 
     def __enter__(self) -> Watch:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         self._become(State.STOPPED, error)
         self._closing.set()
-        self._wake.set()
-        self._thread.join(_CLOSE_SECONDS)
+        self._news.set()
+        self._look_now.set()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     # what the replicator does
 
@@ -105,7 +115,7 @@ class Watch:
     def failed(self, error: HeadwaterError) -> None:
         """An attempt failed; another follows after a while."""
         with self._lock:
-            self._health = replace(self._health, slot=None, lag_seconds=None)  # unknown until the next look
+            self._health = replace(self._health, slot=None)  # unknown until the next look
         self._become(State.RETRYING, error)
 
     def _become(self, state: State, error: BaseException | None = None) -> None:
@@ -116,22 +126,65 @@ class Watch:
                 steady = before.state is State.STREAMING and now - before.since > _STEADY_SECONDS
                 trouble = Trouble.of(error, now, 1 if steady or trouble is None else trouble.attempts + 1)
             self._health = replace(before, state=state, since=now, trouble=trouble)
-        self._wake.set()
+        self._news.set()
+        self._look_now.set()
 
-    # the thread
+    # the thread that tells
 
-    def _run(self) -> None:
+    def _tell_all(self) -> None:
+        while not self._closing.is_set():
+            self._tell()
+            self._news.wait(_TOLD_SECONDS)
+            self._news.clear()
+            self._closing.wait(_REST_SECONDS)
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            health = replace(
+                self._health,
+                at=time.time(),
+                flow=self.flow.flow(),
+                work=self._preparing() or self._work,
+                done=self._done,
+                totals=self._totals(),
+            )
+        if health.state is State.STOPPED:
+            health = replace(health, work="", done=None)
+        self._log_state(health)
+        try:
+            with machine_errors():
+                self._store.tell(self._lease, to_json(health))
+        except HeadwaterError as error:  # or the lease is lost
+            _log.log(logging.DEBUG if self._untold else logging.WARNING, "the state can't be told for now: %s", error)
+            self._untold = True
+        else:
+            self._untold = False
+
+    def _log_state(self, health: Health) -> None:
+        """Log when the facts begin to say that the store does not keep up, and when that is over."""
+        state, _, why = state_of_the_stream(health, health.at)
+        before, self._said = self._said, state if state in _TOLD_STATES else None
+        if before is not None and self._said is not before:
+            _log.info("replication is not %s any more: it is %s", before.value, state.value)
+        if self._said is not before and self._said is not None:
+            _log.warning("replication is %s: %s", state.value, why)
+
+    # the thread that looks
+
+    def _look_all(self) -> None:
         store = self._open()
         if store is None:
             return
         try:
-            while not self._closing.wait(_REST_SECONDS):
-                self._turn(store)
+            while True:
+                self._look_now.clear()  # before the end is looked for, which sets it
+                if self._closing.wait(_REST_SECONDS):
+                    break
+                self._asking(lambda: self._look(store))
                 due = time.monotonic() + self._pause()
-                while not self._wake.wait(min(self._seconds, _WORK_SECONDS)) and time.monotonic() < due:
-                    self._store_health(store)  # the progress of bulk work
-                self._wake.clear()
-            self._store_health(store)
+                while not self._look_now.wait(min(self._seconds, _ASKED_SECONDS)) and time.monotonic() < due:
+                    self._asking(self._ask)
         finally:
             store.close()
             self._disconnect()
@@ -144,64 +197,80 @@ class Watch:
 
     def _open(self) -> Store | None:
         """The store, of which each thread has its own; None when that is over before it could be opened."""
-        logged = False
         while not self._closing.is_set():
             try:
                 with machine_errors():
-                    return open_backend(self._address).open_store()
+                    return open_backend(self._store.address).open_store()
             except HeadwaterError as error:
-                level = logging.DEBUG if logged else logging.WARNING
-                _log.log(level, "the health of replication can't be stored for now: %s", error)
-                logged = True
+                _log.debug("the store can't be opened to look at the source for now: %s", error)
             self._closing.wait(_AGAIN_SECONDS)
         return None
 
-    def _turn(self, store: Store) -> None:
-        self._store_health(store)  # first, since the source may not answer for a while
+    def _asking(self, ask: Callable[[], object]) -> None:
         try:
-            stored = store.tables(self._lease.name)
-            compared = tuple(
-                Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))
-                for table in stored
-                if table.resync
-            )
-            with self._lock:
-                self._health = replace(self._health, compared=compared)
-                streaming = self._health.state is State.STREAMING
-            oids = {table.relation.oid for table in stored}
-            with machine_errors():
-                audited, name = sampling_findings(store, self._lease.name), slot_of(self._source, store)
-                self._look(name, oids, tables_named(store), deciding_in(store), audited, beat=streaming)
-        except (psycopg.Error, HeadwaterError) as error:  # the replicator meets the same error, and logs it
-            _log.debug("the source could not be checked: %s", error)
+            with machine_errors(), source_errors(self._source):
+                ask()
+        except HeadwaterError as error:
             self._disconnect()
+            self.flow.not_asked(str(error))
             with self._lock:
-                self._health = replace(self._health, slot=None, lag_seconds=None)
-        self._store_health(store)
+                self._health = replace(self._health, slot=None)
+            if str(error) not in {self._refusal, str(self._health.trouble)}:  # else the replicator has logged it
+                _log.warning("the source could not be checked: %s", error)
+            self._refusal = str(error)
+            self._news.set()
+        else:
+            self._refusal = ""
 
-    def _look(
+    def _look(self, store: Store) -> None:
+        stored = store.tables(self._lease.name)
+        compared = tuple(
+            Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))
+            for table in stored
+            if table.resync
+        )
+        with self._lock:
+            if compared != self._health.compared:
+                self._news.set()
+            self._health = replace(self._health, compared=compared)
+        audited = sampling_findings(store, self._lease.name)
+        slot, oids = slot_of(self._source, store), {table.relation.oid for table in stored}
+        self._look_at(slot, oids, tables_named(store), deciding_in(store), audited)
+
+    def _look_at(
         self,
         slot: str,
         tables: set[int],
         patterns: tuple[TablePattern, ...],
         deciding: Deciding,
         audited: tuple[Finding, ...],
-        *,
-        beat: bool,
     ) -> None:
-        if self._conn is None:
-            self._conn = connect_to_watch(self._source, application_name="headwater watch")
-        found = look(self._conn, self._source, slot, tables, patterns, deciding)
+        conn = self._ask()
+        found = look(conn, self._source, slot, tables, patterns, deciding)
         findings = (*found.findings, *audited)
         self._log_findings(findings)
-        lag = self._lag.seconds(found, time.monotonic())
         with self._lock:
+            if findings != self._health.findings:
+                self._news.set()
             self._health = replace(
-                self._health, findings=findings, slot=found.slot, lag_seconds=lag, triggers=found.triggers
+                self._health,
+                findings=findings,
+                slot=found.slot,
+                triggers=found.triggers,
+                looked_at=time.time(),
             )
+            beat = self._health.state is State.STREAMING
         if beat and time.monotonic() - self._beat >= self._source.heartbeat_seconds:
             self._beat = time.monotonic()
-            self._conn.execute(ping_statement(self._conn.info.server_version))
+            conn.execute(ping_statement(conn.info.server_version))
+
+    def _ask(self) -> psycopg.Connection:
+        """Ask the source how far its log goes."""
+        if self._conn is None:
+            self._conn = connect_to_watch(self._source, application_name="headwater watch")
+        now = time.time()
+        self.flow.asked(parse_lsn(self._conn.execute("select pg_current_wal_lsn()::text").fetchall()[0][0]), now)
+        return self._conn
 
     def _log_findings(self, findings: tuple[Finding, ...]) -> None:
         """Log each finding when it appears, and again when it is resolved."""
@@ -214,52 +283,7 @@ class Watch:
                 _log.info("resolved: [%s] %s", finding.code, finding.what)
         self._logged = now
 
-    def _store_health(self, store: Store) -> None:
-        """Store the health, if it changed."""
-        with self._lock:
-            totals = self._totals()
-            health = replace(self._health, work=self._preparing() or self._work, done=self._done, totals=totals)
-        if health.state is State.STOPPED:
-            health = replace(health, work="", done=None)
-        if health.state is State.STREAMING and health.compared:
-            health = replace(health, state=State.RESYNCING)
-        now = time.time()
-        if self._stored is not None and _urgent(health) == _urgent(self._stored):
-            kept = _KEPT_SECONDS if health.totals == self._stored.totals else _COUNTED_SECONDS
-            if now - self._stored.at < kept:
-                return
-        health = replace(health, at=now)
-        try:
-            with machine_errors():
-                store.note(self._lease, health_key(self._lease.name), to_json(health))
-        except HeadwaterError as error:  # a long transaction of our own, or the lease is lost
-            _log.debug("the health of replication could not be stored: %s", error)
-            return
-        self._stored = health
-
     def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
-
-
-def _urgent(health: Health) -> Health:
-    """The part of which a change is stored at once."""
-    return replace(health, at=0.0, slot=None, lag_seconds=None, totals=Totals())
-
-
-class _Lag:
-    """Estimates how old the oldest commit is that the store does not have."""
-
-    def __init__(self) -> None:
-        self._ends: deque[tuple[float, Lsn]] = deque(maxlen=1000)
-
-    def seconds(self, found: SourceHealth, now: float) -> float:
-        while self._ends and self._ends[0][1] <= found.confirmed:
-            self._ends.popleft()
-        oldest = self._ends[0][0] if self._ends else None
-        if found.log_end > found.confirmed:
-            self._ends.append((now, found.log_end))
-        if oldest is not None:
-            return now - oldest  # the position where the log ended then is still not confirmed
-        return found.flush_lag if found.log_end > found.confirmed else 0.0

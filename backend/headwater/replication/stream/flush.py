@@ -306,7 +306,7 @@ class StreamFlush:
     def _count(self, op_id: OpId) -> None:
         """Count the flush, which is in the store now. The next one begins with nothing."""
         self.crowded = self._transactions > 1
-        self._figures.stored(self._transactions, self._changes)
+        self._figures.stored(self._transactions, self._changes, self._committed_us)
         if self._changes and op_id != self._op_id:
             now = time.time()
             began = now - (time.monotonic() - self._opened_at)

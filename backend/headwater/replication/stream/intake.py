@@ -45,7 +45,7 @@ class StreamIntake:
     def __init__(self, applier: Applier, careful_until: Lsn) -> None:
         self._decoder = Decoder()
         self._decode = self._decoder.decode
-        self._applier = applier
+        self.applier = applier
         self._careful_until = careful_until
         applier.careful = applier.position <= careful_until
 
@@ -59,12 +59,12 @@ class StreamIntake:
                 self._one_by_one(payloads)
             else:
                 payloads.clear()  # before the rows are copied again
-                self._applier.consume(messages, size)
+                self.applier.consume(messages, size)
         if self._decoder.left_out:
             self._tell_left_out()
 
     def _tell_left_out(self) -> None:
-        rows = [row for row in self._decoder.left_out if self._applier.follows(row.relation.oid)]
+        rows = [row for row in self._decoder.left_out if self.applier.follows(row.relation.oid)]
         self._decoder.left_out.clear()
         for row in rows[:REFUSED_NAMED]:
             _log.error("%s", row)
@@ -72,9 +72,9 @@ class StreamIntake:
     def settle(self, received: Lsn, *, idle: bool) -> None:
         """See `Applier.settle`. Raises what `take` raises."""
         with self._as_poison():
-            self._applier.settle(received, idle=idle)
-        if self._applier.careful and self._applier.position > self._careful_until:
-            self._applier.careful = False
+            self.applier.settle(received, idle=idle)
+        if self.applier.careful and self.applier.position > self._careful_until:
+            self.applier.careful = False
 
     @contextmanager
     def _as_poison(self) -> Iterator[None]:
@@ -90,20 +90,20 @@ class StreamIntake:
 
     def _one_by_one(self, payloads: Sequence[Payload]) -> None:
         """Apply messages singly, passing over those of a skipped transaction that can't be decoded."""
-        self._applier.careful = True
+        self.applier.careful = True
         for payload in payloads:
             try:
                 messages = self._decode([payload])
             except DecodeError:
-                if self._applier.skipping:
+                if self.applier.skipping:
                     continue
                 raise
-            self._applier.consume(messages, len(payload))
+            self.applier.consume(messages, len(payload))
 
     def _poison(self, why: str) -> PoisonError:
-        lsn = self._applier.final_lsn
-        known = self._applier.careful and self._applier.in_transaction
-        return PoisonError(why, self._applier.tag, lsn if known else None, upto=lsn)
+        lsn = self.applier.final_lsn
+        known = self.applier.careful and self.applier.in_transaction
+        return PoisonError(why, self.applier.tag, lsn if known else None, upto=lsn)
 
 
 def _place(error: BaseException) -> str:

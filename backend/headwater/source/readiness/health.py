@@ -12,7 +12,6 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
@@ -51,15 +50,11 @@ class SlotHealth:
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """One check. `log_end` is the end of the log, `confirmed` the position up to which the store has it, `flush_lag`
-    the time in between in seconds, as Postgres measures it (0 when it does not)."""
+    """One check."""
 
     slot: SlotHealth | None
     findings: tuple[Finding, ...]
     triggers: bool
-    log_end: Lsn
-    confirmed: Lsn
-    flush_lag: float
 
 
 def look(
@@ -73,7 +68,6 @@ def look(
     """The source's health as far as it concerns our slot, which has this name, the tables with these oids, and those
     that the patterns name. `deciding` is described at `source_findings`."""
     slot = slot_health(conn, name)
-    positions = conn.execute(_POSITIONS, [name]).fetchone() or ("0/0", "0/0", 0.0)
     return SourceHealth(
         slot,
         (
@@ -82,18 +76,8 @@ def look(
             *_catalog_findings(conn, settings, tables, patterns, deciding),
         ),
         triggers_on(conn),
-        parse_lsn(positions[0]),
-        parse_lsn(positions[1]),
-        float(positions[2]),
     )
 
-
-_POSITIONS = """
-select pg_current_wal_lsn()::text, coalesce(s.confirmed_flush_lsn, '0/0')::text,
-       coalesce(extract(epoch from r.flush_lag), 0)::float8
-from (select) as one left join pg_replication_slots s on s.slot_name = %s
-  left join pg_stat_replication r on r.pid = s.active_pid
-"""
 
 _SLOT = """
 select s.slot_name as name, coalesce(s.wal_status, 'reserved') as wal_status, s.active,

@@ -72,6 +72,19 @@ class BucketMarks:
     last_op: OpId
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the replicator of a source last told of itself: the text, empty when there is none, and how many seconds ago
+    it was written. `runs` says whether its process is there; None where that can't be known. The store has the source
+    up to `stored`, None before the first snapshot; it was read from the cluster `system_id`."""
+
+    text: str = ""
+    age: float = 0.0
+    runs: bool | None = False
+    stored: Lsn | None = None
+    system_id: str = ""
+
+
 class FlushMark(NamedTuple):
     """A flush that brought commits of a source: its last op, the source's tag, and when the newest of the commits was
     made, in microseconds since 2000-01-01."""
@@ -191,7 +204,10 @@ class StoreReader(Protocol):
         """Those made after `after_seq` that are not over, in order of `seq`."""
 
     def replicator_alive(self) -> bool:
-        """Whether any replicator holds an unexpired lease."""
+        """Whether any replicator holds an unexpired lease, or is known to run."""
+
+    def heard(self, tag: str) -> Heard:
+        """What the replicator of a source has told last, and what the store has of it. Does not wait for a writer."""
 
     def noted(self, key: str) -> str:
         """The text that the replicator stored under a key; empty when there is none."""

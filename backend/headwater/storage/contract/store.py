@@ -295,6 +295,10 @@ class StoreWriter(Protocol):
     def noted(self, key: str) -> str:
         """The text under a key; empty when there is none."""
 
+    def tell(self, lease: Lease, text: str) -> None:
+        """Replace what `StoreReader.heard` returns. Does not wait for an open flush, and where that can be, works while
+        the store can't be written. May be called from another thread, but from one at a time."""
+
     def bulk_records(self) -> list[BulkRecord]: ...
 
     def close(self) -> None: ...

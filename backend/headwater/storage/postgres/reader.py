@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import psycopg
@@ -21,6 +22,7 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     FlushMark,
+    Heard,
     Listener,
     Newest,
     StoredConfig,
@@ -190,6 +192,11 @@ class PostgresReader:
 
     def replicator_alive(self) -> bool:
         return self._read(leases.is_held)
+
+    def heard(self, tag: str) -> Heard:
+        found = self._read(lambda db: leases.heard(db, tag))
+        rows = self._read(lambda db: db.execute("select lsn, system_id from sources where tag = %s", [tag]).fetchall())
+        return replace(found, stored=Lsn(rows[0][0]), system_id=rows[0][1]) if rows else found
 
     def noted(self, key: str) -> str:
         rows = self._read(lambda db: db.execute("select value from meta where key = %s", [key]).fetchall())

@@ -196,6 +196,10 @@ class PostgresStore:
                 "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value", [key, text]
             )
 
+    def tell(self, lease: Lease, text: str) -> None:
+        with self._connections.lend() as connection:
+            leases.tell(connection, lease, text)
+
     def noted(self, key: str) -> str:
         with self._connections.lend() as connection:
             row = connection.execute("select value from meta where key = %s", [key]).fetchone()

@@ -18,6 +18,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import (
     BucketMarks,
     Chunk,
+    Heard,
     Listener,
     Newest,
     StoreReader,
@@ -185,6 +186,9 @@ class CachedReader:
 
     def replicator_alive(self) -> bool:
         return self._reader.replicator_alive()
+
+    def heard(self, tag: str) -> Heard:
+        return self._reader.heard(tag)
 
     def noted(self, key: str) -> str:
         return self._reader.noted(key)

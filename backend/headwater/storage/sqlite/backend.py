@@ -23,6 +23,7 @@ from headwater.storage.contract.history import (
     merge_floor,
 )
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
@@ -30,7 +31,7 @@ from headwater.storage.shared.loading import BATCH_BYTES
 from headwater.storage.sqlite import rows
 from headwater.storage.sqlite.bulk import dump, load
 from headwater.storage.sqlite.bulk.stage import StageFile
-from headwater.storage.sqlite.control import remove, seal, stats, store_stats
+from headwater.storage.sqlite.control import remove, seal, stats, store_stats, told
 from headwater.storage.sqlite.history import export, verify
 from headwater.storage.sqlite.history.compact import SqliteUpkeep
 from headwater.storage.sqlite.history.forget import SqliteForget
@@ -50,6 +51,9 @@ class SqliteBackend:
 
     def exists(self) -> bool:
         return stats.exists(self.address)
+
+    def heard_last(self, tag: str) -> Heard:
+        return told.heard_last(self._directory, tag)
 
     def raise_if_published(self, publications: Sequence[str]) -> None:
         """Never: no database publishes a file."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -19,6 +20,7 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     FlushMark,
+    Heard,
     Listener,
     Newest,
     StoredConfig,
@@ -178,7 +180,13 @@ class SqliteReader:
 
     def replicator_alive(self) -> bool:
         with sqlite_errors(self._path):
-            return leases.is_held(self._db())
+            return leases.is_held(self._db(), self._path.parent)
+
+    def heard(self, tag: str) -> Heard:
+        with sqlite_errors(self._path):
+            found = leases.heard(self._db(), self._path.parent, tag)
+            row = self._db().execute("select lsn, system_id from sources where tag = ?", (tag,)).fetchone()
+            return found if row is None else replace(found, stored=Lsn(as_int(row[0])), system_id=str(row[1]))
 
     def noted(self, key: str) -> str:
         with sqlite_errors(self._path):

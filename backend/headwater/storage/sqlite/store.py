@@ -29,6 +29,7 @@ from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_e
 from headwater.storage.sqlite.control import lease as leases
 from headwater.storage.sqlite.control import retire
 from headwater.storage.sqlite.control.database import SqliteControl
+from headwater.storage.sqlite.control.told import Teller
 from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
 from headwater.storage.sqlite.files import OpenedFiles
 from headwater.storage.sqlite.flush import SqliteFlush, read_checkpoint
@@ -52,6 +53,7 @@ class SqliteStore:
         self._lease_db = open_writer(self._path)
         self._lease_lock = threading.Lock()
         self._waker = Waker(directory)
+        self._teller: Teller | None = None
         self._known_buckets = KnownBuckets()
         with sqlite_errors(self._path):
             migrate(self._db, self._path)
@@ -84,6 +86,7 @@ class SqliteStore:
     def release(self, lease: Lease) -> None:
         with self._lease_lock, sqlite_errors(self._path):
             leases.release(self._lease_db, lease)
+        self._hush()
 
     # reading
 
@@ -188,6 +191,17 @@ class SqliteStore:
         with sqlite_errors(self._path):
             row = self._db.execute("select value from meta where key = ?", (key,)).fetchone()
             return "" if row is None else str(row[0])
+
+    def tell(self, lease: Lease, text: str) -> None:
+        if self._teller is None or self._teller.lease != lease:
+            self._hush()
+            self._teller = Teller(self._directory, lease)
+        self._teller.tell(text)
+
+    def _hush(self) -> None:
+        if self._teller is not None:
+            self._teller.close()
+            self._teller = None
 
     # tables
 
@@ -296,6 +310,7 @@ class SqliteStore:
             requests.update(SqliteControl(self._db), lease, request, state, progress, result)
 
     def close(self) -> None:
+        self._hush()
         self._db.close()
         self._lease_db.close()
         self._waker.close()

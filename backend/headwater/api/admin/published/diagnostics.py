@@ -32,12 +32,11 @@ from headwater.api.admin.published.shapes import (
 )
 from headwater.api.admin.published.source import SeenSource, look
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.status import health_of
 from headwater.api.admin.versions import in_state
 from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
-from headwater.replication.health.model import Health
+from headwater.replication.health.standing import Standing, Standings
 from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
 from headwater.source.catalog.overview import SeenTable, read_overview
@@ -61,6 +60,7 @@ class DiagnosticsDesk:
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
         self._reader = reader
+        self._standings = Standings(reader, settings.sources)
 
     def diagnostics(self, asked: DiagnosticsAsked) -> Diagnostics:
         """Report the state of the source, the active sync config and the one that is being processed."""
@@ -120,9 +120,9 @@ class DiagnosticsDesk:
         except RuleErrors as error:
             return RulesStatus((), tuple(rule_errors(all_of(error))), text)
         active = version.state is VersionState.ACTIVE
-        health = health_of(self._reader, seen.settings.tag)
-        connection = self._connection(store, seen, health, seen.statuses(compiled.plan), active=active)
-        errors = [*_of_tables(connection.tables), *_of_replication(health), *rule_errors(compiled.warnings)]
+        standing = next(each for each in self._standings.find() if each.source == seen.settings.tag)
+        connection = self._connection(store, seen, standing, seen.statuses(compiled.plan), active=active)
+        errors = [*_of_tables(connection.tables), *_of_replication(standing), *rule_errors(compiled.warnings)]
         errors += rule_errors(of_source(self._compared(version.yaml)[0]))
         if active:
             errors += [*_of_budget(connection), *_of_lag(connection)]
@@ -132,7 +132,7 @@ class DiagnosticsDesk:
         self,
         store: Store,
         seen: SeenSource,
-        health: Health | None,
+        standing: Standing,
         tables: tuple[TableStatus, ...],
         *,
         active: bool,
@@ -143,8 +143,8 @@ class DiagnosticsDesk:
         state, checkpoint = store.source_state(tag), self._reader.newest()
         if state is not None:
             told = replace(told, last_lsn=format_lsn(state.lsn))
-        if health is not None:
-            told = replace(told, last_keepalive_ts=iso(health.at))
+        if standing.at is not None:
+            told = replace(told, last_keepalive_ts=iso(standing.at))
         if checkpoint is not None:
             told = replace(told, last_checkpoint_ts=self._committed(checkpoint.checkpoint.op_id))
         if seen.slot is not None:
@@ -152,7 +152,7 @@ class DiagnosticsDesk:
             left = UNSET if seen.slot.left is None else seen.slot.left
             told = replace(
                 told,
-                replication_lag_bytes=seen.slot.behind,
+                replication_lag_bytes=seen.slot.behind if standing.lag_bytes is None else standing.lag_bytes,
                 wal_status=seen.slot.wal_status,
                 safe_wal_size=left,
                 max_slot_wal_keep_size=limits,
@@ -196,10 +196,10 @@ def _of_tables(tables: tuple[TableStatus, ...]) -> list[Err]:
     return [error for table in tables for error in table.errors]
 
 
-def _of_replication(health: Health | None) -> list[Err]:
-    if health is None or health.cause is None:
+def _of_replication(standing: Standing) -> list[Err]:
+    if standing.cause is None:
         return []
-    return [Err("fatal", str(health.cause), ts=iso(health.cause.at))]
+    return [Err("fatal", str(standing.cause), ts=iso(standing.cause.at))]
 
 
 def _of_budget(told: ReplicationStatus) -> list[Err]:

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import errors
 
 from headwater.storage.contract.compaction import LEASE as UPKEEP
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError
 from headwater.storage.shared.common import is_gone
 
@@ -30,6 +31,14 @@ on conflict (name) do update set owner = excluded.owner, epoch = held.epoch + 1,
             and not exists (select 1 from ({_SESSIONS}) s where coalesce(s.name = held.flushing,
                 held.flushing like s.pid || ' %%')))
 returning epoch
+"""
+
+_HEARD = f"""
+select owner, expires_at > clock_timestamp(),
+       expires_at > '-infinity' and flushing <> '' and exists (select 1 from ({_SESSIONS}) s
+           where coalesce(s.name = flushing, flushing like s.pid || ' %%')),
+       extract(epoch from clock_timestamp()), coalesce((select value from meta where key = %(told)s), '')
+from leases where name = %(name)s
 """
 
 _EXTEND = """
@@ -116,7 +125,33 @@ def release(connection: psycopg.Connection, lease: Lease) -> None:
     )
 
 
+def tell(connection: psycopg.Connection, lease: Lease, text: str) -> None:
+    """See the contract."""
+    with holding(connection, lease):
+        connection.execute(
+            "insert into meta values (%s, extract(epoch from clock_timestamp()) || ' ' || %s)"
+            " on conflict (key) do update set value = excluded.value",
+            [_told(lease.name), text],
+        )
+
+
+def heard(connection: psycopg.Connection, name: str) -> Heard:
+    """What the lease's holder, or its last one, has told. One that did not extend its lease, and whose session is gone,
+    has ended or is cut off from the store: it does nothing for us."""
+    row = connection.execute(_HEARD, {"name": name, "told": _told(name)}).fetchone()
+    if row is None:
+        return Heard()
+    owner, held, connected, now, value = row
+    told_at, _, text = value.partition(" ")
+    runs = False if is_gone(owner) else True if held else connected
+    return Heard(text, max(0.0, float(now) - float(told_at)) if told_at else 0.0, runs)
+
+
 def is_held(connection: psycopg.Connection) -> bool:
-    """Whether any replicator holds an unexpired lease."""
-    query = "select 1 from leases where expires_at > clock_timestamp() and name <> %s"
-    return connection.execute(query, [UPKEEP]).fetchone() is not None
+    """Whether any replicator holds an unexpired lease, or runs."""
+    rows = connection.execute("select name from leases where name <> %s", [UPKEEP]).fetchall()
+    return any(heard(connection, name).runs for (name,) in rows)
+
+
+def _told(name: str) -> str:
+    return f"told {name}"

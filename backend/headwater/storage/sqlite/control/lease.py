@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import apsw
 
 from headwater.storage.contract.compaction import LEASE as UPKEEP
+from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError
 from headwater.storage.shared.common import is_gone
+from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite.connection import immediate
+from headwater.storage.sqlite.control import told
 
 
 def acquire(connection: apsw.Connection, name: str, owner: str, ttl: float) -> Lease:
@@ -62,7 +66,17 @@ def release(connection: apsw.Connection, lease: Lease) -> None:
         connection.execute("update leases set expires_at = 0 where name = ? and epoch = ?", (lease.name, lease.epoch))
 
 
-def is_held(connection: apsw.Connection) -> bool:
-    """Whether any replicator holds an unexpired lease."""
-    sql = "select 1 from leases where expires_at > ? and name <> ?"
-    return connection.execute(sql, (time.time(), UPKEEP)).fetchone() is not None
+def heard(connection: apsw.Connection, directory: Path, name: str) -> Heard:
+    """What the lease's holder, or its last one, has told. A holder that has not told anything yet is taken to run while
+    its lease lasts."""
+    row = connection.execute("select owner, epoch, expires_at from leases where name = ?", (name,)).fetchone()
+    if row is None:
+        return Heard()
+    owner, epoch, expires_at = str(row[0]), as_int(row[1]), float(row[2] or 0)
+    return told.heard(directory, name, epoch) or Heard(runs=expires_at > time.time() and not is_gone(owner))
+
+
+def is_held(connection: apsw.Connection, directory: Path) -> bool:
+    """Whether any replicator holds an unexpired lease, or runs."""
+    rows = connection.execute("select name, expires_at > ? from leases where name <> ?", (time.time(), UPKEEP))
+    return any(held or heard(connection, directory, str(name)).runs for name, held in rows.fetchall())

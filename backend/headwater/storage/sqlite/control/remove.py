@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 from headwater.errors import machine_errors
+from headwater.storage.sqlite.control import told
 
 _FILES = ("store.db", "write_checkpoints.db")
 _BESIDE = ("", "-wal", "-shm")
-_FOLDERS = ("stage", "wake")
+_FOLDERS = ("stage", "wake", told.FOLDER)
 
 
 def remove(directory: Path) -> None:
