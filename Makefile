@@ -2,7 +2,7 @@
 # since they often wait: WORKERS=0 runs them in one.
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # dozens of processes would compile the same modules again
-.PHONY: help install install-tests demo dist release audit sbom licences test test-all bench storm scaled lint format reference pictures docs lock first-hour bare clean $(addprefix all-,$(PARTS))
+.PHONY: help install install-tests demo dist release audit sbom licences test test-all bench storm scaled faults lint format reference pictures docs lock first-hour bare clean $(addprefix all-,$(PARTS))
 
 BIN := .venv/bin
 ARGS ?=
@@ -69,6 +69,9 @@ storm: install-tests ## random changes and kills for an hour; ARGS='--minutes 5 
 
 scaled: install-tests ## all parts apart as processes, killed under load for ten minutes; ARGS='--minutes 5'
 	$(BIN)/python -m tests.scaled $(ARGS)
+
+faults: install-tests ## faults injected one at a time, each to be named in ten seconds; ARGS='--only slot --verbose'
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: install ## style, spelling, types and the import contract
 	$(BIN)/ruff check .

@@ -1,10 +1,13 @@
-"""docs/operating.md lists every metric with its labels, and no other."""
+"""docs/operating.md lists every metric with its labels, every state, every fault that is injected, and no other."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from headwater.replication.health.model import State
+from tests.faults.catalogue import FAULTS
+from tests.faults.page import PAGE, in_page
 from tests.support.every_metric import families
 
 OPERATING = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
@@ -23,3 +26,14 @@ def test_every_metric_is_documented() -> None:
         name = f"{family.name}_total" if family.type == "counter" else family.name
         exported[name] = set(family.samples[0].labels) - {"le"}
     assert documented() == exported
+
+
+def test_every_state_is_documented() -> None:
+    (section,) = re.findall(r"^\| state \| meaning .*?\n\|[-|]*\n(.*?)\n\n", OPERATING, re.MULTILINE | re.DOTALL)
+    assert {line.split("|")[1].strip() for line in section.splitlines()} == {state.value for state in State}
+
+
+def test_every_fault_is_documented_as_it_is_injected() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) == 40
+    assert in_page(OPERATING) == OPERATING, f"run make faults ARGS=--write, which writes {PAGE.name}"
+    assert all(f"\n| {fault.name} |" in OPERATING for fault in FAULTS)
