@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -11,6 +13,11 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from headwater.source.upload.apply import Uploads as Uploaded
+from headwater.source.upload.entries import Device as Sender
+from headwater.source.upload.entries import entry_of, transaction_of
+from headwater.source.upload.errors import TryLater
+from headwater.source.upload.json_text import Json
 from tests.support.fix_api import Endpoint
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES, RULE, Uploads, delete, patch, put
@@ -32,6 +39,36 @@ def test_a_lock_that_lasts_makes_the_device_come_again(source_db: SourceDb, uplo
         other.rollback()
     assert source_db.fetch("select count(*) from headwater_upload.dead_letters") == [(0,)]
     assert device.answers(change)[0]["outcome"] == "applied"
+
+
+def test_those_behind_a_locked_table_do_not_keep_the_connections(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads]
+) -> None:
+    source_db.execute(NOTES)
+    settings = uploads_of({"notes": RULE}, statement_timeout=1, max_connections=10).settings
+
+    async def told(taking: Uploaded, users: str) -> list[str]:
+        takes = []
+        for user in users:
+            row: dict[str, Json] = {"op": "PUT", "type": "notes", "id": user, "data": {"owner": user, "title": "x"}}
+            sender = Sender(user, "c", json.dumps({"sub": user}))
+            takes.append(taking.take(sender, transaction_of([entry_of(1, row)])))
+        answers = await asyncio.gather(*takes, return_exceptions=True)
+        return [each.what if isinstance(each, TryLater) else str(each) for each in answers]
+
+    async def run() -> None:
+        taking = Uploaded(settings)
+        with psycopg.connect(source_db.dsn) as other:
+            other.execute("lock table notes")
+            assert ["55P03" in each for each in await told(taking, "a")] == [True]
+            assert ["55P03" in each for each in await told(taking, "ab")] == [True, True]
+            assert ["55P03" in each for each in await told(taking, "abcdef")] == [True] + [False] * 5
+            other.rollback()
+        assert "APPLIED" in (await told(taking, "a"))[0]
+        assert ["APPLIED" in each for each in await told(taking, "bcdef")] == [True] * 5
+        await taking.close()
+
+    asyncio.run(run())
 
 
 def test_a_deadlock_is_tried_again_by_itself(uploads: Uploads) -> None:

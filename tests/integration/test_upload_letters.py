@@ -224,6 +224,10 @@ CASES = {
                      data={"title": "x"}),
     "needy": Case("(id text primary key, t text, must text not null)", "needs a value for column must",
                   {"columns": frozenset({"t"})}),
+    "unset": Case("(id text primary key, t text)", "can't set column id to null",
+                  {"null_when_absent": frozenset({"id"})}),
+    "barred": Case("(id text primary key, t text, n int)", "does not let devices write column n",
+                   {"columns": frozenset({"t"}), "null_when_absent": frozenset({"n"})}),
     "numbered": Case("(id text primary key, t text, n serial)", fails=False),
     "foreign_type": Case("(id text primary key, t text, e hidden.mood)", "permission denied for schema hidden",
                          {"conflict": Conflict.REJECT_CHANGED}, data={}),
@@ -371,9 +375,10 @@ def test_status_names_what_uploads_wait_for(uploads: Uploads, upload: Command) -
     for command in (("source", "status"), ("doctor",)):
         told = upload(*command).out
         assert (
-            f"[HW_6118] the table has no column lost (public.notes): uploads of 1 device wait since {since} UTC" in told
+            f'[HW_6118] the table has no column "lost" (public.notes): uploads of 1 device wait since {since} UTC'
+            in told
         )
-        assert "ALTER TABLE public.notes ADD COLUMN lost" in told
+        assert 'ALTER TABLE "public"."notes" ADD COLUMN "lost"' in told
     uploads.db.execute("alter table notes add lost int")
     assert device.answers(sent)[0]["outcome"] == "applied"
     assert "HW_6118" not in upload("source", "status").out

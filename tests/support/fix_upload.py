@@ -135,7 +135,7 @@ def uploads_of(
         login = SourceSettings(
             host=info.host, port=info.port, database=source_db.name, user=info.user, sslmode="disable"
         )
-        made = replace(UploadSettings(login, upload_role, tables), **settings)
+        made = replace(UploadSettings(login, upload_role, tables, wait_seconds=0), **settings)
         assert server is not None
         prepare_uploads(made)
         return Uploads(source_db, made, start_endpoint(memory_store, upload=made), make_token)

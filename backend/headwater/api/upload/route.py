@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
@@ -29,7 +31,7 @@ from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.errors import Refused
 from headwater.source.upload.letters import waiting_of
-from headwater.source.upload.settings import UploadSettings
+from headwater.source.upload.settings import WAIT_SECONDS, UploadSettings
 
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
 """How many bodies of the largest size may be held at once, or as many bytes of other large ones, in all and of a
@@ -47,6 +49,10 @@ MOST_TOLD = 100
 Done = TypeVar("Done")
 
 
+MOST_WAITING = 10_000
+"""How many devices are remembered that wait for somebody to mend something."""
+
+
 class UploadLaterError(ApiError):
     """The source can't apply the upload now. What was applied of it is recorded, so the same can be sent again."""
 
@@ -62,7 +68,7 @@ class UploadWaitsError(ApiError):
     kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6131"
     status: ClassVar[int] = 503
-    retry_after: ClassVar[int] = 30
+    retry_after: ClassVar[int] = WAIT_SECONDS
 
 
 class UploadRoute:
@@ -75,6 +81,7 @@ class UploadRoute:
         self._settings = settings
         self._uploads = Uploads(settings)
         self.unknown_columns = self._uploads.unknown_columns
+        self._waiting = _Waiting(settings.wait_seconds)
         self._working = asyncio.Semaphore(settings.max_connections)
         self._parsing_large = _Turns(LARGE, 1)
         self._holding_huge = _Turns(HUGE, MOST_HUGE)
@@ -103,6 +110,8 @@ class UploadRoute:
             async with self._parsed(request, user.user_id, body) as upload:
                 device = Device(user.user_id, upload.client_id, _claims(user), upload.app_version)
                 answers: list[dict[str, object]] = []
+                if (wait := self._waiting.of(device, upload.transactions)) is not None:
+                    return error_response(self._waits(wait), {"transactions": answers})
                 for transaction in upload.transactions:
                     await _stay(request)
                     try:
@@ -146,26 +155,69 @@ class UploadRoute:
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
         """Apply one transaction and return its part of the answer. Raises UploadLaterError or UploadWaitsError when the
         device should send it again."""
-        outcome = await self._or_later(device, self._uploads.take(device, transaction))
+        outcome = await self._or_later(device, self._uploads.take(device, transaction), transaction)
         answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
         if outcome.reason is not None:
             self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
             answer |= {"dead_letter": outcome.letter, "error": told(outcome.reason, transaction)}
         return answer
 
-    async def _or_later(self, device: Device, work: Awaitable[Done]) -> Done:
+    async def _or_later(
+        self, device: Device, work: Awaitable[Done], transaction: ClientTransaction | None = None
+    ) -> Done:
         try:
             return await work
         except HeadwaterError as error:
             # the inner error is for the log only
             if error.kind is not Kind.RETRY:
                 cause = f"{error.where} {error.sqlstate if isinstance(error, Refused) else ''}"
-                facts = {"reason": str(error), "app_version": device.app_version or None}
-                self._refusals.note(error.code, None, "uploads wait", facts, logging.ERROR, cause)
-                what = f"the app's server has to be mended before this can be applied ({error.code})"
-                raise UploadWaitsError(what, fix="send the same again later") from error
+                wait = _Wait(error.code, cause, {"reason": str(error), "app_version": device.app_version or None})
+                if transaction is not None:
+                    self._waiting.note(device, transaction, wait)
+                raise self._waits(wait) from error
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
             raise UploadLaterError("the source can't apply the upload now", fix="send the same again") from error
+
+    def _waits(self, wait: _Wait) -> UploadWaitsError:
+        self._refusals.note(wait.code, None, "uploads wait", wait.facts, logging.ERROR, wait.cause)
+        what = f"the app's server has to be mended before this can be applied ({wait.code})"
+        return UploadWaitsError(what, fix="send the same again later")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a device waits for that somebody has to mend. The log has a line for each code and cause."""
+
+    code: str
+    cause: str
+    facts: Mapping[str, object]
+
+
+class _Waiting:
+    """Devices that wait until somebody mends something. One that comes back within `seconds`, before it was told to,
+    is answered without the source: so many that wait do not keep its connections busy."""
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+        self._known: dict[bytes, tuple[bytes, float, _Wait]] = {}
+
+    def of(self, device: Device, transactions: Sequence[ClientTransaction]) -> _Wait | None:
+        """What one of these was lately found to wait for. Those before it were dealt with then, in the same order."""
+        identity, until, wait = self._known.get(device.key, (b"", 0.0, None))
+        if wait is None or time.monotonic() >= until:
+            return None
+        return wait if any(_identity(each) == identity for each in transactions) else None
+
+    def note(self, device: Device, transaction: ClientTransaction, wait: _Wait) -> None:
+        """Remember what the transaction waits for."""
+        self._known.pop(device.key, None)
+        if len(self._known) >= MOST_WAITING:
+            del self._known[next(iter(self._known))]
+        self._known[device.key] = (_identity(transaction), time.monotonic() + self._seconds, wait)
+
+
+def _identity(transaction: ClientTransaction) -> bytes:
+    return b"%d %d %b" % (transaction.first_op, transaction.last_op, transaction.digest)
 
 
 class _Turns:

@@ -7,7 +7,8 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -51,6 +52,7 @@ FORGET_AT_ONCE = 100
 _FORGET_EVERY_SECONDS = 3600.0
 
 _LOST_A_RACE = ("40001", "40P01")
+_TIME_OUTS = ("55P03", "57014")
 _UNIQUE = "23505"
 _log = logging.getLogger(__name__)
 
@@ -75,12 +77,47 @@ class Outcome:
     reason: Reason | None = None
 
 
+class SlowTables:
+    """Tables whose writes ran into a time limit, as those to a locked table do. While two or more users have met that
+    and nobody got through since, one transaction at a time tries again, so that others have the connections."""
+
+    def __init__(self) -> None:
+        self._held_up: dict[str, set[str]] = {}
+        self._trying: set[str] = set()
+
+    @contextmanager
+    def turn(self, user_id: str, tables: Collection[str]) -> Iterator[None]:
+        """Write to these tables while the context is open. Raises TryLater when another transaction tries already."""
+        slow = {name for name in tables if len(self._held_up.get(name, ())) > 1}
+        if taken := slow & self._trying:
+            raise TryLater(f"others wait already to write to {min(taken)}", fix=_SEND_AGAIN)
+        self._trying |= slow
+        try:
+            yield
+        except HeadwaterError as error:
+            if isinstance(error, TooSlow) or (isinstance(error, TryLater) and error.held_up):
+                for name in tables:
+                    self._held_up.setdefault(name, set()).add(user_id)
+            elif isinstance(error, Refused):
+                self._through(tables)
+            raise
+        else:
+            self._through(tables)
+        finally:
+            self._trying -= slow
+
+    def _through(self, tables: Iterable[str]) -> None:
+        for name in tables:
+            self._held_up.pop(name, None)
+
+
 class Uploads:
     """Applies uploaded transactions. Not thread-safe: use it in one event loop."""
 
     def __init__(self, settings: UploadSettings) -> None:
         self._settings = settings
         self._connections = Connections(settings)
+        self._slow = SlowTables()
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._forgetting: asyncio.Task[None] | None = None
         self._forget_at = 0.0
@@ -103,8 +140,11 @@ class Uploads:
         NotPrepared, UnsafeRole or SourceRefused when somebody has to mend something first. Then nothing was written.
         """
         self._forget_now_and_then()
+        types = [entry.fields.get("type") for entry in transaction.entries]
+        tables = {name for name in types if isinstance(name, str) and name in self._settings.tables}
         try:
-            return await self._applied(device, transaction)
+            with self._slow.turn(device.sub, tables):
+                return await self._applied(device, transaction)
         except Refused as refusal:
             why = refusal
         if isinstance(why, Waits) and not await self._waited(device, transaction, why):
@@ -140,11 +180,13 @@ class Uploads:
                     raise refused_by_postgres(error) from None
                 again = (conn is not None and conn.closed) or error.sqlstate in _LOST_A_RACE
                 if attempt == ATTEMPTS or not again:
-                    raise TryLater(f"the source can't apply it now: {name_of(error)}", fix=_SEND_AGAIN) from None
+                    later = TryLater(f"the source can't apply it now: {name_of(error)}", fix=_SEND_AGAIN)
+                    later.held_up = error.sqlstate in _TIME_OUTS
+                    raise later from None
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
 
     async def _apply(self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction) -> Outcome:
-        async with conn.transaction():
+        async with _limited(self._settings.statement_timeout), conn.transaction():
             await begin(conn, self._settings)
             client = await ledger.open_client(conn, self._settings, device)
             known = await ledger.known(conn, client, transaction)
@@ -157,8 +199,7 @@ class Uploads:
                 async with asyncio.timeout(SECONDS):
                     writes = await write_all(conn, self._settings, device, known.new)
             except TimeoutError:
-                fix = "have the app write less in one transaction, or look which trigger or policy takes so long"
-                raise TooSlow(f"the writes of the transaction take more than {SECONDS:.0f} s", fix=fix) from None
+                raise _too_slow(f"the writes of the transaction take more than {SECONDS:.0f} s") from None
             passing("upload.before_commit")
         passing("upload.after_commit")
         self._count_unknown(device, writes)
@@ -212,6 +253,24 @@ class Uploads:
 
 
 _SEND_AGAIN = "send it again"
+
+
+@asynccontextmanager
+async def _limited(seconds: int) -> AsyncIterator[None]:
+    """Raise TooSlow where Postgres ends a statement for its time limit. It says the same of one that somebody else
+    ended, which passes."""
+    began = time.monotonic()
+    try:
+        yield
+    except psycopg.errors.QueryCanceled:
+        if time.monotonic() - began < seconds:
+            raise
+        raise _too_slow(f"a statement of the transaction takes more than {seconds} s") from None
+
+
+def _too_slow(what: str) -> TooSlow:
+    fix = "have the app write less in one transaction, or look which trigger or policy takes so long"
+    return TooSlow(what, fix=fix, seconds=SECONDS)
 
 
 async def write_all(

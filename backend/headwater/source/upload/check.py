@@ -18,7 +18,7 @@ from headwater.source.readiness.finding import Finding
 from headwater.source.upload import held, ledger, statements
 from headwater.source.upload.connections import Connections, become, begin
 from headwater.source.upload.entries import Device, entry_of, transaction_of
-from headwater.source.upload.errors import NotPrepared, Refused
+from headwater.source.upload.errors import Mender, NotPrepared, Refused, mender_of
 from headwater.source.upload.prepare import Need, needs_of
 from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings
 from headwater.source.upload.shape import TableShape, read_shapes
@@ -200,13 +200,19 @@ def _of_columns(rule: TableRule, table: _Table, columns: dict[str, _Column]) -> 
     if unknown := [name for name in named if name not in columns]:
         what = f"has no {_listed(unknown, 'column')}, though upload.tables does"
         yield _told(rule, what, "correct what it says of the table, such as `columns`")
+    if keys := sorted(rule.null_when_absent.intersection(table.key)):
+        what = f"can't set {_listed(keys, 'column')} to null, which is its key, so that every PUT is refused"
+        yield _told(rule, what, "take that out of `null_when_absent`")
     if rule.columns is None:
         return
+    given = {*rule.columns, *table.key}
+    if barred := sorted(({*rule.null_when_absent, *(new for _, new in rule.renamed)} & columns.keys()) - given):
+        what = f"does not let devices write {_listed(barred, 'column')}, which `null_when_absent` or `map` writes"
+        yield _told(rule, what, "name that in `columns` too")
     if made := [name for name in sorted(rule.columns & columns.keys()) if not columns[name].writable]:
         yield _told(rule, f"makes {_listed(made, 'column')} itself", "take that out of `columns`")
     if Operation.INSERT not in rule.operations:
         return
-    given = {*rule.columns, *table.key}
     unfilled = [
         column.name
         for column in columns.values()
@@ -305,9 +311,6 @@ async def _try_table(conn: psycopg.AsyncConnection, rule: TableRule, columns: Se
     return found
 
 
-_PASSING = ("40", "53", "55P03", "57")
-"""SQLSTATEs of what passes: deadlocks, resources, locks, time-outs."""
-
 _OF_VALUES = ("22", "23", "P0")
 """SQLSTATEs by which Postgres refuses not the statement but the nulls in it, or claims that are missing."""
 
@@ -342,7 +345,7 @@ def _writes(shape: TableShape, columns: Sequence[_Column]) -> Iterator[Statement
 def _refused(where: str, error: psycopg.Error) -> Finding:
     said = error.diag.message_primary or type(error).__name__
     what = f"uploads: Postgres refuses what devices may write to {where}: {said} ({error.sqlstate})"
-    if (error.sqlstate or "").startswith(_PASSING):
+    if mender_of(error) is Mender.NOBODY:
         return Finding(UNFIT, f"uploads: {where} could not be tried: {said} ({error.sqlstate})", "try it again")
     return Finding(UNFIT, what, _FIXES.get(error.sqlstate or "", "change the table, or what upload.tables allows"))
 

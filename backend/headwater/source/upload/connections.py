@@ -87,7 +87,9 @@ class Connections:
 async def begin(conn: psycopg.AsyncConnection, settings: UploadSettings) -> None:
     """Set search path, formats, time zone and timeouts for the rest of the open transaction."""
     path = ", ".join([sql.Identifier(name).as_string(conn) for name in settings.search_path])
-    timeouts = [f"{settings.statement_timeout}s", f"{settings.lock_timeout}s", f"{IDLE_SECONDS}s"]
+    # The wait for a lock ends first: it passes, but what takes a statement too long does not
+    lock_ms = min(settings.lock_timeout * 1000, settings.statement_timeout * 500)
+    timeouts = [f"{settings.statement_timeout}s", f"{lock_ms}ms", f"{IDLE_SECONDS}s"]
     # If pg_temp were not named, Postgres would search it first, and temporary tables would hide real ones
     await conn.execute(_SETTINGS, [f"{path}, pg_temp" if path else "pg_temp", *timeouts])
 

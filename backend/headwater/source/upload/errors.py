@@ -160,13 +160,18 @@ class WriteFailed(Waits):
 
 
 class TooSlow(Waits):
-    """The writes of one transaction take longer than the time limit. It is tried twice, and then parked."""
+    """The writes of one transaction, or a statement of them, take longer than the time limit. It is tried again, and
+    parked when that fails `seconds` or more after the first time: a source that is slow for a moment is no reason."""
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_6119"
 
+    def __init__(self, what: str, *, fix: str, seconds: float) -> None:
+        super().__init__(what, fix=fix)
+        self._seconds = seconds
+
     def is_over(self, held: Held, park_after_hours: int) -> bool:
-        return held.tries > 1
+        return held.tries > 1 and held.hours * 3600 >= self._seconds
 
 
 class NotPrepared(HeadwaterError):
@@ -203,6 +208,7 @@ class TryLater(HeadwaterError):
 
     kind: ClassVar[Kind] = Kind.RETRY
     code: ClassVar[str] = "HW_6130"
+    held_up: bool = False  # it waited for a lock, or ran, for as long as it may
 
 
 class Mender(Enum):
@@ -249,7 +255,9 @@ def mender_of(error: psycopg.Error, nulls: Container[str] = ()) -> Mender:
         return Mender.NOBODY
     if diag.source_function in (_RAISED, _POLICY):
         return Mender.USER
-    if state == "23502" and diag.column_name not in nulls:  # the device does not send it, and it has no default
+    if (
+        state == MUST_NOT_BE_NULL and diag.column_name not in nulls
+    ):  # the device does not send it, and it has no default
         return Mender.OPERATOR
     if state == "23514" and diag.constraint_name is None:  # no partition takes the row
         return Mender.OPERATOR
@@ -261,21 +269,32 @@ def refused_by_postgres(
 ) -> PostgresRefused | WriteFailed:
     """Turn an error of Postgres that does not pass into ours. `what` names only the condition, and objects of the
     schema; `said` is Postgres' own message, which may contain a value of the row."""
-    diag, said, context = error.diag, error.diag.message_primary or "", error.diag.context or ""
-    names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name)
-    place = ".".join(name for name in names if name)
-    state = error.sqlstate or ""
+    said, context = error.diag.message_primary or "", error.diag.context or ""
+    place, state = _place(error), error.sqlstate or ""
     if mender_of(error, nulls) is Mender.USER:
-        kind = AppRefused if diag.source_function == _RAISED else PostgresRefused
-        return kind(f"Postgres refused the write: {name_of(error)}", place, sqlstate=state, said=said, op_id=op_id)
+        return refused_for_values(error, op_id)
     # messages of class 42 name objects of the schema, and no values unless a function made SQL of them
-    named, said = (f": {said}", "") if state.startswith("42") and "EXECUTE" not in context else ("", said)
+    named, said = (f": {printable(said)}", "") if state.startswith("42") and "EXECUTE" not in context else ("", said)
     what = f"Postgres can't do this write: {name_of(error)}{named}"
     fix = _FIXES.get(state, _MEND).format(table=place or table)
     failed = WriteFailed(what, table or place, fix, sqlstate=state, said=said, op_id=op_id)
     if verb := re.search(r"\b(insert|update|delete)\b", context, re.IGNORECASE):
         failed.verb = verb[0].upper()
     return failed
+
+
+def refused_for_values(error: psycopg.Error, op_id: int | None) -> PostgresRefused:
+    """An error of Postgres that the user has to know."""
+    kind = AppRefused if error.diag.source_function == _RAISED else PostgresRefused
+    what, said = f"Postgres refused the write: {name_of(error)}", error.diag.message_primary or ""
+    return kind(what, _place(error), sqlstate=error.sqlstate or "", said=said, op_id=op_id)
+
+
+def _place(error: psycopg.Error) -> str:
+    """What of the schema the error is about, if it says so."""
+    diag = error.diag
+    names = (diag.schema_name, diag.table_name, diag.constraint_name or diag.column_name or diag.datatype_name)
+    return ".".join(name for name in names if name)
 
 
 def failed_in_policy(error: psycopg.Error, table: str, op_id: int) -> WriteFailed:
@@ -285,19 +304,28 @@ def failed_in_policy(error: psycopg.Error, table: str, op_id: int) -> WriteFaile
     return WriteFailed(what, table, fix, sqlstate=error.sqlstate or "", op_id=op_id)
 
 
-UNREADABLE: Final = ("22P02", "22007", "22008")
-"""A text could not be read as a value of some type: as a rule one of the write's values."""
+UNREADABLE: Final = ("22P02", "22007", "22008", "22023")
+"""A text could not be read as a value of some type, or a value had the wrong form: as a rule one of the write's."""
+
+MUST_NOT_BE_NULL: Final = "23502"
+NOT_ALLOWED: Final = "42501"
 
 _MEND: Final = "mend the table's policies, triggers, defaults or functions"
 _FIXES: Final = {
-    "23502": "give the column {table} a default (ALTER TABLE … ALTER COLUMN … SET DEFAULT …), or have the app send it",
+    MUST_NOT_BE_NULL: "give the column {table} a default (ALTER TABLE … ALTER COLUMN … SET DEFAULT …), or have the app"
+    " send it",
     "23514": "create the partition that takes the row (CREATE TABLE … PARTITION OF {table} …)",
-    "42501": "grant the upload role what it lacks",
+    NOT_ALLOWED: "grant the upload role what it lacks",
     "42704": "create it; a setting that a policy reads may be missing with current_setting(…, true)",
     "42883": "create the function again, or correct the policy, trigger or default that calls it",
     "42P17": "mend the policies that need each other; a SECURITY DEFINER function ends the recursion",
     "2200H": "ALTER SEQUENCE … MAXVALUE …, or give the column a larger type",
 }
+
+
+def printable(text: str) -> str:
+    """The text for terminals and logs: characters that are not printable are escaped."""
+    return "".join([each if each.isprintable() else ascii(each)[1:-1] for each in text])
 
 
 def name_of(error: psycopg.Error) -> str:

@@ -42,14 +42,19 @@ on conflict (client) do update set
 returning tries, (extract(epoch from now() - since) / 3600)::float8
 """
 
-# An operator is told of what devices still send
+# An operator is told of what devices still send. A user may have many of them and choose what they lack, so what many
+# users wait for comes first, and of each table something
 _CAUSES = """
-select w.code, w.place, w.what, w.fix, count(*), to_char(min(w.since) at time zone 'UTC', 'YYYY-MM-DD HH24:MI'),
-       to_char(max(w.tried_at) at time zone 'UTC', 'YYYY-MM-DD HH24:MI'),
-       (array_agg(distinct w.app_version) filter (where w.app_version <> ''))[:5]
-from headwater_upload.waiting w join headwater_upload.clients c using (client)
-where w.last_op > c.highest_op and w.tried_at > now() - interval '1 day'
-group by w.code, w.place, w.what, w.fix order by count(*) desc limit 20
+select code, place, what, fix, devices, since, tried, versions from (
+  select w.code, w.place, w.what, w.fix, count(*) as devices, count(distinct c.sub) as users,
+         to_char(min(w.since) at time zone 'UTC', 'YYYY-MM-DD HH24:MI') as since,
+         to_char(max(w.tried_at) at time zone 'UTC', 'YYYY-MM-DD HH24:MI') as tried,
+         (array_agg(distinct w.app_version) filter (where w.app_version <> ''))[:5] as versions,
+         row_number() over (partition by w.code, w.place order by count(distinct c.sub) desc, min(w.since)) as number
+  from headwater_upload.waiting w join headwater_upload.clients c using (client)
+  where w.last_op > c.highest_op and w.tried_at > now() - interval '1 day'
+  group by w.code, w.place, w.what, w.fix) causes
+where number <= 5 order by number, users desc limit 50
 """
 
 # Which of these names the role may not use: Postgres names one in the message, in the language of the server, and
@@ -85,7 +90,7 @@ async def hold(
     """Record that the device's transaction waits for this, and return for how long it has. Gives the cause the
     statement that mends it, where it is a missing grant."""
     if isinstance(cause, WriteFailed) and cause.sqlstate == "42501":
-        asked = [settings.role, cause.verb, re.findall(r"[^\s\"'«»„“”‘’、「」]+", cause.what)]
+        asked = [settings.role, cause.verb, _named(cause.what)]
         grant = await (await conn.execute(_ASKED + _LACKING, asked)).fetchone()
         cause.fix = cause.fix if grant is None else f"run {grant[0]}"
     told = [cause.code, cause.where, cause.what, cause.fix, device.app_version]
@@ -96,10 +101,23 @@ async def hold(
     return Held(*row)
 
 
+def _named(what: str) -> list[str]:
+    """The words of a message that may name what the role may not use: in English the last ones, since the others may
+    be names of tables too."""
+    if _DENIED not in what:
+        return re.findall(r"[^\s\"'«»„“”‘’、「」]+", what)
+    named = re.search(rf"{_DENIED} (?:\w+ )?{_KINDS} (.+)", what)
+    return [named[1]] if named else []
+
+
+_DENIED = "permission denied for"
+_KINDS = "(?:table|view|sequence|schema|function|procedure)"
+
+
 def waiting(settings: UploadSettings) -> list[Finding]:
     """What uploads wait for, and somebody has to mend: one finding for each cause. Raises SourceUnreachable or
     SourceRefused."""
-    with connect(settings.login) as conn, source_errors(settings.login):
+    with connect(settings.login) as conn, source_errors(settings.login), prepared():
         is_there = conn.execute("select to_regclass('headwater_upload.waiting') is not null").fetchone()
         rows = conn.execute(_CAUSES).fetchall() if is_there == (True,) else []
     return [_finding(*row) for row in rows]

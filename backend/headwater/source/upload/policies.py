@@ -7,6 +7,7 @@ be fine, or be a refusal. So the batch is undone and done again, this time looki
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from headwater.failpoints import passing
 from headwater.source.upload import statements
 from headwater.source.upload.entries import Write, WriteKind
 from headwater.source.upload.errors import (
+    MUST_NOT_BE_NULL,
+    NOT_ALLOWED,
     UNREADABLE,
     BadEntry,
     ChangedMeanwhile,
@@ -26,10 +29,12 @@ from headwater.source.upload.errors import (
     Refused,
     RowGone,
     TableNotReady,
+    WriteFailed,
     WriteNotAllowed,
     failed_in_policy,
     mender_of,
     refused_by_postgres,
+    refused_for_values,
 )
 from headwater.source.upload.json_text import read_json, write_json
 from headwater.source.upload.settings import Conflict, Operation, TableRule
@@ -41,6 +46,8 @@ BATCH = 500
 
 _BEGIN = "savepoint batch"
 _UNDO = "rollback to savepoint batch"
+_END = "set constraints all immediate"
+"""Runs what is deferred until the commit, to which no time limit of a statement applies."""
 
 _NEEDED = {
     WriteKind.PUT: Operation.INSERT,
@@ -61,6 +68,21 @@ select case when row_security_active(c.oid) and not exists (
 from pg_class c left join pg_policy p on p.polrelid = c.oid and p.polcmd::text in ('*', %(command)s)
   and (p.polroles = '{0}' or exists (select from unnest(p.polroles) as r where pg_has_role(r, 'USAGE')))
 where c.oid = %(table)s group by c.oid
+"""
+
+_COMPUTED = """
+select pg_get_expr(conbin, conrelid) from pg_constraint where conrelid = %(table)s and contype = 'c'
+union all
+select pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d
+  join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum and a.attgenerated <> ''
+where d.adrelid = %(table)s
+union all
+select e from pg_index, unnest(array[pg_get_expr(indexprs, indrelid), pg_get_expr(indpred, indrelid)]) e
+where indrelid = %(table)s and e is not null
+"""
+
+_IS_TRIGGER = """
+select exists (select from pg_proc p where p.prorettype = 'trigger'::regtype and p.oid::regprocedure::text = any(%s))
 """
 
 _Permissions = Mapping[tuple[int, WriteKind], str]
@@ -121,18 +143,23 @@ async def apply_writes(conn: psycopg.AsyncConnection, writes: Sequence[tuple[Tab
     failed, or psycopg.Error for what passes."""
     for start in range(0, len(writes), BATCH):
         batch = writes[start : start + BATCH]
+        end = _END if start + BATCH >= len(writes) else ""
         try:
-            await _attempt(conn, batch, None)
+            await _attempt(conn, batch, None, end)
         except _ZeroRowsError:
             await conn.execute(_UNDO)
-            await _attempt(conn, batch, await _permissions(conn, {(shape.oid, write.kind) for shape, write in batch}))
+            changes = {(shape.oid, write.kind) for shape, write in batch}
+            await _attempt(conn, batch, await _permissions(conn, changes), end)
 
 
 async def _attempt(
-    conn: psycopg.AsyncConnection, batch: Sequence[tuple[TableShape, Write]], permissions: _Permissions | None
+    conn: psycopg.AsyncConnection,
+    batch: Sequence[tuple[TableShape, Write]],
+    permissions: _Permissions | None,
+    end: str = "",
 ) -> None:
-    """Do the batch. Without `permissions`, raises _ZeroRowsError where a row has to be looked at: it has to be undone
-    then."""
+    """Do the batch, and the statement `end` after it. Without `permissions`, raises _ZeroRowsError where a row has to
+    be looked at: it has to be undone then."""
     sent: list[_Sent] = []
     try:
         async with conn.pipeline() as pipeline:
@@ -147,6 +174,8 @@ async def _attempt(
                     await pipeline.sync()  # an earlier write that failed is the reason
                     raise
                 passing("upload.after_write")
+            if end:
+                await conn.execute(end.encode())
     except psycopg.Error as error:
         failed = next((each for each in sent if each.failed), None)
         if failed is None or mender_of(error) is Mender.NOBODY:
@@ -158,20 +187,45 @@ async def _attempt(
 
 
 async def _refusal(conn: psycopg.AsyncConnection, failed: _Sent, error: psycopg.Error) -> Refused:
-    """The refusal of a write that failed. Where a text could not be read as some type, looks whether it was one of the
-    write's: if not, it was in a policy."""
+    """The refusal of a write that failed. Looks whether its values fail in the same way by themselves: if so, it is for
+    the user, and else something that the write met, such as a policy."""
     shape, values = failed.shape, failed.values
     table, nulls = shape.rule.qualified_name, {name for name, value in values.items() if value is None}
-    refusal = refused_by_postgres(error, table, nulls, failed.write.op_id)
-    if error.sqlstate not in UNREADABLE or "PL/pgSQL" in (error.diag.context or ""):
+    refusal, op_id = refused_by_postgres(error, table, nulls, failed.write.op_id), failed.write.op_id
+    if error.sqlstate == NOT_ALLOWED or not (error.sqlstate in UNREADABLE or isinstance(refusal, WriteFailed)):
         return refusal
-    fit = statements.fit(shape, failed.write.row_id, values, failed.old or {})
     await conn.execute(_UNDO)
+    is_policys = error.sqlstate in UNREADABLE and not (_in_function(failed) or await _is_of_trigger(conn, error))
+    # the other columns are null here, which not every type takes
+    computed = [] if error.sqlstate == MUST_NOT_BE_NULL else await _computed(conn, shape)
+    fit = statements.fit(shape, failed.write.row_id, values, failed.old or {}, computed)
     try:
         await conn.execute(fit.query, fit.parameters)
-    except (psycopg.DataError, psycopg.IntegrityError):
+    except psycopg.Error as of_values:
+        if of_values.sqlstate == error.sqlstate:
+            return refused_for_values(error, op_id)
+        if mender_of(of_values) is Mender.NOBODY:
+            raise
         return refusal
-    return failed_in_policy(error, table, failed.write.op_id)
+    return failed_in_policy(error, table, op_id) if is_policys else refusal
+
+
+def _in_function(failed: _Sent) -> bool:
+    """Whether a write failed before any of it was sent, in its conflict function."""
+    return failed.shape.rule.conflict is Conflict.FUNCTION and not failed.changes
+
+
+async def _is_of_trigger(conn: psycopg.AsyncConnection, error: psycopg.Error) -> bool:
+    """Whether a trigger function failed, as one does that reads a value of the row in its own way."""
+    called = re.findall(r"((?:[\w.]|\"[^\"]+\")+\(\))", error.diag.context or "")
+    row = await (await conn.execute(_IS_TRIGGER, [called])).fetchone()
+    return row == (True,)
+
+
+async def _computed(conn: psycopg.AsyncConnection, shape: TableShape) -> list[str]:
+    """The expressions that Postgres computes for a row of the table, besides those of policies and defaults."""
+    rows = await (await conn.execute(_COMPUTED, {"table": shape.oid})).fetchall()
+    return [str(expression) for (expression,) in rows]
 
 
 async def _permissions(conn: psycopg.AsyncConnection, changes: Iterable[tuple[int, WriteKind]]) -> _Permissions:

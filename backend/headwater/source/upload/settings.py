@@ -8,6 +8,9 @@ from enum import Enum
 
 from headwater.source.connect import SourceSettings
 
+WAIT_SECONDS = 30
+"""When a device is told to come again that waits until somebody mends something."""
+
 
 class Operation(Enum):
     """What a device may do to rows of a table."""
@@ -62,7 +65,8 @@ class UploadSettings:
     """Settings of uploads. `login` connects and keeps the records; each transaction then switches to `role` to write.
     `tables` has the rules by the client's name of a table. Timeouts are in seconds, limits are per process. At least
     the last `window` ops of a device, and all of the last `keep_days` days, are remembered, until the device has sent
-    nothing for `forget_days`."""
+    nothing for `forget_days`. For a device that waits until somebody mends something, the source is not asked again
+    within `wait_seconds`."""
 
     login: SourceSettings
     role: str
@@ -81,3 +85,4 @@ class UploadSettings:
     forget_days: int = 180
     window: int = 10_000
     park_after_hours: int = 24
+    wait_seconds: int = WAIT_SECONDS

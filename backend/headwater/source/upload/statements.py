@@ -82,12 +82,13 @@ def is_writable(shape: TableShape, name: str) -> bool:
 
 def unknown_column(shape: TableShape, name: str) -> UnknownColumn:
     """The error of a write to a column that can't be written."""
-    table = shape.rule.qualified_name
+    rule, column = shape.rule, sql.Identifier(shown(name)).as_string()  # a device may have chosen it to be run as SQL
     if name in shape.columns:
-        what, fix = f"Postgres alone writes column {shown(name)}", "have the app leave it out"
+        what, fix = f"Postgres alone writes column {column}", "have the app leave it out"
     else:
-        what, fix = f"the table has no column {shown(name)}", f"run ALTER TABLE {table} ADD COLUMN {shown(name)} …"
-    return UnknownColumn(what, table, f"{fix}, or set unknown_columns for the table in upload.tables")
+        table = sql.Identifier(rule.schema, rule.name).as_string()
+        what, fix = f"the table has no column {column}", f"run ALTER TABLE {table} ADD COLUMN {column} …"
+    return UnknownColumn(what, rule.qualified_name, f"{fix}, or set unknown_columns for the table in upload.tables")
 
 
 def without_key(shape: TableShape, row_id: str, values: Values) -> tuple[dict[str, Json], Statement | None]:
@@ -159,12 +160,25 @@ def look(shape: TableShape, row_id: str, old: Values | None, permission: str) ->
     return Statement(query, (*same.parameters, *where.parameters))
 
 
-def fit(shape: TableShape, row_id: str, *given: Values) -> Statement:
-    """Read the row's id and the given values as the types of their columns, which fails unless they are."""
-    values = [pair for each in (key_values(shape, row_id), *given) for pair in each.items()]
-    bound = [typed(shape.columns[name], value) for name, value in values]
-    listed = sql.SQL(", ").join([expression for expression, _ in bound])
-    return Statement(sql.SQL("select {}").format(listed), tuple(text for _, text in bound))
+def fit(shape: TableShape, row_id: str, values: Values, old: Values, expressions: Sequence[str] = ()) -> Statement:
+    """Read the row's id and the given values as the types of their columns, and compute expressions over a row of
+    them, as the catalog writes these. Fails unless all of that can be done."""
+    key = key_values(shape, row_id)
+    given = [typed(shape.columns[name], value) for each in (values, old) for name, value in each.items()]
+    row = [(name, typed(column, {**values, **key}.get(name))) for name, column in shape.columns.items()]
+    if not expressions:
+        row = [(name, bound) for name, bound in row if name in key]
+    columns = [sql.SQL("{} as {}").format(expression, named(name)) for name, (expression, _) in row]
+    query = sql.SQL("select {} from (select {}) as {}").format(
+        sql.SQL(", ").join([sql.SQL("*"), *(expression for expression, _ in given), *map(_computed, expressions)]),
+        sql.SQL(", ").join(columns),
+        named(shape.rule.name),
+    )
+    return Statement(query, (*(text for _, text in given), *(text for _, (_, text) in row)))
+
+
+def _computed(expression: str) -> sql.SQL:
+    return sql.SQL(f"({expression})".replace("%", "%%"))
 
 
 def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Statement:
