@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psycopg
 import pytest
 
+from headwater.source.upload import policies
 from headwater.source.upload.settings import Conflict, TableRule
+from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_upload import ALL, NOTES, Uploads, delete, patch, put
+from tests.support.fix_upload import ALL, NOTES, Entry, Uploads, delete, patch, put
 
 
 def test_the_last_write_wins_by_default(uploads: Uploads) -> None:
@@ -47,6 +52,38 @@ def test_a_changed_row_is_rejected_where_the_policy_says_so(
     tablet.applied(delete("notes", "1", {**seen, "title": "phone", "n": 2}))
     assert tablet.parked(patch("notes", "1", seen, n=2))["code"] == "HW_6113"
     assert uploads.rows(ALL) == []
+
+
+BLOCKED = "select exists (select from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid)))"
+
+
+def test_a_row_that_another_changes_between_look_and_write_is_not_taken_for_a_triggers_work(
+    source_db: SourceDb, uploads_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_db.execute(NOTES + "insert into notes values ('1', 'ann', 'a'), ('2', 'ann', 'a')")
+    strict = TableRule("public", "notes", conflict=Conflict.REJECT_CHANGED)
+    device = uploads_of({"strict": strict, "notes": TableRule("public", "notes")}).device()
+    found = policies._permissions
+
+    def refused(entry: Entry, change: str) -> Any:
+        with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(1) as pool:
+
+            def commit() -> None:
+                wait_until(lambda: other.execute(BLOCKED).fetchone() == (True,), "the upload waits for the other")
+                other.commit()
+
+            async def change_first(*given: Any) -> Any:
+                other.execute(change.encode())
+                pool.submit(commit)
+                return await found(*given)
+
+            monkeypatch.setattr(policies, "_permissions", change_first)
+            return device.parked(delete("notes", "none"), entry)["code"]
+
+    assert (
+        refused(patch("strict", "1", {"title": "a"}, n=1), "update notes set title = 'b' where id = '1'") == "HW_6112"
+    )
+    assert refused(patch("notes", "2", n=1), "delete from notes where id = '2'") == "HW_6113"
 
 
 def test_old_values_tell_nothing_of_columns_that_the_device_may_not_know(

@@ -260,6 +260,8 @@ async def _send(conn: psycopg.AsyncConnection, sent: _Sent, permissions: _Permis
     if rule.conflict is Conflict.REJECT_CHANGED and sent.old is None and write.kind is not WriteKind.PUT:
         raise BadEntry("the entry has no previous values to compare", rule.qualified_name, _TRACK)
     if permissions is not None:
+        if Operation.UPDATE in rule.operations:  # what is seen has to hold until the write, which may wait for others
+            await sent.run(conn, statements.lock(shape, write.row_id))
         look = statements.look(shape, write.row_id, sent.old, permissions[shape.oid, write.kind])
         sent.look = await sent.run(conn, look)
     sent.changes = [await sent.run(conn, statement) for statement in _changes(shape, write, values, sent.old)]

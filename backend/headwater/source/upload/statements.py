@@ -151,6 +151,13 @@ def delete(shape: TableShape, row_id: str, old: Values | None) -> Statement:
     return Statement(sql.SQL("delete from {} where {}").format(_table(shape), where.query), where.parameters)
 
 
+def lock(shape: TableShape, row_id: str) -> Statement:
+    """Keep others from changing the row with this id before the transaction ends, if the user may update it."""
+    where = _where(shape, row_id, None)
+    query = sql.SQL("select from {} where {} for no key update").format(_table(shape), where.query)
+    return Statement(query, where.parameters)
+
+
 def look(shape: TableShape, row_id: str, old: Values | None, permission: str) -> Statement:
     """Select whether the row still has the values of `old`, and whether `permission` holds, an expression over its
     columns as the catalog writes it. Gives no row when the user can't see it, or it is gone."""
