@@ -365,9 +365,15 @@ def test_dead_letters_that_wait_are_told_by_a_check_which_leaves_nothing_behind(
     assert uploads.rows("select client_id from headwater_upload.clients") == before
 
 
+def test_what_passes_is_told_by_a_check_as_such(uploads: Uploads) -> None:
+    uploads.db.execute(f"alter database {uploads.db.name} set default_transaction_read_only = on")
+    (told,) = check_uploads(uploads.settings)
+    assert ("could not be tried" in told.what, "25006" in told.what, told.fix) == (True, True, "try it again")
+
+
 def test_status_names_what_uploads_wait_for(uploads: Uploads, upload: Command) -> None:
     device = uploads.device()
-    sent = device.transaction(put("notes", "1", owner="ann", lost=1))
+    sent = device.transaction(put("notes", "1", owner="ann", **{"lost; --": 1}))
     assert device.post(sent).status_code == 503
     ((since,),) = uploads.rows(
         "select to_char(since at time zone 'UTC', 'YYYY-MM-DD HH24:MI') from headwater_upload.waiting"
@@ -375,11 +381,11 @@ def test_status_names_what_uploads_wait_for(uploads: Uploads, upload: Command) -
     for command in (("source", "status"), ("doctor",)):
         told = upload(*command).out
         assert (
-            f'[HW_6118] the table has no column "lost" (public.notes): uploads of 1 device wait since {since} UTC'
+            f'[HW_6118] the table has no column "lost; --" (public.notes): uploads of 1 device wait since {since} UTC'
             in told
         )
-        assert 'ALTER TABLE "public"."notes" ADD COLUMN "lost"' in told
-    uploads.db.execute("alter table notes add lost int")
+        assert 'ALTER TABLE "public"."notes" ADD COLUMN "lost; --"' in told
+    uploads.db.execute('alter table notes add "lost; --" int')
     assert device.answers(sent)[0]["outcome"] == "applied"
     assert "HW_6118" not in upload("source", "status").out
 

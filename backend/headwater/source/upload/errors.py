@@ -231,7 +231,7 @@ _PASSES: Final = (
 )  # fmt: skip
 
 _OPERATORS: Final = (
-    "03", "09", "0", "20", "21", "24", "25", "26", "27", "28", "2B", "2D", "2F", "3", "42", "F0", "HV", "XX",
+    "0", "20", "21", "24", "25", "26", "27", "28", "2B", "2D", "2F", "3", "42", "F0", "HV", "XX",
     "2200H",  # a sequence is used up
     "54001",  # triggers that call each other without end
     "55", "58",
