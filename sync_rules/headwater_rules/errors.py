@@ -245,6 +245,11 @@ class RuleErrors(Exception):
         self.errors = tuple(errors)
         self.warnings = tuple(warnings)
 
+    @property
+    def findings(self) -> tuple[RuleError, ...]:
+        """Errors, then warnings."""
+        return (*self.errors, *self.warnings)
+
     def __str__(self) -> str:
         count = f"{len(self.errors)} errors" if len(self.errors) != 1 else "an error"
         more = ", …" if len(self.errors) > _IN_ONE_LINE else ""
@@ -260,7 +265,7 @@ class RuleErrors(Exception):
 
     def render(self) -> str:
         """Every finding with its source line underlined, for a terminal."""
-        return "\n\n".join(finding.render() for finding in (*self.errors, *self.warnings))
+        return "\n\n".join(finding.render() for finding in self.findings)
 
 
 class EvaluationError(Exception):

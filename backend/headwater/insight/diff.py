@@ -102,7 +102,7 @@ def compared(
     except RuleErrors as errors:
         if any(each.code is not Code.NOT_SENT for each in errors.errors):
             raise
-        return compile_config(text, advise=advise), (*errors.errors, *errors.warnings)
+        return compile_config(text, advise=advise), errors.findings
     return compiled, compiled.warnings
 
 

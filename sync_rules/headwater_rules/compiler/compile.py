@@ -55,6 +55,16 @@ def compile_config(
         raise RuleErrors(report.sorted_errors(), report.sorted_warnings()) from None
 
 
+def findings_in(
+    text: str, schema: SourceSchema | None, *, allow_missing: bool = False, advise: bool = False
+) -> tuple[RuleError, ...]:
+    """All that `compile_config` finds in a sync config, whether it compiles or not: errors, then warnings."""
+    try:
+        return compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise).warnings
+    except RuleErrors as errors:
+        return errors.findings
+
+
 def _compiled(
     config: Config, default_schema: str, checks: SourceChecks | None, report: Report, *, advise: bool
 ) -> Compiled:

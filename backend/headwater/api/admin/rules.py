@@ -22,8 +22,8 @@ from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_backend
-from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.compiler.compile import findings_in
+from headwater_rules.errors import RuleError, Severity
 from headwater_rules.plan import ConversionOptions, SyncPlan
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
@@ -173,11 +173,8 @@ class RulesDesk:
     def validate(self, asked: Validate) -> Validated:
         """Find everything that is wrong with a sync config, also with its tables if the source answers."""
         seen = see_schema(self._settings.sources)
-        try:
-            compiled = compile_config(asked.content, schema=seen.schema, allow_missing=asked.allow_missing, advise=True)
-            found, valid = compiled.warnings, True
-        except RuleErrors as errors:
-            found, valid = (*errors.errors, *errors.warnings), False
+        found = findings_in(asked.content, seen.schema, allow_missing=asked.allow_missing, advise=True)
+        valid = not any(each.severity is Severity.FATAL for each in found)
         return Validated(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)
 
     def diff(self, asked: Compare) -> DiffTold:

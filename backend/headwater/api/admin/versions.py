@@ -123,7 +123,7 @@ class VersionsDesk:
             try:
                 checked = compared(chosen.yaml, seen.schema, allow_missing=True)
             except RuleErrors as errors:  # of a strict config, which was served before all the same
-                checked = compiled(chosen.yaml), (*errors.errors, *errors.warnings)
+                checked = compiled(chosen.yaml), errors.findings
             return deploy(store, chosen.yaml, seen.note, checked)
 
 

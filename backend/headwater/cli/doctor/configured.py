@@ -15,10 +15,9 @@ from headwater.config.load import load_config
 from headwater.config.model import ClientAuth, ServiceConfig
 from headwater.insight.words import count
 from headwater.source.catalog.schema import see_schema
-from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors, Severity
+from headwater_rules.compiler.compile import compile_config, findings_in
+from headwater_rules.errors import Code, RuleErrors, Severity
 from headwater_rules.plan import TablePattern
-from headwater_rules.schema import SourceSchema
 
 _SEE = "see docs/service-config.md"
 _SEE_RULES = "see `headwater rules check`"
@@ -66,19 +65,11 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
             f"{where}: [{each.code.value}] {each.message}",
             each.suggestion or _SEE_RULES,
         )
-        for each in _findings(text, seen.schema, allow_missing=config.sync_config.allow_missing)
+        for each in findings_in(text, seen.schema, allow_missing=config.sync_config.allow_missing)
         if each.code is not Code.NOT_SENT  # the check of the source tells it, once for each table
     ]
     right = ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
     return compiled.plan.tables(), found or [right]
-
-
-def _findings(text: str, schema: SourceSchema | None, *, allow_missing: bool) -> Sequence[RuleError]:
-    """Everything in a sync config that compiles, compared with the source's tables if they are known."""
-    try:
-        return compile_config(text, schema=schema, allow_missing=allow_missing).warnings
-    except RuleErrors as errors:
-        return (*errors.errors, *errors.warnings)
 
 
 def check_keys(auth: ClientAuth) -> Iterator[Result]:

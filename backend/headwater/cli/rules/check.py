@@ -63,7 +63,7 @@ def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> C
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=True)
     except RuleErrors as errors:
-        return Checked(name, None, (*errors.errors, *errors.warnings))
+        return Checked(name, None, errors.findings)
     return Checked(name, compiled.plan, compiled.warnings)
 
 

@@ -21,7 +21,7 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
-from headwater_rules.compiler.compile import compile_config
+from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import Code, RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
@@ -84,11 +84,7 @@ def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
 def _print_lacking(config: ServiceConfig, text: str) -> None:
     """Print what the source lacks of what a sync config names."""
     seen = see_schema(config.sources)
-    try:
-        found = compile_config(text, schema=seen.schema, allow_missing=True).warnings
-    except RuleErrors as errors:  # of a strict config
-        found = (*errors.errors, *errors.warnings)
-    for finding in of_source(found):
+    for finding in of_source(findings_in(text, seen.schema, allow_missing=True)):
         click.echo(finding.render(), err=True)
     click.echo(f"note: {seen.note}", err=True)
 

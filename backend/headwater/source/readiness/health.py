@@ -164,7 +164,7 @@ with waiting as (
 )
 select what, pid, gid, role, database, state, upper(command) as command,
        extract(epoch from coalesce(prepared, xact_start))::float8 as since
-from holding order by since, what, pid, gid
+from holding order by since, what, pid, gid limit 20
 """
 _WOULD_HOLD_UP = r"""
 select 'start' as what, 0 as pid, gid::text as gid, owner::text as role, database::text as database,
@@ -173,7 +173,7 @@ from pg_prepared_xacts where prepared < clock_timestamp() - %(old)s::interval
 union all
 select 'start', pid, null, usename::text, datname::text, state, null, extract(epoch from xact_start)::float8
 from pg_stat_activity where backend_xid is not null and xact_start < clock_timestamp() - %(old)s::interval
-order by since
+order by since limit 20
 """
 _OLD = "1 min"
 _PATIENCE = "1 s"

@@ -100,8 +100,7 @@ class UploadConnector:
         known = refusals.kept(database)
         if not known:
             return
-        path = f"/upload/refused?client_id={quote(database.client_id)}"
-        found = _list_in(self._ask("GET", path), "refused")
+        found = _list_in(self._ask("GET", f"/upload/refused?client_id={quote(database.client_id)}"), "refused")
         waiting = {str(each.get("dead_letter")) for each in found}
         refusals.forget(database, [letter for letter in known if letter not in waiting])
 
@@ -157,7 +156,7 @@ def _text(response: httpx.Response) -> str:
 
 
 def _list_in(text: str, name: str) -> list[dict[str, Any]]:
-    """The list of this name in an answer. Others say 200, too, as the sign-in page of a network does."""
+    """The list of this name in an answer. Others answer 200, too, as the sign-in page of a network does."""
     try:
         found = json.loads(text)[name]
     except (ValueError, KeyError, TypeError):
@@ -168,7 +167,7 @@ def _list_in(text: str, name: str) -> list[dict[str, Any]]:
 
 
 def _untold(text: str) -> ProtocolError:
-    return ProtocolError(f"/upload answered without telling of each transaction: {text[:200]}")
+    return ProtocolError(f"the server answered without telling of each transaction: {text[:200]}")
 
 
 class DownloadConnector(UploadConnector):

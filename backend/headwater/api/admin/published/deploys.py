@@ -62,7 +62,7 @@ class DeploysDesk:
             return Current(self._told(store, active), None if following is None else self._told(store, following))
 
     def _told(self, store: Store, version: ConfigVersion) -> CurrentRules:
-        checked = _checked(version.yaml)
+        checked = _checked(version.yaml, None)
         return CurrentRules(
             slot_of(self._settings.source, store),
             version.yaml,
@@ -74,7 +74,7 @@ class DeploysDesk:
         )
 
 
-def _checked(text: str, schema: SourceSchema | None = None) -> Checked:
+def _checked(text: str, schema: SourceSchema | None) -> Checked:
     try:
         plan = compile_config(text, schema=schema).plan
     except RuleErrors as errors:

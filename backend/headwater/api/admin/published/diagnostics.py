@@ -26,7 +26,6 @@ from headwater.api.admin.published.shapes import (
     Table,
     TableStatus,
     ValidateAsked,
-    all_of,
     iso,
     rule_errors,
 )
@@ -45,7 +44,7 @@ from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_backend
-from headwater_rules.compiler.compile import compile_config
+from headwater_rules.compiler.compile import compile_config, findings_in
 from headwater_rules.errors import Code, RuleError, RuleErrors
 from headwater_rules.schema import ValueKind
 
@@ -90,7 +89,7 @@ class DiagnosticsDesk:
         try:
             compiled = compile_config(asked.sync_rules)
         except RuleErrors as errors:
-            return RulesStatus((), tuple(rule_errors(all_of(errors))))
+            return RulesStatus((), tuple(rule_errors(errors.findings)))
         tag = self._settings.source.tag
         tables = seen.statuses(compiled.plan)
         findings, note = self._compared(asked.sync_rules)
@@ -107,10 +106,7 @@ class DiagnosticsDesk:
         """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
         read. What a table lacks to be replicated is among its own errors."""
         seen = see_schema(self._settings.sources)
-        try:
-            found: Sequence[RuleError] = compile_config(text, schema=seen.schema).warnings
-        except RuleErrors as errors:
-            found = all_of(errors)
+        found = findings_in(text, seen.schema)
         return [each for each in found if each.code is not Code.NOT_SENT], "" if seen.schema else seen.note
 
     def _status(self, store: Store, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
@@ -118,7 +114,7 @@ class DiagnosticsDesk:
         try:
             compiled = compile_config(version.yaml)
         except RuleErrors as error:
-            return RulesStatus((), tuple(rule_errors(all_of(error))), text)
+            return RulesStatus((), tuple(rule_errors(error.findings)), text)
         active = version.state is VersionState.ACTIVE
         standing = next(each for each in self._standings.find() if each.source == seen.settings.tag)
         connection = self._connection(store, seen, standing, seen.statuses(compiled.plan), active=active)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from msgspec import UNSET, Struct, UnsetType
 
-from headwater_rules.errors import RuleError, RuleErrors, Severity
+from headwater_rules.errors import RuleError, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +260,3 @@ def rule_errors(found: Sequence[RuleError]) -> list[Err]:
         )
         for each in found
     ]
-
-
-def all_of(errors: RuleErrors) -> list[RuleError]:
-    """Errors, then warnings."""
-    return [*errors.errors, *errors.warnings]

@@ -9,8 +9,8 @@ from headwater.config.errors import ConfigError
 from headwater.config.model import ServiceConfig, SyncConfigText
 from headwater.config.review import Review
 from headwater.storage.address import PostgresAddress
-from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.compiler.compile import Compiled, compile_config, findings_in
+from headwater_rules.errors import RuleError, RuleErrors, Severity
 from headwater_rules.schema import SourceSchema
 
 _SEE = "see docs/service-config.md"
@@ -73,23 +73,16 @@ def rules_outcomes(config: ServiceConfig, schema: SourceSchema | None) -> tuple[
     except ConfigError as error:
         return None, [Outcome(Fate.CHANGE, "rules", str(error), "correct sync_config.path")]
     except RuleErrors as errors:
-        return None, _of_errors(given, errors)
-    try:
-        found = [_of_rule(Fate.IGNORED, given, each) for each in compile_config(text, schema=schema).warnings]
-    except RuleErrors as errors:
-        found = _of_errors(given, errors)
+        return None, [_of_rule(given, each) for each in errors.findings]
+    found = [_of_rule(given, each) for each in findings_in(text, schema)]
     names = ", ".join(stream.name for stream in compiled.plan.streams)
     if not any(each.fate is Fate.CHANGE for each in found):
         found = [Outcome(Fate.TAKEN, "rules", f"{origin}: streams and bucket definitions {names}"), *found]
     return compiled, found
 
 
-def _of_errors(given: SyncConfigText, errors: RuleErrors) -> list[Outcome]:
-    found = [_of_rule(Fate.CHANGE, given, each) for each in errors.errors]
-    return [*found, *(_of_rule(Fate.IGNORED, given, each) for each in errors.warnings)]
-
-
-def _of_rule(fate: Fate, given: SyncConfigText, error: RuleError) -> Outcome:
+def _of_rule(given: SyncConfigText, error: RuleError) -> Outcome:
+    fate = Fate.CHANGE if error.severity is Severity.FATAL else Fate.IGNORED
     place = f", line {error.place.line}" if error.place is not None else ""
     fix = error.suggestion or given.checked_by
     return Outcome(fate, "rules", f"{given.origin}{place}: [{error.code.value}] {error.message}", fix)
