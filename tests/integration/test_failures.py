@@ -201,7 +201,7 @@ def test_each_limit_of_connections_is_named_with_its_own_remedy_in_any_language(
             wait_until(lambda: accepts(settings), "the limit to be gone")
         with connect(settings) as conn:
             (finding,) = [f for f in slot_findings(conn, "none", None) if f.code == "HW_2034"]
-        assert 'ALTER DATABASE "postgres" RESET default_transaction_read_only' in finding.fix
+        assert "ALTER DATABASE postgres RESET default_transaction_read_only" in finding.fix
         admin.execute("set default_transaction_read_only = off")
         admin.execute("alter database postgres reset default_transaction_read_only")
         with connect(settings) as conn:

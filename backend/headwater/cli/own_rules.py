@@ -17,7 +17,7 @@ from headwater_rules.errors import Code, RuleError, RuleErrors
 _log = logging.getLogger(__name__)
 
 
-_ABSENT = {Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
+_ABSENT_COLUMNS = {Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
 """A missing table is none of them: it may be made while the service runs."""
 
 
@@ -53,7 +53,7 @@ def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = Fals
     try:
         compile_config(rules.yaml, schema=seen.schema)
     except RuleErrors as error:
-        absent = [_with_way_out(each) for each in error.errors if each.code in _ABSENT]
+        absent = [_with_way_out(each) for each in error.errors if each.code in _ABSENT_COLUMNS]
         if absent:
             _refuse(config, RuleErrors(absent), quiet=quiet)
             return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.pq.misc import find_libpq_full_path
@@ -345,13 +345,20 @@ def _of_state(settings: SourceSettings, state: str, routine: str, first: str) ->
 
 
 def _refused(settings: SourceSettings, what: str, fix: str) -> SourceRefused:
-    remedy = fix.format(user=settings.user, database=settings.database)
-    return SourceRefused(f"the source database {what}", settings.address, remedy)
+    return SourceRefused(f"the source database {what}", settings.address, _remedy(settings, fix))
 
 
 def _failed(settings: SourceSettings, what: str, fix: str) -> SourceUnreachable:
-    remedy = fix.format(user=settings.user, database=settings.database)
-    return SourceUnreachable(f"the source database {what}", settings.address, remedy)
+    return SourceUnreachable(f"the source database {what}", settings.address, _remedy(settings, fix))
+
+
+def _remedy(settings: SourceSettings, fix: str) -> str:
+    return fix.format(user=sql_name(settings.user), database=sql_name(settings.database))
+
+
+def sql_name(name: str) -> str:
+    """A name as SQL needs it, for statements that people copy: quoted only where it has to be."""
+    return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else sql.Identifier(name).as_string()
 
 
 def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachable:

@@ -17,7 +17,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError, Kind
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, SourceUnreachable, dial, pooler_error, source_errors
+from headwater.source.connect import SourceSettings, SourceUnreachable, dial, pooler_error, source_errors, sql_name
 
 _STOPPED_SECONDS = 0.5  # how often to look whether to stop
 READERS = "headwater snapshot"
@@ -325,7 +325,8 @@ def _creation_error(result: pq.abc.PGresult | None, name: str, settings: SourceS
                 " and restart Postgres",
             )
         case "42501":
-            return SlotError("the role may not replicate", where, f"run ALTER ROLE {settings.user} REPLICATION")
+            fix = f"run ALTER ROLE {sql_name(settings.user)} REPLICATION"
+            return SlotError("the role may not replicate", where, fix)
         case "55000":
             return SlotError("wal_level is not logical", where, "set wal_level = logical and restart Postgres")
         case "42601":  # a syntax error: the session is an ordinary one, as the pooler of Supabase gives

@@ -25,3 +25,10 @@ def test_a_database_that_takes_no_writes_is_not_said_to_be_a_standby() -> None:
     assert "is read-only" in told.what
     assert "default_transaction_read_only" in told.fix
     assert "promote" not in told.fix
+
+
+def test_statements_quote_names_that_need_it() -> None:
+    source = SourceSettings("db", "my shop", 'app"; drop')
+    told = connection_error(source, psycopg.errors.InsufficientPrivilege("permission denied to start WAL sender"))
+    assert 'ALTER ROLE "app""; drop" REPLICATION' in told.fix
+    assert "ALTER ROLE app REPLICATION" in connection_error(SOURCE, psycopg.errors.InsufficientPrivilege("no")).fix

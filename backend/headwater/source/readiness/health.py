@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 
 from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.published import published_tables
-from headwater.source.connect import SourceSettings
+from headwater.source.connect import SourceSettings, sql_name
 from headwater.source.readiness.checks import (
     frozen_findings,
     publication_findings,
@@ -243,7 +243,7 @@ def _holding(conn: psycopg.Connection, holder: _Holder) -> Finding:
 def _doing(conn: psycopg.Connection, holder: _Holder) -> str:
     """The state of a session and the kind of its statement, never the statement."""
     if holder.state is None:
-        return f"what it does and since when is not shown to us: GRANT pg_read_all_stats TO {conn.info.user}"
+        return f"what it does and since when is not shown to us: GRANT pg_read_all_stats TO {sql_name(conn.info.user)}"
     if holder.command is None or _COMMAND.fullmatch(holder.command) is None:
         return holder.state
     return f"{holder.state}, {'in' if holder.state == 'active' else 'last'} {holder.command}"
@@ -263,7 +263,7 @@ def _read_only(conn: psycopg.Connection) -> list[Finding]:
     if conn.execute(_READ_ONLY).fetchall() == [(False,)]:
         return []
     what = "the database is read-only for your application and for devices: default_transaction_read_only is on"
-    database = sql.Identifier(conn.info.dbname).as_string(conn)
+    database = sql_name(conn.info.dbname)
     fix = (
         "hosts set it when a disk is full: free or add space, and have the host reset it, or run"
         f" ALTER DATABASE {database} RESET default_transaction_read_only"
