@@ -51,10 +51,11 @@ class NamedTable:
     @property
     def form(self) -> str:
         """What it is, in words."""
-        return _FORMS.get(self.kind, "an unlogged table" if self.persistence != "p" else "a table")
+        return FORMS.get(self.kind, "an unlogged table" if self.persistence != "p" else "a table")
 
 
-_FORMS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+FORMS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+"""What is named like a table and is none, by relkind of pg_class."""
 
 _TABLES = """
 select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,

@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from headwater.errors import HeadwaterError
+from headwater.source.catalog.named import FORMS
 from headwater.source.connect import connect, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload import held, ledger, statements
@@ -33,7 +34,6 @@ WAITING = "HW_6127"
 MOST_COUNTED = 10_000
 """How many dead letters are counted at most."""
 
-_FORMS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _COMMANDS = {Operation.INSERT: "a", Operation.UPDATE: "w", Operation.DELETE: "d"}
 _EVENTS = {Operation.UPDATE: "2", Operation.INSERT: "3", Operation.DELETE: "4"}
 
@@ -154,8 +154,8 @@ def _of_table(conn: psycopg.Connection, role: str, rule: TableRule) -> list[Find
         table = cursor.execute(_TABLE, parameters).fetchone()
     if table is None:
         return []
-    if table.kind in _FORMS:
-        what = f"is {_FORMS[table.kind]}, to which uploads can't be written under row-level security"
+    if table.kind in FORMS:
+        what = f"is {FORMS[table.kind]}, to which uploads can't be written under row-level security"
         return [_told(rule, what, "name the tables that it shows")]
     columns = {column.name: column for column in _columns(conn, role, rule)}
     return [
