@@ -153,7 +153,7 @@ with waiting as (
     where a.application_name = %(readers)s and a.datname = current_database() and l.locktype = 'relation'
       and not l.granted and l.waitstart < clock_timestamp() - %(patience)s::interval
 ), holding as (
-    select distinct w.what, b.pid, p.gid, p.prepared, coalesce(p.owner, a.usename)::text as role,
+    select distinct w.what, b.pid, p.gid, p.prepared, coalesce(p.owner::text, a.usename, a.backend_type) as role,
            coalesce(p.database, a.datname)::text as database, a.state, a.xact_start,
            substring(regexp_replace(a.query, '^(\s|--[^\n]*\n|/\*.*?\*/)+', '') from '^[A-Za-z]+') as command
     from waiting w cross join lateral unnest(pg_blocking_pids(w.pid)) b(pid)
@@ -171,7 +171,8 @@ select 'start' as what, 0 as pid, gid::text as gid, owner::text as role, databas
        null as state, null as command, extract(epoch from prepared)::float8 as since
 from pg_prepared_xacts where prepared < clock_timestamp() - %(old)s::interval
 union all
-select 'start', pid, null, usename::text, datname::text, state, null, extract(epoch from xact_start)::float8
+select 'start', pid, null, coalesce(usename, backend_type), datname::text, state, null,
+       extract(epoch from xact_start)::float8
 from pg_stat_activity where backend_xid is not null and xact_start < clock_timestamp() - %(old)s::interval
 order by since limit 20
 """
