@@ -247,7 +247,13 @@ OF_VALUES = [
     ),
 ]  # fmt: skip
 
-CASES = [*USER, *OPERATOR, *OF_POLICIES, *PASSING, *SLOW, *OF_VALUES]
+UNTRACKED = Case(  # the config mends it
+    "the app sends no previous values (`reject_changed`)", "HW_6149", "insert into {t} values ('1', 'ann', 'x')",
+    entry=patch("", "1", title="y"), rule={"conflict": Conflict.REJECT_CHANGED},
+    said="`conflict` in upload.tables is last_write_wins",
+)  # fmt: skip
+
+CASES = [*USER, *OPERATOR, *OF_POLICIES, *PASSING, *SLOW, *OF_VALUES, UNTRACKED]
 NAMES = {case.cause: f"cause_{number}" for number, case in enumerate(CASES)}
 
 
@@ -340,6 +346,22 @@ def test_what_the_operator_can_mend_waits_and_arrives_once_it_is_mended(
     assert letters(causes, device.client_id) == []
     assert device.answers(sent)[0]["outcome"] == "applied"
     assert held.waiting(causes.settings) == []
+
+
+def test_what_a_config_can_mend_waits_and_arrives_with_another(causes: Uploads) -> None:
+    device, sent = begun(causes, UNTRACKED)
+    response = device.post(sent)
+    assert (response.status_code, UNTRACKED.code in response.json()["error"]["description"]) == (503, True)
+    (finding,) = held.waiting(causes.settings)
+    assert UNTRACKED.said in str(finding)
+    name = NAMES[UNTRACKED.cause]
+    mended = replace(causes.settings, tables={name: TableRule("public", name)})
+    store = MemoryStore()
+    store.commit()
+    with running(store, upload=mended) as endpoint:
+        other = replace(device, uploads=replace(causes, settings=mended, endpoint=endpoint))
+        assert other.answers(sent)[0]["outcome"] == "applied"
+    assert (letters(causes, device.client_id), held.waiting(causes.settings)) == ([], [])
 
 
 @cases(PASSING)
@@ -457,5 +479,6 @@ def test_the_docs_name_every_cause_and_what_it_is_answered() -> None:
         **{case.cause: ("the operator", ["503", case.code]) for case in OPERATOR},
         **{case.cause: ("nobody: it passes", ["503", case.code]) for case in PASSING},
         **{case.cause: ("the developer", ["503", "200", case.code]) for case in SLOW},
+        UNTRACKED.cause: ("the operator", ["503", UNTRACKED.code]),
     }
     assert told == wanted

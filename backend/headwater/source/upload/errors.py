@@ -151,6 +151,12 @@ class UnknownColumn(Waits):
     code: ClassVar[str] = "HW_6118"
 
 
+class OldValuesMissing(Waits):
+    """The app does not send the previous values that a table with `reject_changed` compares."""
+
+    code: ClassVar[str] = "HW_6149"
+
+
 class WriteFailed(Waits):
     """Postgres fails to do the write, through no fault of its values: a missing grant or default, a broken policy,
     trigger or function."""

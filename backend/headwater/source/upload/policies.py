@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -22,9 +23,9 @@ from headwater.source.upload.errors import (
     MUST_NOT_BE_NULL,
     NOT_ALLOWED,
     UNREADABLE,
-    BadEntry,
     ChangedMeanwhile,
     Mender,
+    OldValuesMissing,
     PolicyRefused,
     Refused,
     RowGone,
@@ -258,7 +259,7 @@ async def _send(conn: psycopg.AsyncConnection, sent: _Sent, permissions: _Permis
             return
         sent.values = values = decided
     if rule.conflict is Conflict.REJECT_CHANGED and sent.old is None and write.kind is not WriteKind.PUT:
-        raise BadEntry("the entry has no previous values to compare", rule.qualified_name, _TRACK)
+        raise OldValuesMissing("the app sends no previous values to compare", rule.qualified_name, _TRACK)
     if permissions is not None:
         if Operation.UPDATE in rule.operations:  # what is seen has to hold until the write, which may wait for others
             await sent.run(conn, statements.lock(shape, write.row_id))
@@ -267,7 +268,10 @@ async def _send(conn: psycopg.AsyncConnection, sent: _Sent, permissions: _Permis
     sent.changes = [await sent.run(conn, statement) for statement in _changes(shape, write, values, sent.old)]
 
 
-_TRACK = "set trackPrevious (trackPreviousValues) for the table in the client's schema"
+_TRACK: Final = (
+    "set trackPrevious (trackPreviousValues) for the table in the client's schema; what waits now is applied once its"
+    " `conflict` in upload.tables is last_write_wins"
+)
 
 
 def _changes(shape: TableShape, write: Write, values: Values, old: Values | None) -> list[Statement]:
