@@ -91,6 +91,11 @@ def test_a_database_that_the_other_service_replicates(check: Check, former: None
     assert "1 of these have to change" in told["Good to know"]
     assert "the slot powersync_1_ab12 is read by nobody" in told["Good to know"]
     assert "that of the old service is not read" in told["Good to know"]
+    reader = f"{source_db.name}_reader"
+    source_db.execute(f"create role {reader} login replication")
+    _, told = check(uri=f"postgresql://{reader}@127.0.0.1:{source_db.server.port}/{source_db.name}")
+    source_db.execute(f"drop role {reader}")
+    assert told["Has to change"].count("GRANT SELECT ON") == 1
     source_db.execute("create publication headwater for all tables")
     done, told = check()
     assert (done.code, "Has to change" in told) == (0, False), done

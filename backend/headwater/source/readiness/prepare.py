@@ -59,9 +59,10 @@ class MoreRightsNeeded(SourceNotReady):
 
 
 def sql_block(statements: Iterable[str]) -> str:
-    """Statements for a person to copy, each on a line."""
+    """Statements for a person to copy, each once and on a line."""
     restart = "  -- takes effect when Postgres is restarted"
-    return "\n".join(f"{each};{restart if each.startswith('ALTER SYSTEM') else ''}" for each in statements)
+    once = dict.fromkeys(statements)
+    return "\n".join(f"{each};{restart if each.startswith('ALTER SYSTEM') else ''}" for each in once)
 
 
 def prepare(

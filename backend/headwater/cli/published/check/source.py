@@ -51,9 +51,9 @@ def _readiness(
         settings = replace(settings, publications=(PUBLICATION,))
     findings = _findings(conn, settings, tables)
     for each in findings:
-        statements = f": {'; '.join(each.sql)}" if each.sql else ""
+        untold = "; ".join(statement for statement in each.sql if statement not in each.fix)
         fate = Fate.CHANGE if each.fatal else Fate.NOTE
-        yield Outcome(fate, "source", f"[{each.code}] {each.what}", f"{each.fix}{statements}")
+        yield Outcome(fate, "source", f"[{each.code}] {each.what}", f"{each.fix}: {untold}" if untold else each.fix)
     if not any(each.fatal for each in findings):
         rights = "settings, rights" if tables is not None else "settings"
         published = ", ".join(settings.publications)
