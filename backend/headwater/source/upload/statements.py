@@ -88,6 +88,8 @@ def unknown_column(shape: TableShape, name: str) -> UnknownColumn:
     else:
         table = sql.Identifier(rule.schema, rule.name).as_string()
         what, fix = f"the table has no column {column}", f"run ALTER TABLE {table} ADD COLUMN {column} …"
+        if rule.columns is not None and name not in rule.columns:  # once it is there, it would be refused
+            fix = f"name it in `columns` of upload.tables and restart, then {fix}"
     return UnknownColumn(what, rule.qualified_name, f"{fix}, or set unknown_columns for the table in upload.tables")
 
 
