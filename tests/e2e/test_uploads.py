@@ -5,7 +5,7 @@ refusals hold up nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,10 +60,11 @@ def opened(
     connector = tmp_path / "connector.mjs"
     connector.write_text(code, encoding="utf-8")
 
-    def start(user: str, name: str | None = None) -> Device:
+    def start(user: str, name: str | None = None, raw: Mapping[str, str] | None = None) -> Device:
+        schema = {table: columns for table, columns in SCHEMA.items() if table not in (raw or ())}
         device = device_factory(
-            service.endpoint, service.token(user), SCHEMA,
-            name=name, connector=connector, local_only=["upload_refusals"], sdk=sdk,
+            service.endpoint, service.token(user), schema,
+            name=name, connector=connector, local_only=["upload_refusals"], raw=raw, sdk=sdk,
         )  # fmt: skip
         device.connect()
         device.wait_synced()
@@ -91,6 +92,24 @@ def test_writes_made_offline_arrive_and_what_is_refused_is_undone_on_the_device(
         device.wait_for(SHOWN, [{"id": "1", "title": "milk", "n": 5}])
     assert source_db.fetch("select id, title, n from notes") == [("1", "milk", 5)]
     assert source_db.fetch("select first_op, last_op from headwater_upload.dead_letters") == [(3, 4)]
+
+
+@pytest.mark.parametrize("sdk", ["node"])
+def test_tables_that_the_app_makes_itself_send_and_get_rows_too(source_db: SourceDb, opened: Open) -> None:
+    source_db.execute("insert into notes (id, owner, title, n) values ('0', 'ann', 'first', 7)")
+    table = "CREATE TABLE notes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, title TEXT, n INTEGER) STRICT"
+    phone, tablet = opened("ann", raw={"notes": table}), opened("ann")
+    phone.transaction(insert("1", "milk"), insert("2", "bread"))
+    phone.execute("UPDATE notes SET n = n + 1 WHERE id = '0'")
+    phone.execute("INSERT INTO notes (id, owner) VALUES ('1', 'ann') ON CONFLICT (id) DO UPDATE SET title = 'oat milk'")
+    phone.transaction(insert("3", ""))  # which the table does not take
+    phone.execute("DELETE FROM notes WHERE id = '2'")
+    phone.wait_confirmed()
+    rows = [("0", "first", 8), ("1", "oat milk", None)]
+    assert source_db.fetch("select id, title, n from notes order by id") == rows
+    for device in (phone, tablet):
+        device.wait_for(SHOWN, [dict(zip(("id", "title", "n"), row, strict=True)) for row in rows])
+    assert phone.query("SELECT type, row_id FROM upload_refusals") == [{"type": "notes", "row_id": "3"}]
 
 
 def test_the_user_sees_what_was_refused_and_why_until_somebody_has_dealt_with_it(

@@ -203,6 +203,7 @@ class DeviceFactory:
         upload_url: str | None = None,
         connector: Path | None = None,
         local_only: Collection[str] = (),
+        raw: Mapping[str, str] | None = None,
         include_default_streams: bool = True,
         transport: Transport = "ndjson",
         checkpoint_mode: CheckpointMode = "legacy",
@@ -214,8 +215,9 @@ class DeviceFactory:
         The same `name` opens the same database file again, once the first is closed. `params` are the connection
         parameters. Local transactions are posted to `upload_url` as `{"batch": [{"op", "type", "id", "data"}]}`
         with the token as bearer, unless the class `Connector` of the module `connector` uploads in its own way; in
-        Python that is its `UploadConnector`. Tables of the schema that are `local_only` are never synced. By
-        `transport`, lines come as the SDK asks for them, as BSON because it takes nothing else, or by websocket.
+        Python that is its `UploadConnector`. Tables of the schema that are `local_only` are never synced, and those of
+        `raw` are made by these statements, as tables of the app's own (not in Python). By `transport`, lines come as
+        the SDK asks for them, as BSON because it takes nothing else, or by websocket.
         `retry_delay` in seconds is what the SDK waits after a failure. A web device is one page in a Chromium of its
         own, and its database is gone with it.
         """
@@ -233,6 +235,7 @@ class DeviceFactory:
             upload_url=upload_url,
             connector=None if connector is None else connector.as_uri(),
             local_only=list(local_only),
+            raw=dict(raw or {}),
             include_default_streams=include_default_streams,
             transport=transport,
             checkpoint_mode=checkpoint_mode,

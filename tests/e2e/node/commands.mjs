@@ -16,8 +16,8 @@ export const takingOnly = (type, send) => async (resource, init) => {
   return response;
 };
 
-const schemaOf = (tables, localOnly = []) =>
-  new Schema(
+const schemaOf = (tables, localOnly = [], raw = {}) => {
+  const schema = new Schema(
     Object.fromEntries(
       Object.entries(tables).map(([name, columns]) => [
         name,
@@ -27,6 +27,19 @@ const schemaOf = (tables, localOnly = []) =>
       ])
     )
   );
+  schema.withRawTables(Object.fromEntries(Object.keys(raw).map((name) => [name, { schema: {} }])));
+  return schema;
+};
+
+// Makes the app's own tables, and the triggers that put writes to them into the upload queue.
+const makeRaw = async (db, { rawTables }, raw) => {
+  for (const table of rawTables) {
+    await db.execute(raw[table.name]);
+    const described = JSON.stringify(Schema.rawTableToJson(table));
+    for (const write of ['INSERT', 'UPDATE', 'DELETE'])
+      await db.execute('SELECT powersync_create_raw_table_crud_trigger(?, ?, ?)', [described, `${table.name}_${write}`, write]);
+  }
+};
 
 const streamKey = (stream, params) => JSON.stringify([stream, params ?? null]);
 
@@ -136,10 +149,12 @@ export function deviceCommands({ database, uploader, log }) {
     });
 
   return {
-    open: async ({ schema, local_only, ...rest }) => {
+    open: async ({ schema, local_only, raw = {}, ...rest }) => {
       options = rest;
-      db = await database({ schema: schemaOf(schema, local_only), logger, ...options });
+      const declared = schemaOf(schema, local_only, raw);
+      db = await database({ schema: declared, logger, ...options });
       await db.init();
+      await makeRaw(db, declared, raw);
     },
 
     // Answers at the first outcome, good or bad: `status` tells which.
