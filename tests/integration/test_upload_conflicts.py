@@ -250,7 +250,7 @@ def test_columns_that_the_table_lacks_are_left_out_or_renamed(
     refused = device.post(device.transaction(put("renamed", "4", owner="ann", flag=1)))
     assert (refused.status_code, "HW_6118" in refused.text) == (503, True)
     assert uploads.device().post(device.transaction(put("listed", "4", owner="ann", flag=1))).status_code == 503
-    adding = "run ALTER TABLE public.notes ADD COLUMN flag"
+    adding = 'run ALTER TABLE "public"."notes" ADD COLUMN "flag"'
     fixes = sorted(each.fix.partition(" …")[0] for each in held.waiting(uploads.settings))
     assert fixes == [f"name it in `columns` of upload.tables and restart, then {adding}", adding]
 
