@@ -108,6 +108,12 @@ OPERATOR = [
         said='GRANT INSERT ON public."{t} audit" TO {role}',
     ),
     Case(
+        "a policy refuses what a trigger writes to another table", "HW_6132",
+        "create table {t}_log (id text); alter table {t}_log enable row level security;"
+        "grant insert on {t}_log to {role};" + TRIGGER % "insert into {t}_log values (new.id)",
+        "create policy a on {t}_log for insert with check (true)", said="{t}_log",
+    ),
+    Case(
         "policies need each other", "HW_6132",
         "create policy a on {t} using (exists (select from {t} x))", "drop policy a on {t}", said="(42P17)",
     ),

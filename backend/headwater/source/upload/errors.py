@@ -162,7 +162,7 @@ class WriteFailed(Waits):
     trigger or function."""
 
     code: ClassVar[str] = "HW_6132"
-    verb: str = "SELECT"  # what it did at that: a policy selects, a trigger does what its statement says
+    verb: str = "SELECT"  # what it may lack the right for: a policy selects, a trigger does what its statement says
 
 
 class TooSlow(Waits):
@@ -259,8 +259,10 @@ def mender_of(error: psycopg.Error, nulls: Container[str] = ()) -> Mender:
         return Mender.NOBODY if isinstance(error, psycopg.OperationalError) else Mender.USER
     if state.startswith(_PASSES) and state != "40002":
         return Mender.NOBODY
-    if diag.source_function in (_RAISED, _POLICY):
+    if diag.source_function == _RAISED:
         return Mender.USER
+    if diag.source_function == _POLICY:  # of what the device writes, or of what a function writes in its stead
+        return Mender.OPERATOR if diag.context else Mender.USER
     if (
         state == MUST_NOT_BE_NULL and diag.column_name not in nulls
     ):  # the device does not send it, and it has no default
@@ -282,9 +284,12 @@ def refused_by_postgres(
     # messages of class 42 name objects of the schema, and no values unless a function made SQL of them
     named, said = (f": {printable(said)}", "") if state.startswith("42") and "EXECUTE" not in context else ("", said)
     what = f"Postgres can't do this write: {name_of(error)}{named}"
-    fix = _FIXES.get(state, _MEND).format(table=place or table)
+    by_policy = error.diag.source_function == _POLICY
+    fix = (_BEHIND if by_policy else _FIXES.get(state, _MEND)).format(table=place or table)
     failed = WriteFailed(what, table or place, fix, sqlstate=state, said=said, op_id=op_id)
-    if verb := re.search(r"\b(insert|update|delete)\b", context, re.IGNORECASE):
+    if by_policy:
+        failed.verb = ""
+    elif verb := re.search(r"\b(insert|update|delete)\b", context, re.IGNORECASE):
         failed.verb = verb[0].upper()
     return failed
 
@@ -317,6 +322,7 @@ MUST_NOT_BE_NULL: Final = "23502"
 NOT_ALLOWED: Final = "42501"
 
 _MEND: Final = "mend the table's policies, triggers, defaults or functions"
+_BEHIND: Final = "give that table a policy for what the trigger writes, or make the trigger's function SECURITY DEFINER"
 _FIXES: Final = {
     MUST_NOT_BE_NULL: "give the column {table} a default (ALTER TABLE … ALTER COLUMN … SET DEFAULT …), or have the app"
     " send it",

@@ -89,7 +89,7 @@ async def hold(
 ) -> Held:
     """Record that the device's transaction waits for this, and return for how long it has. Gives the cause the
     statement that mends it, where it is a missing grant."""
-    if isinstance(cause, WriteFailed) and cause.sqlstate == "42501":
+    if isinstance(cause, WriteFailed) and cause.sqlstate == "42501" and cause.verb:
         asked = [settings.role, cause.verb, _named(cause.what)]
         grant = await (await conn.execute(_ASKED + _LACKING, asked)).fetchone()
         cause.fix = cause.fix if grant is None else f"run {grant[0]}"
