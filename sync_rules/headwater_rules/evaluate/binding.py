@@ -12,24 +12,21 @@ from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element
 Row = tuple[Value, ...]
 
 
-_EITHER = re.compile(r"\b(?:coalesce|ifnull)\((\?\d+(?:, \?\d+)+)\)")
+_EITHER = re.compile(r"(?:coalesce|ifnull)\(\?\d+(?:, \?\d+)+\)")
 
 
 def lacking(exprs: Iterable[Expr], columns: Container[str]) -> list[str]:
-    """The columns that expressions need and a table with `columns` lacks. Of `coalesce(a, b)`, which takes a column by
-    its name before and after it was renamed, one is enough."""
+    """The columns that expressions need and a table with `columns` lacks. Of a `coalesce(a, b)` that is compared with
+    the request's values, which takes a column by its name before and after it was renamed, one is enough. Within a
+    condition all are needed: `coalesce(a, b) IS NULL` would be true of rows that `a` keeps back."""
     return list(dict.fromkeys(name for expr in exprs for name in _lacking(expr, columns)))
 
 
 def _lacking(expr: Expr, columns: Container[str]) -> Iterable[str]:
-    def there(number: int) -> bool:
-        name = expr.inputs[number - 1]
-        return name.startswith("\0") or name in columns  # values of row functions and array elements always are
-
-    def either(found: re.Match[str]) -> str:
-        return "1" if any(there(int(each[1:])) for each in found[1].split(", ")) else found[0]
-
-    return (expr.inputs[number - 1] for number in used(_EITHER.sub(either, expr.sql)) if not there(number))
+    names = [expr.inputs[number - 1] for number in used(expr.sql)]
+    if _EITHER.fullmatch(expr.sql) and any(name in columns for name in names):
+        return ()
+    return (name for name in names if not name.startswith("\0") and name not in columns)  # `\0`: no column
 
 
 class Layout:

@@ -100,7 +100,8 @@ def test_a_selected_column_that_the_table_lacks_is_null() -> None:
     [
         "gone IS NULL", "gone <> 'x'", "NOT gone", "ifnull(gone, 0) = 0", "gone = auth.user_id()", "b IS NULL OR gone",
         "coalesce(gone, former) IS NULL", "coalesce(gone, a) = 'u1' AND gone IS NULL",
-        "auth.user_id() IN gone", "'coalesce(gone, a)' <> gone",
+        "auth.user_id() IN gone", "'coalesce(gone, a)' <> gone", "coalesce(gone, b) IS NULL", "NOT ifnull(gone, b)",
+        "coalesce(gone, a) <> 'x'", "coalesce(gone, t.row_id()) = auth.user_id()",
     ],
 )  # fmt: skip
 def test_nobody_gets_rows_by_a_column_that_the_table_lacks(condition: str) -> None:

@@ -131,7 +131,7 @@ def test_a_comparison_that_can_never_hold_is_noticed(condition: str, message: st
         "SELECT id FROM todos WHERE size BETWEEN 1 AND 2.5 AND list_id = auth.user_id()",
         "SELECT id, hex(picture) AS picture FROM todos WHERE size = NULL",
         'SELECT id, "ownerId" FROM "Lists" WHERE "ownerId" = auth.user_id()',
-        'SELECT key AS id, old, new FROM "log_%" WHERE both = 1 AND coalesce(old, new) = 1',
+        'SELECT key AS id, old, new FROM "log_%" WHERE both = 1 AND coalesce(old, new) = auth.user_id()',
         'SELECT row_id() AS id, key FROM "log_%"',
         "SELECT * FROM app.plans WHERE during ->> 'lower' IS NULL",
         'SELECT id FROM "%".todos',
