@@ -41,23 +41,19 @@ FILE_KEY = "digest of the sync config file"
 def deploy_file(store: Store, lease: Lease, yaml: str) -> None:
     """Deploy the service's sync config file, unless the file did not change: a version that was deployed by command
     since stays. Logs which version is served, and why."""
-    digest = _digest(yaml)
-    noted = store.noted(FILE_KEY)
-    if noted != digest:
-        if noted or not _taken_before(store.versions(), yaml):
-            version = store.deploy(yaml, Origin.FILE)
-            _log.info("the text of the sync config file is new: it is version %d", version.id)
-        store.note(lease, FILE_KEY, digest)
+    if not was_taken(store, yaml):
+        version = store.deploy(yaml, Origin.FILE)
+        _log.info("the text of the sync config file is new: it is version %d", version.id)
+    store.note(lease, FILE_KEY, _digest(yaml))
     text = why_served(store)
     if text:
         _log.info("serving %s", text)
 
 
 def was_taken(store: Store, yaml: str) -> bool:
-    """Whether this text of the file was the last that was taken, or has been served."""
-    return store.noted(FILE_KEY) == _digest(yaml) or any(
-        version.yaml == yaml and version.activated for version in store.versions()
-    )
+    """Whether the file did not change since it was taken last, so that a start does not deploy it."""
+    noted = store.noted(FILE_KEY)
+    return noted == _digest(yaml) if noted else _taken_before(store.versions(), yaml)
 
 
 def _taken_before(versions: Sequence[ConfigVersion], yaml: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.replication.versions import FILE_KEY, deploy_file, why_served
+from headwater.replication.versions import FILE_KEY, deploy_file, was_taken, why_served
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, command, environment
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
@@ -237,6 +237,8 @@ def test_a_rollback_stays_until_the_file_changes(ruled: RuledStore, headwater_he
         assert served_after_start(STREAM_ADDED) == SERVED
     assert why_served(ruled.store).startswith("version 3 of the sync config, which a command deployed: it stays until")
     assert served_after_start(PROJECTION_EDITED) == PROJECTION_EDITED
+    assert was_taken(ruled.store, PROJECTION_EDITED)
+    assert not was_taken(ruled.store, STREAM_ADDED), "a start would deploy it, so it compares it with the source"
     assert served_after_start(STREAM_ADDED) == STREAM_ADDED, "the file changed back to a text that was served before"
 
     assert command("rollback") == PROJECTION_EDITED
