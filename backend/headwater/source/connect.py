@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.pq.misc import find_libpq_full_path
@@ -27,6 +27,7 @@ from headwater.decode.settings import settings_options, statements_for
 from headwater.errors import HeadwaterError, Kind
 from headwater.source.pooler import known_pooler
 from headwater.tls import pem_file, root_certificates, why_untrusted
+from headwater_rules.propose.sql import identifier
 
 Waited = TypeVar("Waited")
 
@@ -358,7 +359,7 @@ def _remedy(settings: SourceSettings, fix: str) -> str:
 
 def sql_name(name: str) -> str:
     """A name as SQL needs it, for statements that people copy: quoted only where it has to be."""
-    return name if re.fullmatch("[a-z_][a-z0-9_]*", name) else sql.Identifier(name).as_string()
+    return identifier(name)
 
 
 def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachable:

@@ -31,4 +31,6 @@ def test_statements_quote_names_that_need_it() -> None:
     source = SourceSettings("db", "my shop", 'app"; drop')
     told = connection_error(source, psycopg.errors.InsufficientPrivilege("permission denied to start WAL sender"))
     assert 'ALTER ROLE "app""; drop" REPLICATION' in told.fix
+    reserved = connection_error(SourceSettings("db", "shop", "user"), psycopg.errors.InsufficientPrivilege("no"))
+    assert 'ALTER ROLE "user" REPLICATION' in reserved.fix
     assert "ALTER ROLE app REPLICATION" in connection_error(SOURCE, psycopg.errors.InsufficientPrivilege("no")).fix

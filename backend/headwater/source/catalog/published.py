@@ -20,6 +20,7 @@ from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationUnusable
 from headwater.source.catalog.read import CatalogRead, ColumnRow, TableRow, column_entries, read_catalog
 from headwater.source.catalog.shape import LeafShape, Shape, all_streamed, attached, digest, followed_on
+from headwater.source.connect import sql_name
 
 NOTHING = "(false)"
 """The row filter of a locked table, whose own can't be read."""
@@ -86,7 +87,8 @@ def unsent_key_error(table: PublishedTable) -> KeyNotSentError:
     return KeyNotSentError(
         f"generated columns identify a row, and Postgres does not stream them: {', '.join(table.unsent_key)}",
         table.qualified_name,
-        f"run ALTER TABLE {table.qualified_name} REPLICA IDENTITY FULL, or USING INDEX one of ordinary columns",
+        f"run ALTER TABLE {sql_name(table.relation.schema)}.{sql_name(table.relation.name)} REPLICA IDENTITY FULL,"
+        " or USING INDEX one of ordinary columns",
     )
 
 
