@@ -334,6 +334,9 @@ def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_name
         assert seen.since is not None
         assert "secret" not in str(seen)
         assert re.search(r", \d+ s old; have it committed or rolled back", str(seen))
+        forgotten.execute("select")
+        wait_until(lambda: waits_for("idle in transaction, last SELECT") is not None, "its next statement to be named")
+        assert "resolved" not in caplog.text, "it is the same transaction"
         source.execute(unseen.sql[0])
         wait_until(lambda: waits_for("the prepared transaction 'it''s'") is not None, "the prepared one to be named")
         prepared = waits_for("role postgres, database postgres")

@@ -70,7 +70,7 @@ class Watch:
         self._lock = threading.Lock()
         now = time.time()
         self._health = Health(State.STARTING, now, now)
-        self._logged: dict[tuple[str, str], Finding] = {}
+        self._logged: dict[tuple[object, ...], Finding] = {}
         self._beat = time.monotonic()
         self._conn: psycopg.Connection | None = None
         self._untold = False
@@ -274,7 +274,7 @@ class Watch:
 
     def _log_findings(self, findings: tuple[Finding, ...]) -> None:
         """Log each finding when it appears, and again when it is resolved."""
-        now = {(finding.code, finding.what): finding for finding in findings}
+        now = {finding.key: finding for finding in findings}
         for key, finding in now.items():
             if key not in self._logged:
                 _log.log(logging.ERROR if finding.fatal else logging.WARNING, "%s", finding)

@@ -23,6 +23,12 @@ class Finding:
         return f"[{self.code}] {self.lasting}; {self.fix}"
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """What stays the same of a finding. What is told of something that lasts changes, such as a session's last
+        statement."""
+        return self.code, self.fatal, self.what if self.since is None else self.sql
+
+    @property
     def lasting(self) -> str:
         """What is wrong, and how old that is by now."""
         return self.what if self.since is None else f"{self.what}, {span(time.time() - self.since)} old"
