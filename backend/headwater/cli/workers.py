@@ -99,9 +99,10 @@ def listening_at(config: ServiceConfig) -> list[tuple[str, int, str]]:
 
 
 def raise_if_in_use(config: ServiceConfig) -> None:
-    """Raise AddressInUseError when the endpoint can't listen at one of its ports: before anything else is begun."""
-    for host, port, setting in listening_at(config):
-        bind(host, port, setting).close()
+    """Raise AddressInUseError when the endpoint can't listen at all of its ports: before anything else is begun."""
+    with ExitStack() as stack:
+        for host, port, setting in listening_at(config):
+            stack.enter_context(bind(host, port, setting))
 
 
 @contextmanager

@@ -6,10 +6,13 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
 from headwater.api.http.server import AddressInUseError, Shared, bind
+from headwater.cli.workers import raise_if_in_use
+from headwater.config.model import ServiceConfig
 
 HOST = "127.0.0.1"
 keep = partial(bind, HOST, shared=Shared.KEPT)
@@ -43,3 +46,22 @@ def test_another_service_gets_no_port_that_is_kept() -> None:
             with pytest.raises(AddressInUseError, match=f"can't listen on port {port}"):
                 bind(HOST, port)
             stack.enter_context(listen(port))  # a process of ours
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("no-such-host.invalid", "Name or service not known|Temporary failure"), ("192.0.2.1", "assign")],
+)
+def test_a_host_that_is_not_this_machine_is_not_said_to_be_in_use(host: str, reason: str) -> None:
+    with pytest.raises(AddressInUseError, match=reason) as caught:
+        bind(host, 0)
+    assert "correct the host" in caught.value.fix
+
+
+def test_a_port_that_is_configured_twice_is_in_use() -> None:
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    config = Mock(ServiceConfig, host="0.0.0.0", port=port, metrics_host=HOST, prometheus_port=port)
+    config.api.admin_port = None
+    with pytest.raises(AddressInUseError, match=r"telemetry\.prometheus_port"):
+        raise_if_in_use(config)

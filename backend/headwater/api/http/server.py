@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
-import os
 import resource
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -160,11 +160,10 @@ def bind(
             return _kept(family, host, port)
         return socket.create_server((host, port), family=family, backlog=backlog, reuse_port=shared is Shared.LISTENING)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        first = "stop what listens there" if error.errno == errno.EADDRINUSE else "correct the host"
         raise AddressInUseError(
-            f"can't listen on port {port}: {reason}",
-            f"{host}:{port}",
-            f"stop what listens there, or set another `{setting}`",
+            f"can't listen on port {port}: {reason}", f"{host}:{port}", f"{first}, or set another `{setting}`"
         ) from error
 
 
