@@ -31,7 +31,7 @@ from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.open import open_backend
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import WATCHED, Deploy, Deployment, plan_of, wait_until
 from tests.support.fix_postgres import SourceDb
 
 SLOT = "headwater_default"
@@ -513,3 +513,19 @@ def test_what_was_replicated_is_counted(deploy: Deploy, source_db: SourceDb) -> 
     assert after.transactions - before.transactions >= 2
     assert after.bytes - before.bytes > 100
     assert after.chunks > before.chunks
+
+
+def test_a_column_that_some_tables_of_a_wildcard_lack_is_a_warning(source_db: SourceDb) -> None:
+    source_db.execute("create table log_1 (id int primary key, owner text); create table log_2 (id int primary key)")
+    source_db.execute("create publication headwater for all tables")
+    plan = plan_of(NOTES.replace("notes\n", '"log_%" AS log WHERE owner = auth.user_id()\n'))
+    settings = settings_for(source_db)
+
+    def lacking() -> list[tuple[str, bool]]:
+        with connect(settings) as conn:
+            found = source_findings(conn, settings, plan.tables(), plan.deciding())
+        return [(f.what.partition(" ")[0], f.fatal) for f in found if f.code == "HW_R302"]
+
+    assert lacking() == [("public.log_2", False)]
+    source_db.execute("alter table log_1 drop column owner")
+    assert lacking() == [("public.log_1", True), ("public.log_2", True)]

@@ -172,24 +172,26 @@ def frozen_findings(
 
 
 def undecided_findings(settings: SourceSettings, tables: Sequence[PublishedTable], deciding: Deciding) -> list[Finding]:
-    """The tables of which nobody gets rows, since a column that decides about it is not there or not published."""
+    """The tables of which nobody gets rows, since a column that decides about it is not there or not published. That
+    only some tables of a wildcard lack it is a warning, as by `headwater rules check`."""
     findings: dict[Finding, None] = {}
-    for table in tables:
-        if table.locked:  # its generated columns can't be read now
-            continue
-        relation = table.relation
-        columns = {column.name for column in relation.columns}
-        for pattern, exprs in deciding:
-            if not pattern.matches(settings.tag, relation.schema, relation.name):
-                continue
-            for name in lacking(exprs, columns):
+    known = [table for table in tables if not table.locked]  # generated columns of a locked one can't be read now
+    for pattern, exprs in deciding:
+        matching = [table for table in known if _wanted(table, settings.tag, [pattern])]
+        nowhere = lacking(exprs, frozenset[str]().union(*map(_columns, matching)))
+        for table in matching:
+            for name in lacking(exprs, _columns(table)):
                 what = (
                     f"{table.qualified_name} has no published column {name}, which decides in the sync config who gets"
                     " rows: nobody gets them by it"
                 )
                 fix = "correct the sync config, or add the column (and publish it, if the publication lists columns)"
-                findings[Finding("HW_R302", what, fix)] = None
+                findings[Finding("HW_R302", what, fix, fatal=name in nowhere)] = None
     return list(findings)
+
+
+def _columns(table: PublishedTable) -> frozenset[str]:
+    return frozenset(column.name for column in table.relation.columns)
 
 
 def mixed_finding(table: PublishedTable) -> Finding:
