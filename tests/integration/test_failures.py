@@ -199,13 +199,26 @@ def test_each_limit_of_connections_is_named_with_its_own_remedy_in_any_language(
             for each in senders:
                 each.finish()
             wait_until(lambda: accepts(settings), "the limit to be gone")
-        with connect(settings) as conn:
-            (finding,) = [f for f in slot_findings(conn, "none", None) if f.code == "HW_2034"]
-        assert "ALTER DATABASE postgres RESET default_transaction_read_only" in finding.fix
+        read_only_until_the_remedy_is_copied(server, settings)
         admin.execute("set default_transaction_read_only = off")
         admin.execute("alter database postgres reset default_transaction_read_only")
+        admin.execute("alter system set default_transaction_read_only = on")
+        admin.execute("select pg_reload_conf()")
+        read_only_until_the_remedy_is_copied(server, settings)
+
+
+def read_only_until_the_remedy_is_copied(server: EmbeddedPostgres, settings: SourceSettings) -> None:
+    def told(conn: psycopg.Connection) -> list[str]:
+        return [f.fix for f in slot_findings(conn, "none", None) if f.code == "HW_2034"]
+
+    def is_told() -> bool:
         with connect(settings) as conn:
-            assert slot_findings(conn, "none", None) == []
+            return told(conn) != []
+
+    wait_until(is_told, "the setting to be taken up")
+    with connect(settings) as conn, psycopg.connect(server.dsn(), autocommit=True) as copied:
+        copied.execute(told(conn)[0].rpartition("or run ")[2].encode())
+        assert told(conn) == []
 
 
 def accepts(settings: SourceSettings) -> bool:

@@ -525,9 +525,10 @@ _NO_WAL_SENDER = (
 )
 _PRIMARY = "set hostname in replication.connections to the primary"
 _STANDBY = ("is a standby", f"promote it, or {_PRIMARY}")
+# The statements work in a session that is read-only, too, and where the setting is the server's
 _FULL_DISK = (
     "hosting companies set default_transaction_read_only when a disk is full: free or add space, and run"
-    " ALTER DATABASE {database} RESET default_transaction_read_only"
+    " BEGIN READ WRITE; ALTER DATABASE {database} SET default_transaction_read_only = off; COMMIT"
 )
 _FAILURES = (
     (

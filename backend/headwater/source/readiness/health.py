@@ -250,12 +250,14 @@ def _doing(conn: psycopg.Connection, holder: _Holder) -> str:
     return f"{holder.state}, {'in' if holder.state == 'active' else 'last'} {holder.command}"
 
 
+# what is set for the database wins, but only sessions that begin later show it
 _READ_ONLY = """
-select exists (select from pg_settings where name = 'default_transaction_read_only' and setting = 'on'
-                 and source in ('configuration file', 'command line', 'environment variable'))
-    or exists (select from pg_db_role_setting s, unnest(s.setconfig) c
-               where s.setrole = 0 and s.setdatabase = (select oid from pg_database where datname = current_database())
-                 and c ~* '^default_transaction_read_only=(on|true|yes|1)$')
+select coalesce(
+  (select bool_or(c ~* '=(on|t.*|y.*|1)$') from pg_db_role_setting s, unnest(s.setconfig) c
+   where s.setrole = 0 and s.setdatabase = (select oid from pg_database where datname = current_database())
+     and c ~* '^default_transaction_read_only='),
+  exists (select from pg_settings where name = 'default_transaction_read_only' and setting = 'on'
+            and source in ('configuration file', 'command line', 'environment variable')))
 """
 
 
@@ -266,8 +268,8 @@ def _read_only(conn: psycopg.Connection) -> list[Finding]:
     what = "the database is read-only for your application and for devices: default_transaction_read_only is on"
     database = sql_name(conn.info.dbname)
     fix = (
-        "hosts set it when a disk is full: free or add space, and have the host reset it, or run"
-        f" ALTER DATABASE {database} RESET default_transaction_read_only"
+        "hosts set it when a disk is full: free or add space, and have the host reset it, or run BEGIN READ WRITE;"
+        f" ALTER DATABASE {database} SET default_transaction_read_only = off; COMMIT"
     )
     return [Finding("HW_2034", what, fix, fatal=False)]
 
