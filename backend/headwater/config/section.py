@@ -229,7 +229,12 @@ def _turned(name: str, other: str) -> bool:
     """Whether one name has a word for a direction that the other does not even misspell."""
     left, right = ({*re.split(r"[^a-z0-9]+", each.lower())} for each in (name, other))
     return any(
-        not difflib.get_close_matches(word, [each for each in others if each not in _DIRECTIONS], cutoff=0.75)
+        not difflib.get_close_matches(word, [each for each in others if not _directs(each)], cutoff=0.75)
         for words, others in ((left - right, right - left), (right - left, left - right))
-        for word in words & _DIRECTIONS
+        for word in words
+        if _directs(word)
     )
+
+
+def _directs(word: str) -> bool:
+    return re.sub("^(?:de|dis|non?|un)(?=...)", "", word) in _DIRECTIONS or word in _DIRECTIONS
