@@ -231,6 +231,8 @@ CASES = {
     "numbered": Case("(id text primary key, t text, n serial)", fails=False),
     "foreign_type": Case("(id text primary key, t text, e hidden.mood)", "permission denied for schema hidden",
                          {"conflict": Conflict.REJECT_CHANGED}, data={}),
+    "comparing": Case("(id text primary key, t text)", "compares previous values of any column",
+                      {"conflict": Conflict.REJECT_CHANGED}, fails=False),
     "unsecured": Case("(id text primary key, t text)", "uploads need row-level security", {"row_security": True}),
     "unruled": Case("(id text primary key, t text); alter table unruled enable row level security",
                     "has no policy by which", {"row_security": True}),

@@ -144,7 +144,7 @@ def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoreS
     if kept is None or not name:
         return []
     if slot is None and standing_of(config, kept, None).state in _FLOWING:
-        what = f"the replicator that writes to the store at {config.storage} follows another source than this one"
+        what = f"the replicator that writes to the store at {config.storage} follows another source, or lost its slot"
         fix = "give each service a store of its own, or correct hostname and database in replication.connections"
         return [Finding("HW_4014", what, fix)]
     if kept.state is None or (slot is not None and slot.wal_status != "lost"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from uuid import uuid4
 
 import psycopg
 from psycopg import sql
@@ -204,6 +205,10 @@ def _of_columns(rule: TableRule, table: _Table, columns: dict[str, _Column]) -> 
         what = f"can't set {_listed(keys, 'column')} to null, which is its key, so that every PUT is refused"
         yield _told(rule, what, "take that out of `null_when_absent`")
     if rule.columns is None:
+        if rule.conflict is Conflict.REJECT_CHANGED:
+            what = "compares previous values of any column that the role may read, so devices can try what it holds"
+            fix = "list `columns`, and under `compare` what else devices are sent"
+            yield _told(rule, what, fix, fatal=False)
         return
     given = {*rule.columns, *table.key}
     if barred := sorted(({*rule.null_when_absent, *(new for _, new in rule.renamed)} & columns.keys()) - given):
@@ -260,11 +265,12 @@ def _listed(names: Sequence[str], what: str) -> str:
 async def _try(settings: UploadSettings, tables: dict[TableRule, list[_Column]]) -> list[Finding]:
     """Do what an upload does, in a transaction that is rolled back."""
     connections, found = Connections(settings), list[Finding]()
+    device = Device("", f"headwater check {uuid4()}", "{}")  # of its own, so that checks do not wait for each other
     try:
         async with connections.use() as conn, conn.transaction(force_rollback=True):
             await begin(conn, settings)
-            found += await _try_records(conn, settings)
-            await become(conn, settings, _DEVICE)
+            found += await _try_records(conn, settings, device)
+            await become(conn, settings, device)
             for rule, columns in tables.items():
                 found += await _try_table(conn, rule, columns)
     except HeadwaterError as error:
@@ -276,15 +282,12 @@ async def _try(settings: UploadSettings, tables: dict[TableRule, list[_Column]])
     return found
 
 
-_DEVICE = Device("", "headwater check", "{}")
-
-
-async def _try_records(conn: psycopg.AsyncConnection, settings: UploadSettings) -> list[Finding]:
+async def _try_records(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> list[Finding]:
     """Record one transaction, and park another; tell of dead letters that wait. Raises HeadwaterError."""
     ((waiting, oldest),) = await (await conn.execute(_WAITING)).fetchall()
-    client = await ledger.open_client(conn, settings, _DEVICE)
+    client = await ledger.open_client(conn, settings, device)
     await ledger.note(conn, settings, client, [entry_of(1, {})])
-    await ledger.park(conn, settings, _DEVICE, transaction_of([entry_of(2, {})]), Refused("tried"))
+    await ledger.park(conn, settings, device, transaction_of([entry_of(2, {})]), Refused("tried"))
     if not waiting:
         return []
     more = " or more" if waiting == MOST_COUNTED else ""
