@@ -174,7 +174,7 @@ def test_where_more_may_be_missing_the_whole_table_is_compared(deployment: Deplo
         wait_until(lambda: compared(deployment), "somebody to notice")
         deployment.stop()
     if how == "slot lost":
-        source.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not temporary")
+        source.lose_slots()
         source.execute("update events set body = 'missed' where day < 15")
     deployment.start()
     wait_until(lambda: bool(noted.compared) and settled(deployment), "the comparison to end")

@@ -143,7 +143,7 @@ def test_another_prefix_makes_a_slot_of_that_name_and_drops_the_one_before(world
 def test_a_copy_of_a_store_with_another_prefix_leaves_the_slot_of_the_first_alone(world_of: NewWorld) -> None:
     world = world_of()
     deployment = world.deployment
-    deployment.stop()
+    deployment.stop_and_let_go()
     first = replace(deployment.settings, silence_seconds=60)
     ((name, _),) = slots(world)
     with ReplicationStream(first, name, ZERO, first.publications):

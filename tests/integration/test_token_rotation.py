@@ -304,7 +304,7 @@ ATTACKS: dict[str, tuple[Callable[[], str], str]] = {
     "another alg": (lambda: Signer("RS512", signer().private, "k1").token(), "PSYNC_S2101"),
     "a secret for a public key": (hs_for_rs, "PSYNC_S2101"),
     "an unknown kid": (lambda: signer("RS256", "x").token(), "PSYNC_S2101"),
-    "no kid": (lambda: signer().token(header={"kid": None}), "PSYNC_S2101"),
+    "no kid": (lambda: signer("RS256", "x").token(header={"kid": None}), "PSYNC_S2101"),
     "expired": (lambda: signer().token(iat=1_700_000_000, exp=1_700_000_600), "PSYNC_S2103"),
     "too long a life": (lambda: signer().token(iat=1_700_000_000, exp=4_000_000_000), "PSYNC_S2104"),
     "another audience": (lambda: signer().token(aud="other"), "PSYNC_S2105"),

@@ -206,6 +206,12 @@ class Deployment:
             assert not self._thread.is_alive()
             self._thread = None
 
+    def stop_and_let_go(self) -> None:
+        """Stop, and wait until Postgres has noticed that nobody reads the slots."""
+        self.stop()
+        read = "select count(*) from pg_replication_slots where database = current_database() and active"
+        wait_until(lambda: self.source.connection.execute(read).fetchall() == [(0,)], "the slots to be free")
+
     def close(self) -> None:
         self.stop()
         if self._reader is not None:
