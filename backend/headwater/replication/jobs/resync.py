@@ -145,7 +145,7 @@ class Resync(Job):
         name = self._slot
         with connect(self._context.source) as conn:
             end_reader(conn, name)  # of an earlier comparison, whose slot may still be waiting for transactions to end
-        keeper = SnapshotKeeper(self._context.source, name, temporary=True)
+        keeper = SnapshotKeeper(self._context.source, name, temporary=True, stop=self._closed)
         try:
             with connect(self._context.source) as conn:  # so that an idle stream passes the snapshot's position
                 conn.execute(ping_statement(conn.info.server_version))
