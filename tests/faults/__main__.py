@@ -6,14 +6,17 @@ that is 0.0 s behind. Ends with 0 when all were. `--write` writes the table into
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,52 +52,96 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         PAGE.write_text(in_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    folder = Path(tempfile.mkdtemp(prefix="headwater-faults-"))
-    folder.chmod(0o755)  # Postgres runs as another user
     chosen = [fault for fault in FAULTS if any(part in fault.name for part in options.only.split(","))]
-    failed = 0
+    failed, began = 0, time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with World(folder, postgres_of(MAJOR)) as world:
+    with Worlds(options.patience) as worlds:
         for number, fault in enumerate(chosen, 1):
-            world.make_well(options.patience)
-            verdict = inject(world, fault, options.seconds)
+            verdict = attempt(worlds, fault, options.seconds)
             failed += bool(verdict.missing)
             print(f"{number:2} {'FAIL' if verdict.missing else 'ok  '} {fault.name}: {verdict}", flush=True)
             if verdict.missing and options.verbose:
                 for where, text in verdict.said.items():
                     print(f"--- {where}\n{text}", flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    print(f"{len(chosen) - failed} of {len(chosen)} faults were named within {options.seconds:.0f} s")
+    minutes = (time.monotonic() - began) / 60
+    named = len(chosen) - failed
+    print(f"{named} of {len(chosen)} faults were named within {options.seconds:.0f} s; this took {minutes:.1f} minutes")
     return 1 if failed else 0
 
 
-def inject(world: World, fault: Fault, seconds: float) -> Verdict:
+class Worlds(ExitStack):
+    """The world that faults are injected into, which is made anew when it does not become well."""
+
+    def __init__(self, patience: float) -> None:
+        super().__init__()
+        self._patience = patience
+        self._world: World | None = None
+
+    def well(self) -> World:
+        """A world in which rows flow."""
+        if self._world is not None:
+            try:
+                self._world.make_well(self._patience)
+            except Exception as error:  # noqa: BLE001 - whatever the last fault has left behind
+                print(f"     the world is made anew: {error}", flush=True)
+                self.discard()
+        if self._world is None:
+            self._world = self._new()
+            self._world.make_well(3 * self._patience)
+        return self._world
+
+    def discard(self) -> None:
+        """Do without the world that there is."""
+        self._world = None
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _new(self) -> World:
+        folder = Path(tempfile.mkdtemp(prefix="headwater-faults-"))
+        folder.chmod(0o755)  # Postgres runs as another user
+        self.callback(shutil.rmtree, folder, ignore_errors=True)
+        return self.enter_context(World(folder, postgres_of(MAJOR)))
+
+
+def attempt(worlds: Worlds, fault: Fault, seconds: float) -> Verdict:
+    """Inject it. An error of whatever makes or undoes the fault counts as one that was not named."""
+    verdict = Verdict(0.0)
+    try:
+        world = worlds.well()
+        inject(world, fault, seconds, verdict)
+    except Exception as error:  # noqa: BLE001 - the other faults are still to come
+        verdict.missing.append(f"{type(error).__name__}: {error}")
+        verdict.said["traceback"] = traceback.format_exc()
+        worlds.discard()
+    return verdict
+
+
+def inject(world: World, fault: Fault, seconds: float, verdict: Verdict) -> None:
     """Look until it is named everywhere, or somebody who asked when time was up was not told."""
     mark = world.log.stat().st_size
     with fault.inject(world):
-        began, verdict = time.monotonic(), Verdict(0.0)
+        began = time.monotonic()
         for asking_at in (0.0, 0.4 * seconds, seconds):
             if (asked := time.monotonic() - began) > asking_at > 0 and asking_at < seconds:
                 continue
             time.sleep(max(0.0, asking_at - asked))
             asked = time.monotonic() - began
-            verdict = look(world, fault, mark)
             verdict.seconds = asked
+            look(world, fault, mark, verdict)
             if not verdict.missing:
                 break
         if verdict.seconds > 2 * seconds:  # a busy machine has as long again
             verdict.missing.append(f"nobody could ask again before {verdict.seconds:.0f} s")
-        return verdict
 
 
-def look(world: World, fault: Fault, mark: int) -> Verdict:
+def look(world: World, fault: Fault, mark: int, verdict: Verdict) -> None:
     """What is said now, and what is missing in it."""
     with ThreadPoolExecutor(2) as both:
         status, doctor = both.map(world.run, ("source status", "doctor"))
     said = {"status": status.out + status.err, "doctor": doctor.out + doctor.err}
     said["log"] = world.log.read_bytes()[mark:].decode(errors="replace")
-    verdict = Verdict(0.0, said=said)
+    verdict.said, verdict.missing = said, []
     for where in fault.where:
         verdict.missing += fault.missing(where, said[where])
     if not fault.flows:
@@ -102,7 +149,6 @@ def look(world: World, fault: Fault, mark: int) -> Verdict:
             verdict.missing.append("status says that it streams, 0.0 s behind")
         if status.code == 0 and "state     streaming" in status.out:
             verdict.missing.append("status exits with 0")
-    return verdict
 
 
 if __name__ == "__main__":

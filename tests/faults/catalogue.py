@@ -232,18 +232,6 @@ def slots_used_up(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def connections_used_up(world: World) -> Iterator[None]:
-    world.sql(f"alter role {ROLE} connection limit 1")
-    world.disconnect()
-    dsn = f"{world.server.dsn(user=ROLE)} password={PASSWORD}"
-    with contextlib.suppress(psycopg.OperationalError), contextlib.closing(psycopg.connect(dsn)):
-        try:
-            yield
-        finally:
-            world.sql(f"alter role {ROLE} connection limit -1")
-
-
-@contextmanager
 def segments_written(world: World) -> Iterator[None]:
     """More log than the slot may keep."""
     for _ in range(40):
@@ -449,7 +437,7 @@ FAULTS: tuple[Fault, ...] = (
         "the role's connection limit is reached",
         "connection limit / too many connections for role",
         "CONNECTION LIMIT",
-        connections_used_up,
+        statements(f"alter role {ROLE} connection limit 0", f"alter role {ROLE} connection limit -1", disconnect=True),
     ),
     Fault("all WAL senders are in use", "WAL senders", "max_wal_senders", senders_used_up),
     Fault(

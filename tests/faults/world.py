@@ -273,12 +273,12 @@ class World:
         return outcome.code == 0 and "state     streaming" in outcome.out and self._ready()
 
     def make_well(self, seconds: float) -> None:
-        """Wait until it is well, or start it anew, without its store if need be."""
-        for attempt in range(3):
+        """Wait until it is well, and start it anew if it is not."""
+        for _ in range(2):
             if self._service is None or self._service.poll() is not None:
                 self.start()
             with contextlib.suppress(AssertionError):
-                wait_until(self.is_well, "the service to be well", seconds if attempt < 2 else 3 * seconds, pause=0.2)
+                wait_until(self.is_well, "the service to be well", seconds, pause=0.2)
                 return
             self.stop()
         raise AssertionError(f"the service did not become well:\n{self.run('source status')}\n{self.tail()}")
