@@ -295,7 +295,7 @@ def store_set_aside(world: World) -> Iterator[None]:
 
 @contextmanager
 def large_transaction(world: World) -> Iterator[None]:
-    world.sql("insert into notes select 'l' || n, repeat('y', 60) from generate_series(1, 400000) n")
+    world.sql("insert into notes select 'l' || n, repeat('y', 60) from generate_series(1, 2000000) n")
     try:
         yield
     finally:
@@ -305,9 +305,18 @@ def large_transaction(world: World) -> Iterator[None]:
         world.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
 
 
+_SUBTRANSACTIONS = """
+do $$ begin
+  for n in 1..1500000 loop
+    begin insert into unseen values (n); exception when others then raise; end;
+  end loop;
+end $$
+"""  # they take long to decode, and little log
+
+
 @contextmanager
 def decoded_for_nobody(world: World) -> Iterator[None]:
-    world.sql("insert into unseen select n, repeat('y', 50) from generate_series(1, 3000000) n")
+    world.sql(_SUBTRANSACTIONS)
     try:
         yield
     finally:
@@ -316,18 +325,12 @@ def decoded_for_nobody(world: World) -> Iterator[None]:
 
 @contextmanager
 def disk_full(world: World) -> Iterator[None]:
-    filler = world.store.parent / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
-    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-        while True:
-            file.write(bytes(512))
+    world.shrink_disk()
     world.sql("update notes set body = repeat(md5(random()::text), 2000)")
     try:
         yield
     finally:
-        filler.unlink()
+        world.restore_disk()
         world.sql("update notes set body = 'x'")
 
 
@@ -640,7 +643,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the role of uploads lacks a grant",
         "lacks rights to the table (public.notes)",
-        "GRANT INSERT, UPDATE ON … app_user",
+        "GRANT INSERT, UPDATE ON … TO …app_user",
         uploading(
             {"id": "u1", "data": {"body": "a"}},
             statements("revoke insert, update on notes from app_user", "grant insert, update on notes to app_user"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import urllib.error
@@ -69,6 +70,9 @@ host all all 127.0.0.1/32 scram-sha-256
 """
 
 
+_DISK = "1500m"
+
+
 @dataclass
 class World:
     """A context manager. `config` is the service config, which is written when the service is started."""
@@ -103,11 +107,28 @@ class World:
         """The store's directory, on a disk of its own where one may be mounted."""
         path = self.folder / "disk"
         path.mkdir()
-        mounting = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(path)]
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(path)]
         self.mounted = subprocess.run(mounting, capture_output=True, check=False).returncode == 0
         if self.mounted:
             stack.callback(subprocess.run, ["umount", "-l", str(path)], check=True)
         return path / "store"
+
+    def shrink_disk(self) -> None:
+        """Leave no room on the store's disk."""
+        assert self.mounted, "the store has no disk of its own, which only root can mount"
+        disk = os.statvfs(self.store.parent)
+        self._resize(str((disk.f_blocks - disk.f_bfree) * disk.f_frsize))
+        with contextlib.suppress(OSError), (self.store.parent / "filler").open("wb", buffering=0) as file:
+            while True:  # what somebody gave back meanwhile
+                file.write(bytes(512))
+
+    def restore_disk(self) -> None:
+        """Give it the room that it had."""
+        self._resize(_DISK)
+        (self.store.parent / "filler").unlink()
+
+    def _resize(self, size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.store.parent)], check=True)
 
     def _config(self) -> dict[str, Any]:
         connection = {
