@@ -117,9 +117,9 @@ class World:
         """Leave no room on the store's disk."""
         assert self.mounted, "the store has no disk of its own, which only root can mount"
         disk = os.statvfs(self.store.parent)
-        self._resize(str((disk.f_blocks - disk.f_bfree) * disk.f_frsize))
+        self._resize(str((disk.f_blocks - disk.f_bfree) * disk.f_frsize + (1 << 18)))  # the service writes meanwhile
         with contextlib.suppress(OSError), (self.store.parent / "filler").open("wb", buffering=0) as file:
-            while True:  # what somebody gave back meanwhile
+            while True:
                 file.write(bytes(512))
 
     def restore_disk(self) -> None:
