@@ -6,7 +6,6 @@ that is 0.0 s behind. Ends with 0 when all were. `--write` writes the table into
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import shutil
 import signal
@@ -38,7 +37,7 @@ class Verdict:
     said: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "; ".join(self.missing) or f"named after {self.seconds:.1f} s"
+        return "; ".join(self.missing) or f"named to who asked after {self.seconds:.1f} s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if verdict.missing and options.verbose:
                 for where, text in verdict.said.items():
                     print(f"--- {where}\n{text}", flush=True)
+        worlds.discard()
     minutes = (time.monotonic() - began) / 60
     named = len(chosen) - failed
     print(f"{named} of {len(chosen)} faults were named within {options.seconds:.0f} s; this took {minutes:.1f} minutes")
@@ -94,8 +94,10 @@ class Worlds(ExitStack):
     def discard(self) -> None:
         """Do without the world that there is."""
         self._world = None
-        with contextlib.suppress(Exception):
+        try:
             self.close()
+        except Exception as error:  # noqa: BLE001 - the faults are what counts
+            print(f"     something may be left behind: {error}", flush=True)
 
     def _new(self) -> World:
         folder = Path(tempfile.mkdtemp(prefix="headwater-faults-"))
