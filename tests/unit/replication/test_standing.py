@@ -80,6 +80,9 @@ CASES = {
     "the stream is not read": Case(
         State.WAITING, 40, 38.0, 400, replace(BEHIND, read_at=NOW - 39, stored_at=NOW - 39), why="not read the stream"
     ),
+    "the store was locked before the stream was read again": Case(
+        State.WAITING, 40, 38.0, 400, replace(BEHIND, read_at=NOW - 5), why="check for a second headwater process"
+    ),
     "the source can't be asked": Case(
         State.UNKNOWN,
         40,

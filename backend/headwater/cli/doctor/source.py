@@ -78,6 +78,8 @@ def _standing(found: Standing) -> Iterator[Result]:
         yield Result("replica", Level.FAIL, what, f"{fix}, and the log of the replicator")
     elif found.state is State.STOPPED:
         yield Result("replica", Level.WARN, what, "start Headwater")
+    elif found.state is State.WAITING:
+        yield Result("replica", Level.WARN, what, fix)
     else:
         yield ok("replica", what)
 

@@ -27,6 +27,7 @@ STALE_SECONDS = 7.0
 
 _LONG_SECONDS = 5.0  # what has not been stored for longer is a large transaction
 _STUCK_SECONDS = 3.0  # while one is stored, the stream is read more often
+_READ_SECONDS = 4.0  # the stream is read every two seconds, also when it brings nothing
 
 _ASK_SECONDS = 3  # at most, so that whoever asks for metrics gets them in time
 _ASKED_AGAIN_SECONDS = 5.0
@@ -164,8 +165,8 @@ def state_of_the_stream(health: Health, now: float) -> tuple[State, float, str]:
     known = max(at for at in (health.since, flow.caught_up_at, flow.brought_at) if at is not None)
     if not lately(flow.asked_at):
         return State.UNKNOWN, known, flow.refusal or _SILENT
-    if not lately(flow.read_at):
-        return State.WAITING, known, f"the replicator has not read the stream since; {_HANGS}"
+    if flow.read_at is None or now - flow.read_at > _READ_SECONDS:
+        return State.WAITING, known, _BLOCKED
     return State.WAITING, known, _NOTHING_SENT
 
 
@@ -173,6 +174,10 @@ _LARGE = "a large transaction is being stored, {:,} bytes so far; devices get it
 _STUCK = (
     "{:,} bytes have come, and to store them takes long: the store is slow, or locked by another process; check for a"
     " second headwater process, and its disk"
+)
+_BLOCKED = (
+    "the replicator has not read the stream since: it hangs, or its store is slow, or locked by another process; check"
+    " for a second headwater process, its disk and its log"
 )
 _SILENT = "the source has not answered since; check the network to it, and that Postgres runs there"
 _NOTHING_SENT = (
