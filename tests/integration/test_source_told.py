@@ -267,7 +267,8 @@ def test_a_slot_that_is_lost_while_nobody_reads_it_is_told_by_every_command(
     assert doctor.code == 1
     assert "FAIL  source   [HW_2040]" in doctor.out
     (lacking,) = re.findall(r"WARN  replica  replication is stopped, and ([\d,]+) bytes", doctor.out)
-    assert int(lacking.replace(",", "")) >= int(missing.replace(",", ""))
+    grown = int(lacking.replace(",", "")) - int(missing.replace(",", ""))
+    assert 0 <= grown < 1 << 20, "a server that is idle still logs which transactions run"
 
 
 def test_a_large_transaction_is_told_while_it_is_stored_and_keeps_the_store_locked(
