@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -51,14 +52,9 @@ _USER = "postgres"
 
 def run(host: str, port: int, rows: int, keep: Path | None) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. Port 0 chooses a free one; `keep` is a directory that is kept."""
-    files = find_demo_files()
-    stop = threading.Event()
-    stop_on_signals(stop)
-    signal.signal(signal.SIGHUP, lambda *_: stop.set())
+    files, stop = find_demo_files(), _stop()
     with ExitStack() as stack:
-        # Bound first, so that a port in use is reported at once; released when the endpoint is about to bind it
-        reserved = stack.enter_context(bind(host, port, "--port"))
-        address = Address(host, reserved.getsockname()[1])
+        reserved, address = _reserve(stack, host, port)
         workspace = stack.enter_context(open_workspace(keep))
         server = EmbeddedPostgres(workspace.database)
         _say(f"starting Postgres {server.binaries.major}")
@@ -90,13 +86,9 @@ class OwnDatabase:
 def run_own(database: OwnDatabase, host: str, port: int) -> None:
     """Show what happens over a database of one's own, until a signal. In the end the slot and the publication that were
     made for it are dropped."""
-    files = replace(find_demo_files(), page="own.html")
-    stop = threading.Event()
-    stop_on_signals(stop)
-    signal.signal(signal.SIGHUP, lambda *_: stop.set())
+    files, stop = replace(find_demo_files(), page="own.html"), _stop()
     with ExitStack() as stack:
-        reserved = stack.enter_context(bind(host, port, "--port"))
-        address = Address(host, reserved.getsockname()[1])
+        reserved, address = _reserve(stack, host, port)
         workspace = stack.enter_context(open_workspace(None))
         mark = f"headwater_dev_{secrets.token_hex(4)}"
         source = replace(source_at(database.uri, ask=False), publications=(mark,), slot_prefix=f"{mark}_")
@@ -120,6 +112,20 @@ def run_own(database: OwnDatabase, host: str, port: int) -> None:
         text = own_tables_text(address, source.address, files, rules)
         _serve(workspace, address, session, text, stop, proposal.people)
         _say("ending")
+
+
+def _stop() -> threading.Event:
+    """An event that SIGTERM, SIGINT and SIGHUP set."""
+    stop = threading.Event()
+    stop_on_signals(stop)
+    signal.signal(signal.SIGHUP, lambda *_: stop.set())
+    return stop
+
+
+def _reserve(stack: ExitStack, host: str, port: int) -> tuple[socket.socket, Address]:
+    """Bind the port first, so that one in use is reported at once. Close it when the endpoint is about to bind it."""
+    reserved = stack.enter_context(bind(host, port, "--port"))
+    return reserved, Address(host, reserved.getsockname()[1])
 
 
 def _remove(source: SourceSettings, mark: str) -> None:

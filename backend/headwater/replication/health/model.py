@@ -32,6 +32,11 @@ class State(Enum):
     STOPPED = "stopped"
     UNKNOWN = "unknown"
 
+    @property
+    def runs(self) -> bool:
+        """Whether a replicator is known to be at work, or to try."""
+        return self not in {State.STOPPED, State.UNKNOWN}
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:

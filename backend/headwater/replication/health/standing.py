@@ -76,7 +76,7 @@ class Standing:
     @property
     def runs(self) -> bool:
         """Whether a replicator is known to be at work, or to try."""
-        return self.state not in {State.STOPPED, State.UNKNOWN}
+        return self.state.runs
 
     def as_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = orjson.loads(orjson.dumps(self))
@@ -92,7 +92,6 @@ def find_standing(source: str, heard: Heard, log_end: LogEnd | None, now: float)
         return _with_lag(Standing(source, state, why=why, position=position), Flow(), heard, log_end, now)
     health = _by_our_clock(health, now - heard.age)
     state, since, why = _state(health, heard, now)
-    work = state not in {State.STOPPED, State.UNKNOWN}
     found = Standing(
         source,
         state,
@@ -108,8 +107,8 @@ def find_standing(source: str, heard: Heard, log_end: LogEnd | None, now: float)
         wal_status=None if health.slot is None else health.slot.wal_status,
         position=position,
         triggers=health.triggers,
-        work=health.work if work else "",
-        done=health.done if work else None,
+        work=health.work if state.runs else "",
+        done=health.done if state.runs else None,
         totals=health.totals,
     )
     return _with_lag(found, health.flow, heard, log_end, now)

@@ -263,9 +263,7 @@ def mender_of(error: psycopg.Error, nulls: Container[str] = ()) -> Mender:
         return Mender.USER
     if diag.source_function == _POLICY:  # of what the device writes, or of what a function writes in its stead
         return Mender.OPERATOR if diag.context else Mender.USER
-    if (
-        state == MUST_NOT_BE_NULL and diag.column_name not in nulls
-    ):  # the device does not send it, and it has no default
+    if state == MUST_NOT_BE_NULL and diag.column_name not in nulls:  # it is not sent, and has no default
         return Mender.OPERATOR
     if state == "23514" and diag.constraint_name is None:  # no partition takes the row
         return Mender.OPERATOR
