@@ -1,8 +1,9 @@
-"""The base class of our errors, and the four reactions that an error asks for.
+"""The base class of our errors; what their codes mean is a table in headwater.codes.
 
 Every error says what happened, where, and what to do, and carries a stable code: the published `PSYNC_…` code
-where one exists, a `HW_…` code of our own elsewhere. Errors are picklable, because Spark ships them between
-processes, and never carry a cell value or a secret.
+where one exists, a `HW_…` code of our own elsewhere. A class of its own is for an error that somebody catches by name;
+everything else is raised as `HeadwaterError(what, where, fix, code="HW_…")`, and its code says the rest. Errors are
+picklable, because Spark ships them between processes, and never carry a cell value or a secret.
 """
 
 from __future__ import annotations
@@ -11,33 +12,31 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
-from typing import ClassVar
 
-
-class Kind(Enum):
-    """What the caller should do about an error."""
-
-    RETRY = "retry"  # something outside failed; the same call may succeed later
-    STOP = "stop"  # a person has to change something first
-    RESYNC = "re-sync"  # the stream alone can't keep the store up to date any more
-    REJECT = "reject"  # this one input is wrong; everything else goes on
+from headwater.codes import CODES, Kind
 
 
 class HeadwaterError(Exception):
-    """Base class of all our errors; raise a subclass.
+    """Base class of all our errors.
 
     `what` happened, `where` it happened (a file, a table, a setting), and the `fix`: what the reader can do about it.
+    `code` is a key of CODES, which names the reaction; subclasses name it once for all their errors.
     """
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_0000"
+    code: str = "HW_0000"
 
-    def __init__(self, what: str, where: str = "", fix: str = "") -> None:
-        super().__init__(what, where, fix)  # args are what pickle replays
+    def __init__(self, what: str, where: str = "", fix: str = "", *, code: str = "") -> None:
+        super().__init__(what, where, fix)  # args are what pickle replays; the rest is in __dict__
         self.what = what
         self.where = where
         self.fix = fix
+        if code:
+            self.code = code
+
+    @property
+    def kind(self) -> Kind:
+        """What the caller should do about it."""
+        return CODES[self.code].kind if self.code in CODES else Kind.STOP
 
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""
@@ -49,8 +48,7 @@ class MachineError(HeadwaterError):
     """The machine refuses something that all work needs: room on a disk, a file, memory. The work itself is not at
     fault, and may succeed later."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_1001"
+    code = "HW_1001"
 
 
 _REMEDIES = {

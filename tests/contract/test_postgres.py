@@ -21,8 +21,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from headwater.codes import Kind
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow

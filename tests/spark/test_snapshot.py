@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
-from headwater.errors import Kind
+from headwater.codes import Kind
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline import jobs
 from headwater.pipeline.jobs import BulkJobs

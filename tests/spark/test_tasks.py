@@ -18,8 +18,9 @@ import pytest
 from pyspark.sql import SparkSession, functions
 
 from headwater.bulk.contract import CompareJob, Difference, GivenUpError, SnapshotTable, TableChangedError
+from headwater.codes import Kind
 from headwater.decode.catalog import TypeCatalog
-from headwater.errors import HeadwaterError, Kind, MachineError
+from headwater.errors import HeadwaterError, MachineError
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows

@@ -7,7 +7,6 @@ import asyncio
 from headwater.api.bell import Bell
 from headwater.api.errors import ApiError, ShuttingDownError
 from headwater.api.streams.hub import Hub
-from headwater.errors import Kind
 from headwater.sync.interest import News
 
 WAIT_SECONDS = 50.0
@@ -16,9 +15,7 @@ WAIT_SECONDS = 50.0
 class NotReplicatedError(ApiError):
     """The source's newest changes were not replicated within the time that a client waits for them."""
 
-    kind = Kind.RETRY
     code = "HW_6006"
-    status = 503
 
 
 class Arrival:

@@ -30,7 +30,8 @@ from headwater.api.refusals import prove
 from headwater.api.shares import Shares
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.threads import StoreThreads
-from headwater.errors import HeadwaterError, Kind
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import StoreReader
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key

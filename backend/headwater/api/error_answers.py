@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError
-from headwater.errors import HeadwaterError, Kind
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError
 from headwater.sync.request import InvalidRequestError
 
 _FOR_NOW = frozenset({429, 503})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.codes import CODES
+from headwater.errors import HeadwaterError
 
 RETRY_SECONDS = 5
 """The default Retry-After of errors with status 429 and 503."""
@@ -13,9 +14,12 @@ RETRY_SECONDS = 5
 class ApiError(HeadwaterError):
     """Base class of errors that have an HTTP status."""
 
-    kind = Kind.REJECT
-    status: ClassVar[int] = 400
     retry_after: ClassVar[int] = RETRY_SECONDS  # where the status is 429 or 503
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of its code."""
+        return CODES[self.code].status
 
 
 class GoneError(Exception):
@@ -26,24 +30,19 @@ class UnknownRouteError(ApiError):
     """Nothing is served at this path."""
 
     code = "PSYNC_S2002"
-    status = 404
 
 
 class ShuttingDownError(ApiError):
     """The process is shutting down. The client should connect again, to another process or the next one."""
 
-    kind = Kind.RETRY
     code = "PSYNC_S2003"
-    status = 503
 
 
 class NoActiveConfigError(ApiError):
     """No sync config is active yet: none was deployed, or its first snapshot is still running. The answer says how far
     that is."""
 
-    kind = Kind.RETRY
     code = "PSYNC_S2302"
-    status = 503
 
     def __init__(self, progress: str = "") -> None:
         what = "no rows are served before the first snapshot is complete"
@@ -55,19 +54,15 @@ class BodyTooLargeError(ApiError):
     """The body of a request is larger than the limit."""
 
     code = "HW_6002"
-    status = 413
 
 
 class NotAcceptableError(ApiError):
     """The client accepts none of the formats or codings of a stream."""
 
     code = "HW_6003"
-    status = 406
 
 
 class TooManyRequestsError(ApiError):
     """A limit on concurrent streams or requests is reached. The answer has an empty body, as clients expect."""
 
-    kind = Kind.RETRY
     code = "PSYNC_S2304"
-    status = 429

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from headwater.decode.catalog import TypeCatalog
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.keys import StoreKeys
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
@@ -39,37 +39,33 @@ class JobKind(StrEnum):
 class TableChangedError(HeadwaterError):
     """A table was rewritten, truncated or altered while it was read, so what was read is useless."""
 
-    kind: ClassVar[Kind] = Kind.RESYNC
-    code: ClassVar[str] = "HW_2301"
+    code = "HW_2301"
 
 
 class TableLockedError(HeadwaterError):
     """A table is locked, so neither its rows nor its definition can be read."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_2302"
+    code = "HW_2302"
 
 
 class EngineError(HeadwaterError):
     """The engine that runs bulk jobs is not available. The job is not at fault and can be repeated any number of
     times."""
 
-    code: ClassVar[str] = "HW_5100"
+    code = "HW_5100"
 
 
 class EngineLostError(EngineError):
     """The engine ended during a job, for example when the machine ran out of memory. It is started again with the next
     job."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5106"
+    code = "HW_5106"
 
 
 class GivenUpError(HeadwaterError):
     """The job was cancelled."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5104"
+    code = "HW_5104"
 
 
 @dataclass(frozen=True, slots=True)

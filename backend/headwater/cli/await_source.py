@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
 from headwater_rules.plan import TablePattern

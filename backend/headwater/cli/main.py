@@ -24,8 +24,9 @@ from headwater.cli.store.group import store
 from headwater.cli.supervise import ChildStoppedError, end_with_supervisor
 from headwater.cli.upload.group import upload
 from headwater.cli.watching.logs import set_up_logging
+from headwater.codes import Kind
 from headwater.config.given import CONFIG_B64, SYNC_B64, ConfigSource
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater_rules.errors import RuleErrors
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headwater.codes import Kind
 from headwater.compaction.work import LARGE_OPS, Elsewhere, Need, Summary, UpkeepStoppedError, UpkeepWork, need, shared
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.compaction import BucketState, UpkeepStore

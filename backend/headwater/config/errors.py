@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 
 _LOGIN = re.compile(r":/.*@", re.DOTALL)
 
@@ -62,8 +61,7 @@ class ConfigError(HeadwaterError):
     """A service config that can't be used, with all its errors. `origin` is the file, or another name for where it came
     from."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_7001"
+    code = "HW_7001"
 
     def __init__(self, origin: str, issues: Sequence[ConfigIssue]) -> None:
         super().__init__("the service config can't be used", shown(origin))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from headwater.errors import HeadwaterError
 
 
@@ -13,7 +11,7 @@ class DecodeError(HeadwaterError):
     The kind is STOP, because going on would lose a change; a caller that may skip one has to decide so.
     """
 
-    code: ClassVar[str] = "HW_3001"
+    code = "HW_3001"
 
 
 def not_utf8(table: str, row: str, column: str) -> str:

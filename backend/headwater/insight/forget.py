@@ -11,7 +11,7 @@ import orjson
 
 from headwater.bulk.contract import TableLockedError
 from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect
@@ -46,7 +46,6 @@ class StillHeldError(HeadwaterError):
 class NotForgottenError(HeadwaterError):
     """The value is still in the store."""
 
-    kind = Kind.RETRY
     code = "HW_8402"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.insight.lookups import LookupScan
 from headwater.insight.rows import CurrentRows, op_size
 from headwater.insight.words import count
@@ -24,7 +24,6 @@ _PAGE = 50_000
 class TooMuchShownError(HeadwaterError):
     """The rows to be shown in a preview are too large for one answer."""
 
-    kind = Kind.REJECT
     code = "HW_8109"
 
 

@@ -18,7 +18,7 @@ from headwater.bulk.bound_table import bind
 from headwater.bulk.contract import SnapshotJob, SnapshotTable, TableChangedError
 from headwater.decode.copytext import key_cells, split_line, unreadable_cells
 from headwater.decode.errors import not_utf8
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.limits import (
     LEFT_OUT,
     REFUSED_NAMED,
@@ -50,7 +50,6 @@ _LOCK_TIMEOUT = "set lock_timeout = '10s'"  # all other tables of the job wait m
 class PartitionError(HeadwaterError):
     """A task could not read its range."""
 
-    kind = Kind.RETRY
     code = "HW_5101"
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, format_lsn
 
 
 class SchemaChangedError(HeadwaterError):
     """The stream does not fit what the catalog says. It is read again from the store's position."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5001"
+    code = "HW_5001"
 
 
 class PoisonError(HeadwaterError):
     """A transaction of the source can't be applied. Its commit record begins at `lsn`, if that is known, and not after
     `upto`."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_5005"
+    code = "HW_5005"
 
     def __init__(self, why: str, tag: str, lsn: Lsn | None, upto: Lsn) -> None:
         at = "" if lsn is None else f" at {format_lsn(lsn)}"
@@ -49,12 +45,10 @@ BROKEN_ROWS = "HW_5304"
 class ProtocolError(HeadwaterError):
     """The stream's messages come in an order that the protocol does not allow."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5002"
+    code = "HW_5002"
 
 
 class SourceReplacedError(HeadwaterError):
     """The source is not the cluster that we followed, or has another history."""
 
-    kind: ClassVar[Kind] = Kind.RESYNC
-    code: ClassVar[str] = "HW_5003"
+    code = "HW_5003"

@@ -7,7 +7,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError
 from headwater.source.catalog.publications import PublicationUnusable

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress
 from headwater.bulk.work import BulkWork
-from headwater.errors import HeadwaterError, Kind, machine_errors
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.health.figures import Figures

@@ -15,7 +15,8 @@ import time
 from collections import Counter
 
 from headwater.bulk.contract import EngineError, TableChangedError
-from headwater.errors import HeadwaterError, Kind, MachineError, machine_errors
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError, MachineError, machine_errors
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
 from headwater.replication.jobs.agenda import Agenda, Task
 from headwater.replication.jobs.context import JobContext

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import psycopg
 from psycopg import pq
@@ -24,7 +24,7 @@ from psycopg.pq.misc import find_libpq_full_path
 from psycopg.rows import TupleRow
 
 from headwater.decode.settings import settings_options, statements_for
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.source.pooler import known_pooler
 from headwater.tls import pem_file, root_certificates, why_untrusted
 from headwater_rules.propose.sql import identifier
@@ -73,15 +73,13 @@ class SourceSettings:
 class SourceUnreachable(HeadwaterError):
     """The source did not answer, or can't serve us now; the same call may succeed later."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_2001"
+    code = "HW_2001"
 
 
 class SourceRefused(HeadwaterError):
     """The source refused, for a reason that waiting does not change."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_2002"
+    code = "HW_2002"
 
 
 def conninfo(settings: SourceSettings, *, replication: bool = False, application_name: str = "headwater") -> str:

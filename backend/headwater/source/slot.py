@@ -10,12 +10,11 @@ import select
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import psycopg
 from psycopg import pq
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings, SourceUnreachable, dial, pooler_error, source_errors, sql_name
 
@@ -29,21 +28,19 @@ _log = logging.getLogger(__name__)
 class SlotError(HeadwaterError):
     """The slot can't be created or used, for a reason that a person has to resolve."""
 
-    code: ClassVar[str] = "HW_2201"
+    code = "HW_2201"
 
 
 class SlotLostError(HeadwaterError):
     """The slot is gone, or Postgres removed log that it still needed."""
 
-    kind: ClassVar[Kind] = Kind.RESYNC
-    code: ClassVar[str] = "PSYNC_S1146"
+    code = "PSYNC_S1146"
 
 
 class SlotBusyError(HeadwaterError):
     """Another session reads the slot."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_2202"
+    code = "HW_2202"
 
 
 class SlotExistsError(SlotBusyError):
@@ -53,7 +50,7 @@ class SlotExistsError(SlotBusyError):
 class SlotForeignError(HeadwaterError):
     """The slot belongs to another service. A person has to decide who keeps it."""
 
-    code: ClassVar[str] = "HW_2203"
+    code = "HW_2203"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from psycopg import pq
 
 from headwater.decode.pgoutput import Payload
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.slot import SlotBusyError, SlotLostError, replication_connection, walsender
@@ -39,8 +38,7 @@ _LARGE = 1 << 20  # bytes from which on a message is not copied
 class StreamError(HeadwaterError):
     """The stream broke. A new one continues from the store's position."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "PSYNC_S1120"
+    code = "PSYNC_S1120"
 
 
 class SilentError(StreamError):

@@ -10,7 +10,7 @@ from typing import cast
 
 import orjson
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.shared.write_key import user_in_key
 from headwater_rules.results import Subscription
@@ -45,7 +45,6 @@ JsonObject = Mapping[str, object]
 class InvalidRequestError(HeadwaterError):
     """The request is invalid. Nothing was done."""
 
-    kind = Kind.REJECT
     code = "PSYNC_S2001"
 
 

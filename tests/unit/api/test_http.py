@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +16,7 @@ from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError, NotAcceptableError
 from headwater.api.streams import hub
 from headwater.api.streams.negotiation import BSON, NDJSON
+from headwater.codes import CODES
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
 from tests.support.fix_headwater import wait_until
@@ -287,16 +288,9 @@ def test_an_inner_error_is_not_shown(
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-def errors_of(base: type[ApiError]) -> Iterator[type[ApiError]]:
-    for error in base.__subclasses__():
-        yield error
-        yield from errors_of(error)
-
-
-def test_who_is_sent_away_for_now_learns_for_how_long() -> None:
-    for_now = [error for error in errors_of(ApiError) if error.status in {429, 503}]
-    assert len(for_now) > 5
-    answers = [error_response(error("full")) for error in for_now]
+def test_temporary_errors_say_when_to_retry() -> None:
+    answers = [error_response(ApiError("full", code=code)) for code, each in CODES.items() if each.status in {429, 503}]
+    assert len(answers) > 5
     answers.append(error_response(StoreUnreachableError("the store is away")))
     assert [int(answer.headers["retry-after"]) > 0 for answer in answers] == [True] * len(answers)
     assert "retry-after" not in error_response(NotAcceptableError("none")).headers

@@ -17,6 +17,7 @@ from headwater.api.admin.errors import AdminBusyError, AdminRefusedError, Invali
 from headwater.api.admin.route import YAML, AdminRoute
 from headwater.api.errors import ApiError, BodyTooLargeError
 from headwater.api.http.errors import UnsupportedMediaTypeError
+from headwater.codes import CODES
 
 _REF = "#/components/schemas/{name}"
 _ANYTHING = {"description": "any JSON value"}
@@ -109,7 +110,7 @@ def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
         errors += [BodyTooLargeError, UnsupportedMediaTypeError]
     by_status: dict[int, dict[str, str]] = defaultdict(dict)
     for error in errors:
-        by_status[error.status][error.code] = " ".join((error.__doc__ or "").split())
+        by_status[CODES[error.code].status][error.code] = CODES[error.code].meaning
     by_status[500] = {"": "The service is not able to answer; its log says why."}
     by_status[503] = {"": "A database that is needed does not answer now."}
     content = {"content": {"application/json": {"schema": schemas[Refusal]}}}

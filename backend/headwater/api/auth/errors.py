@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headwater.api.errors import ApiError
-from headwater.errors import Kind
 
 
 class AuthError(ApiError):
@@ -11,7 +10,6 @@ class AuthError(ApiError):
     the log, so it contains nothing of the token; `fix` goes only to the client, which has the token."""
 
     code = "PSYNC_S2101"
-    status = 401
 
 
 class TokenExpiredError(AuthError):
@@ -45,9 +43,7 @@ class TokenRevokedError(AuthError):
 class RevocationsUnknownError(ApiError):
     """The process has not been able to read the store since its start, so it does not know which tokens are revoked."""
 
-    kind = Kind.RETRY
     code = "HW_6031"
-    status = 503
 
 
 class JwksError(ApiError):
@@ -57,20 +53,16 @@ class JwksError(ApiError):
     `where` is for the log only.
     """
 
-    kind = Kind.RETRY
     code = "PSYNC_S2204"
-    status = 503
 
 
 class Ipv6RefusedError(JwksError):
     """A host in `jwks_uri` has no address but IPv6 ones, which `block_local_jwks` refuses."""
 
-    kind = Kind.STOP
     code = "PSYNC_S2202"
 
 
 class AddressRefusedError(JwksError):
     """A host in `jwks_uri` is at addresses that `jwks_reject_ip_ranges` or `block_local_jwks` refuses."""
 
-    kind = Kind.STOP
     code = "PSYNC_S2203"

@@ -82,7 +82,6 @@ class UnsupportedSetupError(ApiError):
     """The client asks for an RSocket feature or media type that is not supported."""
 
     code = "PSYNC_S2004"
-    status = 415
 
 
 class BrokenProtocolError(ApiError):
@@ -95,7 +94,6 @@ class UnknownStreamError(ApiError):
     """The client asks for a stream at an unknown path."""
 
     code = "PSYNC_S2002"
-    status = 404
 
 
 @dataclass(slots=True)

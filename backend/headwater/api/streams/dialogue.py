@@ -8,7 +8,7 @@ from typing import Protocol
 from headwater.api.streams.encoding import Batch, Pieces, WireForm
 from headwater.api.streams.left_out import LeftOutMemory
 from headwater.api.streams.reading import Alike, Reading
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
@@ -26,14 +26,12 @@ LOOK_AHEAD = 500
 class ConfigReplacedError(HeadwaterError):
     """Another sync config became active. The client connects again and gets it."""
 
-    kind = Kind.RETRY
     code = "HW_6001"
 
 
 class LimitCrossedError(HeadwaterError):
     """Other streams fit into the device's limits than it was told. It connects again and is told which."""
 
-    kind = Kind.RETRY
     code = "HW_6005"
 
 

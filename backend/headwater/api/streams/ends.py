@@ -16,7 +16,7 @@ from headwater.api.streams.dialogue import ConfigReplacedError, LimitCrossedErro
 from headwater.api.streams.hub import REPLACED
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.traffic import FAILED
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.telemetry.log_facts import told
 from headwater_rules.evaluate.limits import LIMIT_CODE
 from headwater_rules.results import LeftOut
@@ -41,7 +41,6 @@ class StalledError(HeadwaterError):
     """A device read nothing of its stream for a while. The stream is cut off to free its memory; the device connects
     again and continues where it was."""
 
-    kind = Kind.RETRY
     code = "HW_6020"
 
 

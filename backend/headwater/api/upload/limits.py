@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from headwater.api.errors import ApiError
-from headwater.errors import Kind
 
 
 class TooManyUploadsError(ApiError):
     """Too many uploads are in progress, or too many bytes of them, in all or of this user."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6102"
-    status: ClassVar[int] = 429
     retry_after: ClassVar[int] = 2
 
 

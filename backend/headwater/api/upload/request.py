@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from headwater.api.errors import ApiError
 from headwater.source.upload.entries import ClientTransaction, Entry, entry_of, sendable, transaction_of
@@ -28,14 +27,12 @@ class InvalidUploadError(ApiError):
     """The body of an upload has no valid client id, op ids or lists of entries. Nothing was applied."""
 
     code = "HW_6101"
-    status: ClassVar[int] = 400
 
 
 class TooManyTransactionsError(ApiError):
     """The upload has too many transactions. Nothing was applied."""
 
     code = "HW_6104"
-    status: ClassVar[int] = 413
 
 
 @dataclass(frozen=True, slots=True)

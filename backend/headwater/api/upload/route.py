@@ -26,7 +26,8 @@ from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.limits import UploadLimits
 from headwater.api.upload.refused import still_told, told
 from headwater.api.upload.request import InvalidUploadError, Upload, parse_upload, read_client_id
-from headwater.errors import HeadwaterError, Kind
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.errors import Refused
@@ -56,18 +57,14 @@ MOST_WAITING = 10_000
 class UploadLaterError(ApiError):
     """The source can't apply the upload now. What was applied of it is recorded, so the same can be sent again."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6103"
-    status: ClassVar[int] = 503
 
 
 class UploadWaitsError(ApiError):
     """The upload waits until the app's server or its database is mended. What was applied of it is recorded, so the
     same can be sent again."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
     code = "HW_6131"
-    status: ClassVar[int] = 503
     retry_after: ClassVar[int] = WAIT_SECONDS
 
 

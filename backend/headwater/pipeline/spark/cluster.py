@@ -7,13 +7,11 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from typing import ClassVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from headwater.bulk.contract import EngineError
-from headwater.errors import Kind
 
 _PYTHON = "spark.pyspark.python"
 _STANDALONE = "spark://"
@@ -22,16 +20,14 @@ _STANDALONE = "spark://"
 class ExecutorError(EngineError):
     """The executors of a cluster can't run our tasks."""
 
-    kind: ClassVar[Kind] = Kind.RETRY  # workers can be mended while we run
-    code: ClassVar[str] = "HW_5107"
+    code = "HW_5107"
 
 
 class NoExecutorsError(EngineError):
     """A cluster took all executors from our application, and gave it none for minutes: it has lost them, or a master
     that was started anew does not know the application. Another one is begun with the next attempt."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5108"
+    code = "HW_5108"
 
 
 def lacks_executors(context: SparkContext | None) -> bool:

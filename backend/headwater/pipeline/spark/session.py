@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import resources
-from typing import ClassVar
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
@@ -27,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.embedded.java import java_home
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.cluster import (
     NoExecutorsError,
@@ -44,14 +43,13 @@ _log = logging.getLogger(__name__)
 class SparkError(EngineError):
     """Spark could not be started."""
 
-    code: ClassVar[str] = "HW_5102"
+    code = "HW_5102"
 
 
 class SparkJobError(HeadwaterError):
     """A job of Spark failed; it is tried again."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5103"
+    code = "HW_5103"
 
 
 _DEFAULTS = {

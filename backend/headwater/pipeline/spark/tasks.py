@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar, Generic
+from typing import Generic
 
 from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
 from pyspark.accumulators import _accumulatorRegistry
 
-from headwater.errors import HeadwaterError, Kind, machine_error
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError, machine_error
 from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Job, Result, Task
 from headwater.pipeline.spark.session import SparkJobError
 
@@ -27,8 +28,7 @@ _TRIES = 3
 class TaskError(HeadwaterError):
     """A task failed with an unexpected exception."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_5105"
+    code = "HW_5105"
 
 
 @dataclass(frozen=True, slots=True)

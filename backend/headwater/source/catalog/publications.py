@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from psycopg.rows import class_row
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.source.catalog.shape import digest_sql
 
 
@@ -31,8 +31,7 @@ class Publication(NamedTuple):
 class PublicationUnusable(HeadwaterError):
     """The publications are missing, or contradict each other on a table."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "PSYNC_S1141"
+    code = "PSYNC_S1141"
 
 
 OPERATIONS = ("insert", "update", "delete", "truncate")

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import psycopg
 
 from headwater.decode.catalog import TYPE_QUERY, TypeCatalog
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 from headwater.source.catalog.expressions import Expressions, read_expressions
 from headwater.source.catalog.leaves import Leaf
@@ -78,8 +77,7 @@ class PublishedTable:
 class KeyNotSentError(HeadwaterError):
     """Rows of a table are identified by columns that are not streamed."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_2026"
+    code = "HW_2026"
 
 
 def unsent_key_error(table: PublishedTable) -> KeyNotSentError:

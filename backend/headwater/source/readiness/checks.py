@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import psycopg
 from psycopg import sql
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.change import ReplicaIdentity
 from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.publications import load_publications
@@ -33,8 +32,7 @@ SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
 class SourceNotReady(HeadwaterError):
     """The source does not allow replication yet. Lists everything that is missing, not only the first."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_2003"
+    code = "HW_2003"
 
     def __init__(self, where: str, findings: tuple[Finding, ...]) -> None:
         super().__init__("the source is not ready for replication", where)

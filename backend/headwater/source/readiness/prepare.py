@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import psycopg
 from psycopg import sql
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.source.catalog.leaves import TREE
 from headwater.source.catalog.named import (
     NamedTable,
@@ -46,8 +45,7 @@ class Prepared:
 class NotAllowed(HeadwaterError):
     """The tables can't be published as requested; the fix says how they can."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_2004"
+    code = "HW_2004"
 
 
 class MoreRightsNeeded(SourceNotReady):

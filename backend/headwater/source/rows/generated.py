@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import psycopg
 from psycopg import sql
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.change import Relation
 from headwater.source.connect import SourceSettings, connect, connection_error
 
@@ -26,21 +25,19 @@ _LOCKED_SECONDS = 1
 class NotComputedError(HeadwaterError):
     """Postgres refuses to evaluate the expression of a generated column."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_2601"
+    code = "HW_2601"
 
 
 class NotComputedLockedError(NotComputedError):
     """A generated column can't be computed while its table is locked."""
 
-    code: ClassVar[str] = "HW_2603"
+    code = "HW_2603"
 
 
 class NotComputableError(NotComputedError):
     """The expression fails on the values of a row, which was written before the table was altered."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-    code: ClassVar[str] = "HW_2602"
+    code = "HW_2602"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Final
+from typing import Final
 
 import psycopg
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 
 MOST_SAID = 1000
 """Characters of a message of Postgres that are kept: it may quote a value of any size."""
@@ -23,8 +23,6 @@ class Refused(HeadwaterError):
     `op_id` is the entry that failed, if known. `sqlstate` and `said` come from Postgres. `said` may contain a value of
     the row, so it goes to the device and the dead letter, never to a log.
     """
-
-    kind: ClassVar[Kind] = Kind.REJECT
 
     def __init__(
         self,
@@ -63,56 +61,56 @@ class Reason:
 class WriteNotAllowed(Refused):
     """A write to a table or column, or with an operation, that `upload.tables` does not allow."""
 
-    code: ClassVar[str] = "HW_6110"
+    code = "HW_6110"
 
 
 class BadEntry(Refused):
     """An uploaded entry is malformed, or has a value that its column can't hold."""
 
-    code: ClassVar[str] = "HW_6111"
+    code = "HW_6111"
 
 
 class ChangedMeanwhile(Refused):
     """The row changed since the device read it, and the table's conflict policy is `reject_changed`."""
 
-    code: ClassVar[str] = "HW_6112"
+    code = "HW_6112"
 
 
 class RowGone(Refused):
     """An update of a row that does not exist, or that this user can't see."""
 
-    code: ClassVar[str] = "HW_6113"
+    code = "HW_6113"
 
 
 class PolicyRefused(Refused):
     """Row-level security prevented an update or delete of a row that the user can see."""
 
-    code: ClassVar[str] = "HW_6114"
+    code = "HW_6114"
 
 
 class OpIdReused(Refused):
     """The device used this op id before, for another change. Its database was probably restored from a copy."""
 
-    code: ClassVar[str] = "HW_6115"
+    code = "HW_6115"
 
 
 class OpIdTooOld(Refused):
     """The op id is older than what is remembered of this device, so it is unknown whether it was applied."""
 
-    code: ClassVar[str] = "HW_6116"
+    code = "HW_6116"
 
 
 class PostgresRefused(Refused):
     """Postgres refused the write because of what it says: a constraint, a policy, a value, a function that raises."""
 
-    code: ClassVar[str] = "HW_6117"
+    code = "HW_6117"
 
 
 class AppRefused(PostgresRefused):
     """A trigger or function of the app refused the write, by `RAISE`. Its message is the reason, and is shown to the
     user as it is."""
 
-    code: ClassVar[str] = "HW_6140"
+    code = "HW_6140"
 
     @property
     def reason(self) -> Reason:
@@ -131,8 +129,6 @@ class Waits(Refused):
     """This transaction can't be applied before an operator or the app's developer mends something. It is not parked
     until it has waited for long. Raise a subclass."""
 
-    kind: ClassVar[Kind] = Kind.STOP
-
     def is_over(self, held: Held, park_after_hours: int) -> bool:
         """Whether it has waited long enough, so that it is parked."""
         return held.hours >= park_after_hours
@@ -141,27 +137,27 @@ class Waits(Refused):
 class TableNotReady(Waits):
     """A table of `upload.tables` can't be written as configured."""
 
-    code: ClassVar[str] = "HW_6122"
+    code = "HW_6122"
 
 
 class UnknownColumn(Waits):
     """A device writes a column that the table does not have, or that Postgres alone may write: usually the app is of
     another version than the schema."""
 
-    code: ClassVar[str] = "HW_6118"
+    code = "HW_6118"
 
 
 class OldValuesMissing(Waits):
     """The app does not send the previous values that a table with `reject_changed` compares."""
 
-    code: ClassVar[str] = "HW_6149"
+    code = "HW_6149"
 
 
 class WriteFailed(Waits):
     """Postgres fails to do the write, through no fault of its values: a missing grant or default, a broken policy,
     trigger or function."""
 
-    code: ClassVar[str] = "HW_6132"
+    code = "HW_6132"
     verb: str = "SELECT"  # what it may lack the right for: a policy selects, a trigger does what its statement says
 
 
@@ -169,8 +165,7 @@ class TooSlow(Waits):
     """The writes of one transaction, or a statement of them, take longer than the time limit. It is tried again, and
     parked when that fails `seconds` or more after the first time: a source that is slow for a moment is no reason."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_6119"
+    code = "HW_6119"
 
     def __init__(self, what: str, *, fix: str, seconds: float) -> None:
         super().__init__(what, fix=fix)
@@ -183,37 +178,34 @@ class TooSlow(Waits):
 class NotPrepared(HeadwaterError):
     """The tables that uploads need are missing in the source, or the login may not use or create them."""
 
-    code: ClassVar[str] = "HW_6120"
+    code = "HW_6120"
 
 
 class UnsafeRole(HeadwaterError):
     """The role that uploads write as does not exist, the login may not switch to it, or row-level security does not
     apply to it."""
 
-    code: ClassVar[str] = "HW_6121"
+    code = "HW_6121"
 
 
 class TooManyLetters(HeadwaterError):
     """A user has so many dead letters, or so many bytes of them, that no more transactions are parked until an operator
     retries or discards some."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_6124"
+    code = "HW_6124"
 
 
 class TooManyDevices(HeadwaterError):
     """A user has as many devices as are remembered of one user, and all of them sent something lately. Uploads of
     further ones wait."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_6125"
+    code = "HW_6125"
 
 
 class TryLater(HeadwaterError):
     """The source can't apply the upload now: a lock, a deadlock, a lost connection. Sending it again may succeed."""
 
-    kind: ClassVar[Kind] = Kind.RETRY
-    code: ClassVar[str] = "HW_6130"
+    code = "HW_6130"
     held_up: bool = False  # it waited for a lock, or ran, for as long as it may
 
 

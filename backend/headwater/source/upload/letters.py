@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import ClassVar
 
 import psycopg
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.source.upload import ledger
 from headwater.source.upload.apply import Uploads, write_all
 from headwater.source.upload.connections import begin
@@ -59,8 +58,7 @@ where id = %s and state = 'parked'
 class UnknownLetter(HeadwaterError):
     """No dead letter with this number waits: it was retried or discarded, or never existed."""
 
-    kind: ClassVar[Kind] = Kind.REJECT
-    code: ClassVar[str] = "HW_6123"
+    code = "HW_6123"
 
     def __init__(self, letter: int) -> None:
         super().__init__(f"no dead letter {letter} waits", fix="see `headwater upload list`")

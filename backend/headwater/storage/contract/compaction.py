@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.store import Lease
 
@@ -22,7 +22,6 @@ LEASE = "upkeep"
 class HistoryChangedError(HeadwaterError):
     """A bucket's history changed since it was read; nothing was done."""
 
-    kind = Kind.RETRY
     code = "HW_4004"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.change import Relation
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
@@ -43,21 +43,18 @@ class StorePublishedError(StoreError):
 class StoreBusyError(HeadwaterError):
     """Another process holds the store's write lock for longer than we wait."""
 
-    kind = Kind.RETRY
     code = "HW_4002"
 
 
 class StoreUnreachableError(HeadwaterError):
     """The store's database does not answer for now; nothing of an open transaction was kept."""
 
-    kind = Kind.RETRY
     code = "HW_4008"
 
 
 class PartLostError(HeadwaterError):
     """What a task of a bulk job wrote is missing or damaged; nothing of it was taken over."""
 
-    kind = Kind.RETRY
     code = "HW_4009"
 
 
@@ -65,7 +62,6 @@ class BucketKeyTakenError(HeadwaterError):
     """A bucket has the key of another one. It was given a key of its own, which counts from the next attempt on;
     nothing of this one was kept."""
 
-    kind = Kind.RETRY
     code = "HW_4012"
 
     def __init__(self, buckets: int) -> None:
@@ -84,7 +80,6 @@ class LeaseLostError(HeadwaterError):
 class LeaseHeldError(HeadwaterError):
     """Another replicator works on this source."""
 
-    kind = Kind.RETRY
     code = "PSYNC_S1003"
 
 

@@ -13,7 +13,7 @@ from psycopg.types.string import TextLoader
 
 from headwater.api.admin.published.shapes import SqlAnswer, SqlAsked, SqlResults
 from headwater.api.admin.settings import AdminSettings
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings, connect, source_errors
 
 MOST_ROWS = 1_000
@@ -26,7 +26,6 @@ _AS_TEXT = ("json", "jsonb", "date", "time", "timetz", "timestamp", "timestamptz
 class SqlRefusedError(HeadwaterError):
     """A statement for the source may do more than read."""
 
-    kind = Kind.REJECT
     code = "HW_6210"
 
 

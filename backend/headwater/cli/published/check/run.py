@@ -14,10 +14,11 @@ from headwater.cli.existing_store import existing_store
 from headwater.cli.published.check.configs import config_outcomes, rules_outcomes
 from headwater.cli.published.check.result import Fate, Outcome
 from headwater.cli.published.check.source import source_outcomes
+from headwater.codes import Kind
 from headwater.config.errors import ConfigError
 from headwater.config.given import ConfigSource
 from headwater.config.review import Review, review_config
-from headwater.errors import HeadwaterError, Kind
+from headwater.errors import HeadwaterError
 from headwater.replication.own_slot import slot_note
 from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings
