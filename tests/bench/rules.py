@@ -12,7 +12,7 @@ import orjson
 import sqlglot
 
 from headwater.bulk.bound_table import bind
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.transform import Buckets, DraftOp, TableTransform

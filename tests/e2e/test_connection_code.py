@@ -13,8 +13,7 @@ import pytest
 
 from headwater.cli.init.next_steps import connection_code
 from headwater.embedded.node import find_node
-from headwater.source.catalog.outline import read_outline
-from headwater.source.catalog.schema import read_schema
+from headwater.source.catalog.schema import read_outline, read_schema
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_languages import schema_code
 from headwater_rules.describe.client_schema import client_schema

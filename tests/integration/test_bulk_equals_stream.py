@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import headwater.pipeline.partition as partitions
 from headwater.bulk.contract import ReprocessJob, ReprocessTable, SnapshotJob, SnapshotTable
-from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import join_cells
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import (
     UNCHANGED,
     Cells,

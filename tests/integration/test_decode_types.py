@@ -14,10 +14,10 @@ import pytest
 from psycopg import pq, sql
 from psycopg.pq.abc import PGconn
 
-from headwater.decode.catalog import BUILTIN_TYPES, TYPE_QUERY, TypeCatalog, TypeRow
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.pgoutput import Decoder
 from headwater.decode.settings import SESSION_SETTINGS, settings_options, statements_for
+from headwater.decode.types import BUILTIN_TYPES, TYPE_QUERY, TypeCatalog, TypeRow
 from headwater.decode.values import row_converter
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.change import (

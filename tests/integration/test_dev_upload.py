@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.dev.upload import ROLE, TABLES
-from headwater.source.upload.check import check_uploads
+from headwater.source.upload.prepare import check_uploads
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import Entry, Uploads, delete, patch
 from tests.support.fix_upload import put as put_row

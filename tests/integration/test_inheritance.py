@@ -8,8 +8,7 @@ import pytest
 
 from headwater.oplog.change import UNCHANGED, Cell
 from headwater.source.catalog.published import published_tables
-from headwater.source.rows.fetch import RowFetcher
-from headwater.source.rows.search import has_row, has_text
+from headwater.source.rows.fetch import RowFetcher, has_row, has_text
 from tests.support.changed_source import Device, Rows, settled
 from tests.support.fix_headwater import Deploy, wait_until
 

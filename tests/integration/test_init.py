@@ -15,12 +15,10 @@ import pytest
 from headwater.cli.init.hosts import WRITER, by_name
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
-from headwater.source.catalog.outline import read_outline
-from headwater.source.catalog.schema import read_schema
+from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare
-from headwater.source.upload.check import check_uploads
-from headwater.source.upload.prepare import prepare_uploads
+from headwater.source.upload.prepare import check_uploads, prepare_uploads
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import Code
 from headwater_rules.propose.propose import Proposal, propose

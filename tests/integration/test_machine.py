@@ -14,7 +14,7 @@ import apsw
 import psycopg
 import pytest
 
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.intake import FailedTransactions
 from headwater.storage.address import PostgresAddress

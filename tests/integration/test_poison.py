@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import Message
 from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.replication.errors import PoisonError

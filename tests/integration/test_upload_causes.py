@@ -17,7 +17,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
-from headwater.source.upload import apply, held
+from headwater.source.upload import apply, ledger
 from headwater.source.upload.errors import AppRefused
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import Conflict, TableRule, UploadSettings
@@ -337,7 +337,7 @@ def test_what_the_operator_can_mend_waits_and_arrives_once_it_is_mended(
     try:
         responses = [device.post(sent) for _ in range(3)]
     finally:
-        waits = [str(each) for each in held.waiting(causes.settings)] if case.code != "HW_6120" else []
+        waits = [str(each) for each in ledger.waiting(causes.settings)] if case.code != "HW_6120" else []
         causes.db.execute(filled(case.mends, case))
     for response in responses:
         assert (response.status_code, response.headers["retry-after"]) == (503, "30"), response.text
@@ -351,14 +351,14 @@ def test_what_the_operator_can_mend_waits_and_arrives_once_it_is_mended(
         assert "uploads of 1 device wait since" in finding
     assert letters(causes, device.client_id) == []
     assert device.answers(sent)[0]["outcome"] == "applied"
-    assert held.waiting(causes.settings) == []
+    assert ledger.waiting(causes.settings) == []
 
 
 def test_what_a_config_can_mend_waits_and_arrives_with_another(causes: Uploads) -> None:
     device, sent = begun(causes, UNTRACKED)
     response = device.post(sent)
     assert (response.status_code, UNTRACKED.code in response.json()["error"]["description"]) == (503, True)
-    (finding,) = held.waiting(causes.settings)
+    (finding,) = ledger.waiting(causes.settings)
     assert UNTRACKED.said in str(finding)
     name = NAMES[UNTRACKED.cause]
     mended = replace(causes.settings, tables={name: TableRule("public", name)})
@@ -367,7 +367,7 @@ def test_what_a_config_can_mend_waits_and_arrives_with_another(causes: Uploads) 
     with running(store, upload=mended) as endpoint:
         other = replace(device, uploads=replace(causes, settings=mended, endpoint=endpoint))
         assert other.answers(sent)[0]["outcome"] == "applied"
-    assert (letters(causes, device.client_id), held.waiting(causes.settings)) == ([], [])
+    assert (letters(causes, device.client_id), ledger.waiting(causes.settings)) == ([], [])
 
 
 @cases(PASSING)
@@ -380,7 +380,7 @@ def test_what_passes_is_never_parked(causes: Uploads, case: Case) -> None:
     for response in responses:
         assert (response.status_code, response.headers["retry-after"]) == (503, "5"), response.text
         assert response.json()["error"]["code"] == case.code
-    assert held.waiting(causes.settings) == []
+    assert ledger.waiting(causes.settings) == []
     assert letters(causes, device.client_id) == []
     causes.db.execute(filled(case.mends, case) or "select 1")
     assert device.answers(sent)[0]["outcome"] == "applied"
@@ -436,7 +436,7 @@ def test_a_device_can_not_hide_what_others_wait_for_nor_put_sql_into_its_remedy(
         assert device.post(device.transaction(put(table, "1", **{name: 1}))).status_code == 503
     other = causes.device()
     assert other.post(other.transaction(put(NAMES[USER[1].cause], "1", **{evil: 1}))).status_code == 503
-    found = held.waiting(causes.settings)
+    found = ledger.waiting(causes.settings)
     causes.db.execute("delete from headwater_upload.waiting")
     assert len([each for each in found if table in each.what]) == 5
     (remedy,) = (each.fix for each in found if table not in each.what)
@@ -447,7 +447,7 @@ def test_what_waits_is_told_without_values_of_rows(causes: Uploads, caplog: pyte
     unsafe = Case(USER[0].cause, "", TRIGGER % "execute 'select ' || new.title", "drop trigger t on {t}")
     device, _ = begun(causes, unsafe)
     response = device.post(device.transaction(put(NAMES[unsafe.cause], "unsafe", title="hush")))
-    (finding,) = held.waiting(causes.settings)
+    (finding,) = ledger.waiting(causes.settings)
     causes.db.execute(filled(unsafe.mends, unsafe))
     assert (response.status_code, "(42703)" in finding.what) == (503, True)
     lines = [line_of(record) for record in caplog.records]
@@ -475,7 +475,7 @@ def test_what_waits_for_too_long_is_parked_and_what_is_behind_it_arrives(causes:
     causes.db.execute("update headwater_upload.waiting set since = since - interval '1 hour'")
     parked, applied = device.answers(lacking, behind)
     assert (parked["error"]["code"], parked["error"]["op_id"], applied["outcome"]) == ("HW_6118", 2, "applied")
-    assert not [each for each in held.waiting(causes.settings) if each.code == "HW_6118"]
+    assert not [each for each in ledger.waiting(causes.settings) if each.code == "HW_6118"]
 
 
 def test_the_docs_name_every_cause_and_what_it_is_answered() -> None:

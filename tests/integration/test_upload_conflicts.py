@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.source.upload import held, policies
+from headwater.source.upload import ledger, policies
 from headwater.source.upload.settings import Conflict, TableRule
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
@@ -251,7 +251,7 @@ def test_columns_that_the_table_lacks_are_left_out_or_renamed(
     assert (refused.status_code, "HW_6118" in refused.text) == (503, True)
     assert uploads.device().post(device.transaction(put("listed", "4", owner="ann", flag=1))).status_code == 503
     adding = 'run ALTER TABLE "public"."notes" ADD COLUMN "flag"'
-    fixes = sorted(each.fix.partition(" …")[0] for each in held.waiting(uploads.settings))
+    fixes = sorted(each.fix.partition(" …")[0] for each in ledger.waiting(uploads.settings))
     assert fixes == [f"name it in `columns` of upload.tables and restart, then {adding}", adding]
 
 

@@ -15,9 +15,8 @@ import pytest
 
 from headwater.source.upload.apply import Uploads as Uploaded
 from headwater.source.upload.entries import Device as Sender
-from headwater.source.upload.entries import entry_of, transaction_of
+from headwater.source.upload.entries import Json, entry_of, transaction_of
 from headwater.source.upload.errors import TryLater
-from headwater.source.upload.json_text import Json
 from tests.support.fix_api import Endpoint
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES, RULE, Uploads, delete, patch, put

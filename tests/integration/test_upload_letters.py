@@ -15,9 +15,8 @@ import pytest
 from headwater.cli.doctor.result import Level
 from headwater.cli.doctor.source import check_upload
 from headwater.source.readiness.finding import Finding
-from headwater.source.upload.check import check_uploads
 from headwater.source.upload.errors import NotPrepared
-from headwater.source.upload.prepare import missing_for_uploads, prepare_uploads
+from headwater.source.upload.prepare import check_uploads, missing_for_uploads, prepare_uploads
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_api import AUDIENCE, SECRET

@@ -32,7 +32,7 @@ from headwater.bulk.contract import (
     VerifyOutcome,
 )
 from headwater.bulk.work import BulkWork, Report, Stop
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows

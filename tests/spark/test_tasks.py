@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession, functions
 
 from headwater.bulk.contract import CompareJob, Difference, GivenUpError, SnapshotTable, TableChangedError
 from headwater.codes import Kind
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.errors import HeadwaterError, MachineError
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys

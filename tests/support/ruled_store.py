@@ -8,8 +8,8 @@ from pathlib import Path
 
 from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
-from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import join_cells
+from headwater.decode.types import TypeCatalog
 from headwater.decode.values import row_converter
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
-from headwater.decode.kinds import values_of
+from headwater.decode.types import TypeCatalog, values_of
 from headwater.decode.values import converters, row_converter
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.errors import HeadwaterError
 from headwater.oplog.keys import StoreKeys
 from headwater.source.catalog.published import PublishedTable

@@ -30,7 +30,7 @@ from headwater.dev.upload import make_policies, upload_section
 from headwater.dev.workspace import Workspace, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
-from headwater.source.catalog.outline import read_outline
+from headwater.source.catalog.schema import read_outline
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.prepare import prepare
 from headwater.source.slot import drop_unread_slot

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from headwater.config.errors import shown
 from headwater.config.section import GIVE_ANOTHER, Section
-from headwater.source.pooler import known_pooler
+from headwater.source.connect import known_pooler
 
 NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
 """A setting of the database's address or login is missing or is a URI."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import parts
 
 _NULL = "\\N"

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import cast
 
 from headwater.decode import wire
-from headwater.decode.errors import not_utf8
+from headwater.decode.wire import not_utf8
 from headwater.oplog.change import (
     UNCHANGED,
     Begin,

@@ -12,10 +12,9 @@ from typing import cast
 import orjson
 
 from headwater.decode import nested, timestamps
-from headwater.decode.builtin import Oid
-from headwater.decode.catalog import BUILTIN_TYPES, TypeCatalog, TypeDescriptor, TypeKind
-from headwater.decode.errors import DecodeError
 from headwater.decode.nested import Fragment
+from headwater.decode.types import BUILTIN_TYPES, Oid, TypeCatalog, TypeDescriptor, TypeKind
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import Column
 from headwater_rules.plan import ConversionOptions, Value
 

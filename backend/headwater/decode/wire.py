@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Final
 
-from headwater.decode.errors import DecodeError
+from headwater.errors import HeadwaterError
 from headwater.oplog.change import Column, LogicalMessage, Origin, Relation, ReplicaIdentity, TypeInfo
 from headwater.oplog.lsn import Lsn
 
@@ -206,3 +206,20 @@ def _explain_truncate(cursor: Cursor, relations: Mapping[int, Relation]) -> None
 def _unknown_relation(cursor: Cursor) -> DecodeError:
     fix = "restart the stream, so that the source describes its tables again"
     return cursor.failure("names a table that no relation message described", fix, cursor.at - 4)
+
+
+class DecodeError(HeadwaterError):
+    """A message, row line or value of the source can't be decoded. Names type and position, never a value.
+
+    The kind is STOP, because going on would lose a change; a caller that may skip one has to decide so.
+    """
+
+    code = "HW_3001"
+
+
+def not_utf8(table: str, row: str, column: str) -> str:
+    """The log line for a row with text that is not UTF-8, which a database of the encoding SQL_ASCII may hold."""
+    return (
+        f"[HW_3002] a row has text that is not UTF-8 and is left out: no device gets it ({table}, row {row}, column "
+        f"{column}); write the text in UTF-8 in the source"
+    )

@@ -29,8 +29,7 @@ from headwater.dev.trace import Tracer
 from headwater.dev.workspace import AUDIENCE, WorkspaceError
 from headwater.errors import HeadwaterError
 from headwater.insight.served import Limits
-from headwater.source.catalog.outline import read_outline
-from headwater.source.catalog.schema import read_schema
+from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config

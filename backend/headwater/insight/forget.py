@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect
-from headwater.source.rows.search import has_row, has_text
+from headwater.source.rows.fetch import has_row, has_text
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.compaction import UpkeepStore

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import split_line
+from headwater.decode.types import TypeCatalog
 from headwater.decode.values import RowConverter, row_converter
 from headwater.errors import HeadwaterError
 from headwater.oplog.keys import StoreKeys

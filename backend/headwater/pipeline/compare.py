@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, has_right_lookups, in_right_buckets
 from headwater.bulk.contract import CompareJob, RecountJob
 from headwater.decode.copytext import join_cells, key_cells
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import Relation
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub, read_stub, stored_line

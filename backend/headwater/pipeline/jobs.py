@@ -35,7 +35,7 @@ from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.verify import verify_store
 from headwater.pipeline.verify_tasks import BucketRowsTask
-from headwater.source.catalog.sizes import measured
+from headwater.source.catalog.published import measured
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.parts import BulkOutcome
 

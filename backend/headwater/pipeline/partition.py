@@ -17,7 +17,7 @@ from psycopg import pq, sql
 from headwater.bulk.bound_table import bind
 from headwater.bulk.contract import SnapshotJob, SnapshotTable, TableChangedError
 from headwater.decode.copytext import key_cells, split_line, unreadable_cells
-from headwater.decode.errors import not_utf8
+from headwater.decode.wire import not_utf8
 from headwater.errors import HeadwaterError
 from headwater.oplog.limits import (
     LEFT_OUT,

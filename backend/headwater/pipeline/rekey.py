@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headwater.bulk.bound_table import BoundTable, bind, current_cells, distinct, only_renamed
 from headwater.bulk.contract import RekeyJob
 from headwater.decode.copytext import join_cells
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.limits import is_stub, read_stub
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, subkey_origin
 from headwater.oplog.transform import rekeyed_members

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headwater.bulk.bound_table import BoundTable, bind, current_cells
 from headwater.bulk.contract import BrokenBucket, VerifyJob, VerifyTable
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.transform import decode_members
 from headwater.pipeline.progress import TaskProgress

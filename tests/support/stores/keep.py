@@ -20,8 +20,8 @@ from pathlib import Path
 import zstandard
 
 from headwater.compaction import UpkeepWork
-from headwater.decode.catalog import TypeCatalog
 from headwater.decode.copytext import join_cells
+from headwater.decode.types import TypeCatalog
 from headwater.decode.values import row_converter
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import Lsn

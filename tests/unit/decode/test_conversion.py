@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.decode.catalog import BUILTIN_TYPES, TypeCatalog
-from headwater.decode.errors import DecodeError
+from headwater.decode.types import BUILTIN_TYPES, TypeCatalog
 from headwater.decode.values import converters, row_converter
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import Column
 from headwater_rules.plan import ConversionOptions, Value
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headwater.decode import copytext
 from headwater.decode.copytext import join_cells, key_cells, split_line
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 
 cells = st.one_of(st.none(), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 awkward = st.one_of(cells, st.text(st.sampled_from("\b\f\n\r\t\v\\N.a")))

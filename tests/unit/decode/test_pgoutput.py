@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder, Payload
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import (
     UNCHANGED,
     Begin,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from headwater.decode.catalog import TypeCatalog, TypeKind
 from headwater.decode.settings import SESSION_SETTINGS, settings_options, statements_for
+from headwater.decode.types import TypeCatalog, TypeKind
 
 TEXT, TEXT_ARRAY, MOOD = 25, 1009, 16400
 

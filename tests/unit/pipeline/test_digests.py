@@ -18,7 +18,7 @@ import headwater.pipeline.digests
 import headwater.pipeline.plan
 import headwater.pipeline.small_table
 from headwater.bulk.contract import CompareJob, CompareTable, Difference, SnapshotTable
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import content_id

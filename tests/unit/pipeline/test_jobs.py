@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headwater.bulk.contract import VerifyJob, VerifyTable
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.decode.builtin import Oid
-from headwater.decode.catalog import TypeCatalog
-from headwater.decode.errors import DecodeError
+from headwater.decode.types import Oid, TypeCatalog
+from headwater.decode.wire import DecodeError
 from headwater.oplog import plain
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, RowChange, Update
 from headwater.oplog.keys import StoreKeys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, Update
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.catalog.identity import NO_IDENTITY, Identity, common_identity
+from headwater.source.catalog.read import NO_IDENTITY, Identity, common_identity
 
 FULL = Identity(ReplicaIdentity.FULL, frozenset())
 

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.cli.init.run import Wishes, run
 from headwater.config.errors import ConfigError
-from headwater.source.pooler import known_pooler
+from headwater.source.connect import known_pooler
 from tests.unit.config.configs import MINIMAL, mistakes
 
 _SUPABASE = "aws-0-eu-central-1.pooler.supabase.com"

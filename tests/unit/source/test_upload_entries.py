@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.source.upload.entries import entry_of, transaction_of
-from headwater.source.upload.json_text import MOST_NAMES, Json, Number, TooManyValuesError, read_json, write_json
+from headwater.source.upload.entries import (
+    MOST_NAMES,
+    Json,
+    Number,
+    TooManyValuesError,
+    entry_of,
+    read_json,
+    transaction_of,
+    write_json,
+)
 from headwater.source.upload.letters import transaction_in
 
 ANY = st.recursive(

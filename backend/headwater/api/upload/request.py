@@ -10,8 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.api.errors import ApiError
-from headwater.source.upload.entries import ClientTransaction, Entry, entry_of, sendable, transaction_of
-from headwater.source.upload.json_text import Json, Number, TooManyValuesError, read_json
+from headwater.source.upload.entries import (
+    ClientTransaction,
+    Entry,
+    Json,
+    Number,
+    TooManyValuesError,
+    entry_of,
+    read_json,
+    sendable,
+    transaction_of,
+)
 from headwater.sync.request import MAX_CLIENT_ID
 
 MAX_OP_ID = 2**63 - 1

@@ -20,7 +20,7 @@ from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import span
 from headwater.source.readiness.health import slot_findings, slot_health
 from headwater.source.slot import slot_name
-from headwater.source.upload.check import check_uploads
+from headwater.source.upload.prepare import check_uploads
 from headwater.source.upload.settings import UploadSettings
 from headwater_rules.plan import TablePattern
 

@@ -22,8 +22,7 @@ from headwater.config.review import review_config
 from headwater.config.sources import source_of
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
-from headwater.source.catalog.outline import read_outline
-from headwater.source.catalog.schema import read_schema
+from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema

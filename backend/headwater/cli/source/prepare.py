@@ -15,8 +15,7 @@ from headwater.source.connect import SourceSettings
 from headwater.source.readiness.checks import SourceNotReady
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.prepare import NotAllowed, missing_sql, prepare, sql_block
-from headwater.source.upload.check import check_uploads
-from headwater.source.upload.prepare import missing_for_uploads, prepare_uploads
+from headwater.source.upload.prepare import check_uploads, missing_for_uploads, prepare_uploads
 from headwater.source.upload.settings import UploadSettings
 from headwater_rules.compiler.compile import compile_config
 

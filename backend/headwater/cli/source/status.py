@@ -33,7 +33,7 @@ from headwater.source.readiness.finding import Finding, span
 from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
 from headwater.source.slot import slot_name, slot_status
 from headwater.source.triggers import triggers_on
-from headwater.source.upload.check import check_uploads
+from headwater.source.upload.prepare import check_uploads
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import Heard

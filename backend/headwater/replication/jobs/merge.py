@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyTable
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_members, with_members
 from headwater.replication.jobs.background import Background
 from headwater.replication.jobs.context import JobContext

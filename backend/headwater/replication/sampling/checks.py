@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.decode.copytext import split_line
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.transform import decode_members, expected_members

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import orjson
 
 from headwater.decode.copytext import split_line
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.jobs.context import JobContext

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 
 from headwater.decode.copytext import join_cells
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, RowChange, Update
 from headwater.oplog.limits import KnownSize, is_stub, read_stub, stub_after, without_sizes
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 import orjson
 import psycopg
 
-from headwater.decode.errors import DecodeError
 from headwater.decode.pgoutput import Decoder, Payload
+from headwater.decode.wire import DecodeError
 from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.limits import REFUSED_NAMED
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, in_right_buckets
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Relation
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import RowIdentity

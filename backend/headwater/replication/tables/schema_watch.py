@@ -15,16 +15,16 @@ import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.pace import Pace
-from headwater.source.catalog.expressions import locked_throughout
 from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.catalog.published import (
     KeyNotSentError,
     PublishedTable,
+    locked_throughout,
     published_tables,
     unsent_key_error,
 )
 from headwater.source.connect import SourceSettings, connect_to_watch
-from headwater.source.readiness.access import Reading, unreadable
+from headwater.source.readiness.finding import Reading, unreadable
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan

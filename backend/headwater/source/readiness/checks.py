@@ -11,12 +11,11 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import ReplicaIdentity
-from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.publications import load_publications
 from headwater.source.catalog.published import PublishedTable, published_tables, unsent_key_error
+from headwater.source.catalog.schema import unpublished_findings
 from headwater.source.connect import SourceSettings
-from headwater.source.readiness.access import Reading, unreadable
-from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.finding import Finding, Reading, unreadable
 from headwater.source.slot import former_slot_name, slot_name, slot_status, temporary_slot_name
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Deciding, TablePattern

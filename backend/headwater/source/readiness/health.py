@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from headwater.source.catalog.named import unpublished_findings
 from headwater.source.catalog.published import published_tables
+from headwater.source.catalog.schema import unpublished_findings
 from headwater.source.connect import SourceSettings, sql_name
 from headwater.source.readiness.checks import (
     frozen_findings,

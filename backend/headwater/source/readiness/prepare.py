@@ -13,7 +13,9 @@ from psycopg import sql
 
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.leaves import TREE
-from headwater.source.catalog.named import (
+from headwater.source.catalog.publications import load_publications
+from headwater.source.catalog.published import published_tables
+from headwater.source.catalog.schema import (
     NamedTable,
     add_statement,
     all_tables,
@@ -24,12 +26,9 @@ from headwater.source.catalog.named import (
     readings,
     to_publish,
 )
-from headwater.source.catalog.publications import load_publications
-from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect, connection_error
-from headwater.source.readiness.access import Reading, unreadable
 from headwater.source.readiness.checks import SourceNotReady, check_source, raise_if_fatal, server_findings
-from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.finding import Finding, Reading, unreadable
 from headwater_rules.plan import TablePattern
 
 

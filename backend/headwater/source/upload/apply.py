@@ -17,8 +17,7 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.failpoints import passing
-from headwater.source.upload import held, ledger
-from headwater.source.upload.connections import Connections, become, begin
+from headwater.source.upload import ledger
 from headwater.source.upload.entries import ClientTransaction, Device, Entry, Write, read_write
 from headwater.source.upload.errors import (
     Held,
@@ -33,7 +32,7 @@ from headwater.source.upload.errors import (
     refused_by_postgres,
 )
 from headwater.source.upload.policies import apply_writes, naming, rule_for
-from headwater.source.upload.settings import UploadSettings
+from headwater.source.upload.settings import Connections, UploadSettings, become, begin
 from headwater.source.upload.shape import TableShape, read_shapes
 from headwater.source.upload.statements import shown, unknown_names
 
@@ -230,7 +229,7 @@ class Uploads:
             async with conn.transaction():
                 await begin(conn, self._settings)
                 client = await ledger.open_client(conn, self._settings, device)
-                return await held.hold(conn, self._settings, client, device, transaction, cause)
+                return await ledger.hold(conn, self._settings, client, device, transaction, cause)
 
         return cause.is_over(await self.tried(hold), self._settings.park_after_hours)
 

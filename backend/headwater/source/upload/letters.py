@@ -11,11 +11,9 @@ import psycopg
 from headwater.errors import HeadwaterError
 from headwater.source.upload import ledger
 from headwater.source.upload.apply import Uploads, write_all
-from headwater.source.upload.connections import begin
-from headwater.source.upload.entries import ClientTransaction, Device, entry_of, transaction_of
+from headwater.source.upload.entries import ClientTransaction, Device, Number, entry_of, read_json, transaction_of
 from headwater.source.upload.errors import Reason, Refused
-from headwater.source.upload.json_text import Number, read_json
-from headwater.source.upload.settings import UploadSettings
+from headwater.source.upload.settings import UploadSettings, begin
 
 PAGE = 100
 """How many letters are listed at once."""

@@ -18,7 +18,7 @@ from psycopg.rows import TupleRow
 
 from headwater.failpoints import passing
 from headwater.source.upload import statements
-from headwater.source.upload.entries import Write, WriteKind
+from headwater.source.upload.entries import Write, WriteKind, read_json, write_json
 from headwater.source.upload.errors import (
     MUST_NOT_BE_NULL,
     NOT_ALLOWED,
@@ -37,7 +37,6 @@ from headwater.source.upload.errors import (
     refused_by_postgres,
     refused_for_values,
 )
-from headwater.source.upload.json_text import read_json, write_json
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from headwater.source.upload.shape import TableShape, check_function
 from headwater.source.upload.statements import Statement, Values

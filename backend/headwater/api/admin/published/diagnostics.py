@@ -38,8 +38,7 @@ from headwater.oplog.op import OpId
 from headwater.replication.health.standing import Standing, Standings
 from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
-from headwater.source.catalog.overview import SeenTable, read_overview
-from headwater.source.catalog.schema import see_schema
+from headwater.source.catalog.schema import SeenTable, read_overview, see_schema
 from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState

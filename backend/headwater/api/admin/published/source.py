@@ -10,13 +10,19 @@ from msgspec import UNSET
 
 from headwater.api.admin.published.shapes import ConnectionStatus, Err, TableStatus
 from headwater.errors import HeadwaterError
-from headwater.source.catalog.named import NamedTable, all_tables, lacking, readings, to_publish, unpublished
-from headwater.source.catalog.overview import identity_columns
 from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.schema import (
+    NamedTable,
+    all_tables,
+    identity_columns,
+    lacking,
+    readings,
+    to_publish,
+    unpublished,
+)
 from headwater.source.connect import SourceSettings, connect, source_errors
-from headwater.source.readiness.access import unreadable
 from headwater.source.readiness.checks import publication_findings, server_findings
-from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.finding import Finding, unreadable
 from headwater.source.readiness.health import SlotHealth, slot_health
 from headwater_rules.plan import SyncPlan, TablePattern
 
