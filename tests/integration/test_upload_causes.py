@@ -18,7 +18,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.upload import apply, ledger
-from headwater.source.upload.errors import AppRefused
+from headwater.source.upload.errors import BY_APP
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import Conflict, TableRule, UploadSettings
 from tests.support.fix_api import Endpoint, make_token, running
@@ -324,7 +324,7 @@ def test_what_is_the_users_is_parked_and_told(causes: Uploads, case: Case) -> No
         case.code, case.sqlstate, 1,
     )  # fmt: skip
     if case in USER:
-        raised = case.code == AppRefused.code
+        raised = case.code == BY_APP
         assert answer["error"]["message"] == ("closed on Sundays" if raised else shown_to_the_user(case))
     assert letters(causes, device.client_id) == [(case.code, 1)]
 

@@ -14,8 +14,8 @@ import pytest
 
 from headwater.cli.doctor.result import Level
 from headwater.cli.doctor.source import check_upload
+from headwater.errors import HeadwaterError
 from headwater.source.readiness.finding import Finding
-from headwater.source.upload.errors import NotPrepared
 from headwater.source.upload.prepare import check_uploads, missing_for_uploads, prepare_uploads
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from tests.support.command import Outcome, headwater_here
@@ -286,7 +286,7 @@ def test_a_login_of_its_own_gets_just_the_rights_that_it_needs(
     try:
         admin = uploads_of({"notes": TableRule("public", "notes")})
         settings = replace(admin.settings, login=replace(admin.settings.login, user=login))
-        with pytest.raises(NotPrepared) as refused:
+        with pytest.raises(HeadwaterError, match="HW_6120") as refused:
             prepare_uploads(settings)
         assert f'GRANT "{upload_role}" TO "{login}"' in str(refused.value)
         prepare_uploads(settings, admin.settings.login)
@@ -314,13 +314,17 @@ def test_one_command_does_all_that_an_administrator_may_and_says_what_was_there(
         uploads = uploads_of({"notes": RULE})
         settings = replace(uploads.settings, login=replace(uploads.settings.login, user=login))
         source_db.execute(f"drop schema headwater_upload cascade; drop owned by {upload_role}; drop role {upload_role}")
-        with pytest.raises(NotPrepared, match="permission denied for table notes; so nothing was changed"):
+        with pytest.raises(
+            HeadwaterError, match=r"(?s)HW_6120.*permission denied for table notes; so nothing was changed"
+        ):
             prepare_uploads(settings, replace(settings.login, user=f"{login}_admin"))
         # with a right of its own to the table, Postgres only warns that it grants nothing
         source_db.execute(
             f"grant select on notes to {login}_admin; grant usage on sequence notes_n_seq to {login}_admin"
         )
-        with pytest.raises(NotPrepared, match=r"could not grant that .* on public\.notes, .*; so nothing was changed"):
+        with pytest.raises(
+            HeadwaterError, match=r"(?s)HW_6120.*could not grant that .* on public\.notes, .*; so nothing was changed"
+        ):
             prepare_uploads(settings, replace(settings.login, user=f"{login}_admin"))
         assert source_db.fetch("select from pg_namespace where nspname = 'headwater_upload'") == []
         assert source_db.fetch("select from pg_roles where rolname = %s", upload_role) == []

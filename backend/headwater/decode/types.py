@@ -95,58 +95,6 @@ order by t.oid
 """Describes the types in the parameter `oids` (a list), and all types that they are made of, as TypeRow tuples."""
 
 
-def _builtin() -> Iterable[TypeDescriptor]:
-    for name, oid, array_oid in SCALARS:
-        delimiter = ";" if oid in SEMICOLON_SEPARATED else ","
-        yield TypeDescriptor(oid, "pg_catalog", name, TypeKind.BASE)
-        yield TypeDescriptor(array_oid, "pg_catalog", f"_{name}", TypeKind.ARRAY, oid, delimiter)
-    for kind, ranges in ((TypeKind.RANGE, RANGES), (TypeKind.MULTIRANGE, MULTIRANGES)):
-        for name, oid, array_oid, element in ranges:
-            yield TypeDescriptor(oid, "pg_catalog", name, kind, element)
-            yield TypeDescriptor(array_oid, "pg_catalog", f"_{name}", TypeKind.ARRAY, oid)
-
-
-BUILTIN_TYPES: Final[Mapping[int, TypeDescriptor]] = {each.oid: each for each in _builtin()}
-
-
-@dataclass(frozen=True, slots=True)
-class TypeCatalog:
-    """Types by oid. `TypeCatalog()` has the built-in types; others are loaded from each source."""
-
-    custom: Mapping[int, TypeDescriptor] = field(default_factory=dict)
-
-    @classmethod
-    def from_rows(cls, rows: Iterable[TypeRow]) -> TypeCatalog:
-        """A catalog of what TYPE_QUERY returned."""
-        described = (_descriptor(row) for row in rows)
-        return cls({each.oid: each for each in described if each.oid not in BUILTIN_TYPES})
-
-    def with_rows(self, rows: Iterable[TypeRow]) -> TypeCatalog:
-        """This catalog with what TYPE_QUERY returned, which replaces known types."""
-        return TypeCatalog({**self.custom, **self.from_rows(rows).custom})
-
-    def get(self, oid: int) -> TypeDescriptor | None:
-        return BUILTIN_TYPES.get(oid) or self.custom.get(oid)
-
-    def missing(self, oids: Iterable[int]) -> list[int]:
-        """The oids that are not in the catalog, once each and sorted."""
-        return sorted(oid for oid in set(oids) if self.get(oid) is None)
-
-
-def _descriptor(row: TypeRow) -> TypeDescriptor:
-    oid, schema, name, kind, element, delimiter, names, types = row
-    attributes = tuple(Attribute(*each) for each in zip(names, types, strict=True))
-    return TypeDescriptor(oid, schema, name, _kind(kind), element, delimiter, attributes)
-
-
-def _kind(code: str) -> TypeKind:
-    """Pseudo-types and kinds of later Postgres versions are kept as text, like a base type."""
-    try:
-        return TypeKind(code)
-    except ValueError:
-        return TypeKind.BASE
-
-
 class Oid(IntEnum):
     """Built-in types that do not read as plain text."""
 
@@ -259,7 +207,59 @@ SEMICOLON_SEPARATED: Final = frozenset({603})
 """Types whose arrays are not separated by commas: box alone."""
 
 
-_SCALARS: dict[int, ValueKind] = {
+def _builtin() -> Iterable[TypeDescriptor]:
+    for name, oid, array_oid in SCALARS:
+        delimiter = ";" if oid in SEMICOLON_SEPARATED else ","
+        yield TypeDescriptor(oid, "pg_catalog", name, TypeKind.BASE)
+        yield TypeDescriptor(array_oid, "pg_catalog", f"_{name}", TypeKind.ARRAY, oid, delimiter)
+    for kind, ranges in ((TypeKind.RANGE, RANGES), (TypeKind.MULTIRANGE, MULTIRANGES)):
+        for name, oid, array_oid, element in ranges:
+            yield TypeDescriptor(oid, "pg_catalog", name, kind, element)
+            yield TypeDescriptor(array_oid, "pg_catalog", f"_{name}", TypeKind.ARRAY, oid)
+
+
+BUILTIN_TYPES: Final[Mapping[int, TypeDescriptor]] = {each.oid: each for each in _builtin()}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeCatalog:
+    """Types by oid. `TypeCatalog()` has the built-in types; others are loaded from each source."""
+
+    custom: Mapping[int, TypeDescriptor] = field(default_factory=dict)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[TypeRow]) -> TypeCatalog:
+        """A catalog of what TYPE_QUERY returned."""
+        described = (_descriptor(row) for row in rows)
+        return cls({each.oid: each for each in described if each.oid not in BUILTIN_TYPES})
+
+    def with_rows(self, rows: Iterable[TypeRow]) -> TypeCatalog:
+        """This catalog with what TYPE_QUERY returned, which replaces known types."""
+        return TypeCatalog({**self.custom, **self.from_rows(rows).custom})
+
+    def get(self, oid: int) -> TypeDescriptor | None:
+        return BUILTIN_TYPES.get(oid) or self.custom.get(oid)
+
+    def missing(self, oids: Iterable[int]) -> list[int]:
+        """The oids that are not in the catalog, once each and sorted."""
+        return sorted(oid for oid in set(oids) if self.get(oid) is None)
+
+
+def _descriptor(row: TypeRow) -> TypeDescriptor:
+    oid, schema, name, kind, element, delimiter, names, types = row
+    attributes = tuple(Attribute(*each) for each in zip(names, types, strict=True))
+    return TypeDescriptor(oid, schema, name, _kind(kind), element, delimiter, attributes)
+
+
+def _kind(code: str) -> TypeKind:
+    """Pseudo-types and kinds of later Postgres versions are kept as text, like a base type."""
+    try:
+        return TypeKind(code)
+    except ValueError:
+        return TypeKind.BASE
+
+
+_KINDS: dict[int, ValueKind] = {
     **dict.fromkeys((Oid.BOOL, Oid.INT2, Oid.INT4, Oid.INT8, Oid.OID), ValueKind.INTEGER),
     **dict.fromkeys((Oid.FLOAT4, Oid.FLOAT8), ValueKind.REAL),
     **dict.fromkeys((Oid.JSON, Oid.JSONB), ValueKind.JSON),
@@ -292,4 +292,4 @@ def values_of(oid: int, types: TypeCatalog) -> TypeValues:
         case TypeKind.COMPOSITE | TypeKind.RANGE | TypeKind.MULTIRANGE:
             return TypeValues(ValueKind.JSON, by_option=True)
         case _:
-            return TypeValues(_SCALARS.get(oid, ValueKind.TEXT))
+            return TypeValues(_KINDS.get(oid, ValueKind.TEXT))

@@ -5,19 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headwater.source.upload.entries import ClientTransaction, sendable
-from headwater.source.upload.errors import (
-    AppRefused,
-    BadEntry,
-    ChangedMeanwhile,
-    OpIdReused,
-    OpIdTooOld,
-    PolicyRefused,
-    PostgresRefused,
-    Reason,
-    RowGone,
-    TooSlow,
-    WriteNotAllowed,
-)
+from headwater.source.upload.errors import BY_APP, BY_POSTGRES, Reason, TooSlow
 from headwater.source.upload.letters import Waiting
 
 _NOT_ALLOWED: Final = "You may not change this."
@@ -25,13 +13,13 @@ _BAD_VALUE: Final = "A value is not of the kind that belongs here."
 _FROM_A_COPY: Final = "This device was restored from a copy, and may have sent this before."
 
 _BY_CODE: Final = {
-    WriteNotAllowed.code: "This can't be changed from a device.",
-    BadEntry.code: _BAD_VALUE,
-    ChangedMeanwhile.code: "Somebody else changed this meanwhile.",
-    RowGone.code: "This was deleted, or is not shared with you any more.",
-    PolicyRefused.code: _NOT_ALLOWED,
-    OpIdReused.code: _FROM_A_COPY,
-    OpIdTooOld.code: _FROM_A_COPY,
+    "HW_6110": "This can't be changed from a device.",
+    "HW_6111": _BAD_VALUE,
+    "HW_6112": "Somebody else changed this meanwhile.",
+    "HW_6113": "This was deleted, or is not shared with you any more.",
+    "HW_6114": _NOT_ALLOWED,
+    "HW_6115": _FROM_A_COPY,
+    "HW_6116": _FROM_A_COPY,
     TooSlow.code: "This change is too large to be taken at once.",
 }
 
@@ -77,9 +65,9 @@ def still_told(waiting: Waiting) -> dict[str, object]:
 def for_user(reason: Reason) -> str:
     """What may be shown to whoever made the change. It contains no name of a table or column and no value, unless the
     app's own function put it there."""
-    if reason.code == AppRefused.code:
+    if reason.code == BY_APP:
         return reason.message or _OTHERWISE
-    if reason.code != PostgresRefused.code:
+    if reason.code != BY_POSTGRES:
         return _BY_CODE.get(reason.code, _OTHERWISE)
     return _BY_SQLSTATE.get(reason.sqlstate) or _BY_SQLSTATE.get(reason.sqlstate[:2], _OTHERWISE)
 

@@ -65,7 +65,7 @@ def prepare_source(
 
 def _prepare_uploads(uploads: UploadSettings, admin: SourceSettings | None) -> bool:
     """Create what uploads need, say what was there already, and check each table. Returns whether all can be written.
-    Raises NotPrepared, after which nothing was changed."""
+    Raises HW_6120, after which nothing was changed."""
     made = prepare_uploads(uploads, admin)
     for each in made.there:
         click.echo(f"there: {each}")

@@ -178,18 +178,14 @@ def _rows(
     return [row[2:] for row in there]
 
 
-class NotAKeyError(HeadwaterError):
-    """A text is not a valid key of a table."""
-
-    code = "HW_2501"
-
-
 def has_row(conn: psycopg.Connection, table: PublishedTable, row_id: str) -> bool:
-    """Whether a row with this id is published. Raises NotAKeyError."""
+    """Whether a row with this id is published. Raises HW_2501."""
     relation = table.relation
     identity = RowIdentity.of(relation)
     if identity.kind is not IdentityKind.KEY:
-        raise NotAKeyError("rows of this table have no key", table.qualified_name, "forget them by --contains")
+        raise HeadwaterError(
+            "rows of this table have no key", table.qualified_name, "forget them by --contains", code="HW_2501"
+        )
     values = _key_values(table, row_id, len(identity.columns))
     conditions = [
         sql.SQL("{} is not distinct from {}").format(sql.Identifier(relation.columns[column].name), sql.Literal(value))
@@ -200,10 +196,11 @@ def has_row(conn: psycopg.Connection, table: PublishedTable, row_id: str) -> boo
     try:
         return _exists(conn, table, sql.SQL(" and ").join(conditions))
     except errors.DataError:
-        raise NotAKeyError(
+        raise HeadwaterError(
             "this is not a key of the table: its type is another",
             table.qualified_name,
             "write the key as the source has it",
+            code="HW_2501",
         ) from None
 
 
@@ -215,8 +212,11 @@ def _key_values(table: PublishedTable, row_id: str, columns: int) -> Sequence[st
     except orjson.JSONDecodeError:
         values = None
     if not isinstance(values, list) or len(values) != columns or not all(isinstance(v, str | None) for v in values):
-        raise NotAKeyError(
-            f"the key of this table has {columns} columns", table.qualified_name, """say --id '["first","second"]'"""
+        raise HeadwaterError(
+            f"the key of this table has {columns} columns",
+            table.qualified_name,
+            """say --id '["first","second"]'""",
+            code="HW_2501",
         )
     return values
 

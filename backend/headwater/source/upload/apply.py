@@ -135,8 +135,8 @@ class Uploads:
     async def take(self, device: Device, transaction: ClientTransaction) -> Outcome:
         """Apply the transaction, or park it. Both are recorded, so sending the same transaction again changes nothing.
 
-        Raises TryLater, TooSlow, TooManyLetters or SourceUnreachable when the device should send it again; Waits,
-        NotPrepared, UnsafeRole or SourceRefused when somebody has to mend something first. Then nothing was written.
+        Raises TryLater, TooSlow, HW_6124 or SourceUnreachable when the device should send it again; Waits,
+        HW_6120, HW_6121 or SourceRefused when somebody has to mend something first. Then nothing was written.
         """
         self._forget_now_and_then()
         types = [entry.fields.get("type") for entry in transaction.entries]
@@ -164,7 +164,7 @@ class Uploads:
 
     async def tried(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
         """Run `work`, which must be one transaction. Run it again, up to ATTEMPTS times in all, after a deadlock, a
-        serialization failure or the loss of its connection. Raises what `take` raises, and PostgresRefused."""
+        serialization failure or the loss of its connection. Raises what `take` raises, and HW_6117."""
         attempt = 0
         while True:
             attempt += 1

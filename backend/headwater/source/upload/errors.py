@@ -13,12 +13,15 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 
+BY_POSTGRES, BY_APP = "HW_6117", "HW_6140"
+"""Codes of what Postgres refuses for its content, and of what a function of the app refuses by RAISE."""
+
 MOST_SAID = 1000
 """Characters of a message of Postgres that are kept: it may quote a value of any size."""
 
 
 class Refused(HeadwaterError):
-    """This transaction can't be applied, however often it is sent. Raise a subclass.
+    """This transaction can't be applied, however often it is sent.
 
     `op_id` is the entry that failed, if known. `sqlstate` and `said` come from Postgres. `said` may contain a value of
     the row, so it goes to the device and the dead letter, never to a log.
@@ -30,11 +33,12 @@ class Refused(HeadwaterError):
         where: str = "",
         fix: str = "",
         *,
+        code: str = "",
         sqlstate: str = "",
         said: str = "",
         op_id: int | None = None,
     ) -> None:
-        super().__init__(what, where, fix)
+        super().__init__(what, where, fix, code=code)
         self.sqlstate = sqlstate
         self.said = said
         self.op_id = op_id
@@ -42,6 +46,8 @@ class Refused(HeadwaterError):
     @property
     def reason(self) -> Reason:
         """The refusal as the device and the dead letter get it."""
+        if self.code == BY_APP:  # its message is meant for the user, and shown as it is
+            return Reason(self.code, self.sqlstate, self.said[:MOST_SAID], self.op_id)
         place = f" ({self.where})" if self.where else ""
         said = f": {self.said[:MOST_SAID]}" if self.said else ""
         message = f"{self.what}{place}{said}{f'; {self.fix}' if self.fix else ''}"
@@ -58,65 +64,6 @@ class Reason:
     op_id: int | None
 
 
-class WriteNotAllowed(Refused):
-    """A write to a table or column, or with an operation, that `upload.tables` does not allow."""
-
-    code = "HW_6110"
-
-
-class BadEntry(Refused):
-    """An uploaded entry is malformed, or has a value that its column can't hold."""
-
-    code = "HW_6111"
-
-
-class ChangedMeanwhile(Refused):
-    """The row changed since the device read it, and the table's conflict policy is `reject_changed`."""
-
-    code = "HW_6112"
-
-
-class RowGone(Refused):
-    """An update of a row that does not exist, or that this user can't see."""
-
-    code = "HW_6113"
-
-
-class PolicyRefused(Refused):
-    """Row-level security prevented an update or delete of a row that the user can see."""
-
-    code = "HW_6114"
-
-
-class OpIdReused(Refused):
-    """The device used this op id before, for another change. Its database was probably restored from a copy."""
-
-    code = "HW_6115"
-
-
-class OpIdTooOld(Refused):
-    """The op id is older than what is remembered of this device, so it is unknown whether it was applied."""
-
-    code = "HW_6116"
-
-
-class PostgresRefused(Refused):
-    """Postgres refused the write because of what it says: a constraint, a policy, a value, a function that raises."""
-
-    code = "HW_6117"
-
-
-class AppRefused(PostgresRefused):
-    """A trigger or function of the app refused the write, by `RAISE`. Its message is the reason, and is shown to the
-    user as it is."""
-
-    code = "HW_6140"
-
-    @property
-    def reason(self) -> Reason:
-        return Reason(self.code, self.sqlstate, self.said[:MOST_SAID], self.op_id)
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """How long a transaction has been held back: `tries` for the same cause, and `hours` for any."""
@@ -127,30 +74,11 @@ class Held:
 
 class Waits(Refused):
     """This transaction can't be applied before an operator or the app's developer mends something. It is not parked
-    until it has waited for long. Raise a subclass."""
+    until it has waited for long."""
 
     def is_over(self, held: Held, park_after_hours: int) -> bool:
         """Whether it has waited long enough, so that it is parked."""
         return held.hours >= park_after_hours
-
-
-class TableNotReady(Waits):
-    """A table of `upload.tables` can't be written as configured."""
-
-    code = "HW_6122"
-
-
-class UnknownColumn(Waits):
-    """A device writes a column that the table does not have, or that Postgres alone may write: usually the app is of
-    another version than the schema."""
-
-    code = "HW_6118"
-
-
-class OldValuesMissing(Waits):
-    """The app does not send the previous values that a table with `reject_changed` compares."""
-
-    code = "HW_6149"
 
 
 class WriteFailed(Waits):
@@ -173,33 +101,6 @@ class TooSlow(Waits):
 
     def is_over(self, held: Held, park_after_hours: int) -> bool:
         return held.tries > 1 and held.hours * 3600 >= self._seconds
-
-
-class NotPrepared(HeadwaterError):
-    """The tables that uploads need are missing in the source, or the login may not use or create them."""
-
-    code = "HW_6120"
-
-
-class UnsafeRole(HeadwaterError):
-    """The role that uploads write as does not exist, the login may not switch to it, or row-level security does not
-    apply to it."""
-
-    code = "HW_6121"
-
-
-class TooManyLetters(HeadwaterError):
-    """A user has so many dead letters, or so many bytes of them, that no more transactions are parked until an operator
-    retries or discards some."""
-
-    code = "HW_6124"
-
-
-class TooManyDevices(HeadwaterError):
-    """A user has as many devices as are remembered of one user, and all of them sent something lately. Uploads of
-    further ones wait."""
-
-    code = "HW_6125"
 
 
 class TryLater(HeadwaterError):
@@ -264,7 +165,7 @@ def mender_of(error: psycopg.Error, nulls: Container[str] = ()) -> Mender:
 
 def refused_by_postgres(
     error: psycopg.Error, table: str = "", nulls: Container[str] = (), op_id: int | None = None
-) -> PostgresRefused | WriteFailed:
+) -> Refused:
     """Turn an error of Postgres that does not pass into ours. `what` names only the condition, and objects of the
     schema; `said` is Postgres' own message, which may contain a value of the row."""
     said, context = error.diag.message_primary or "", error.diag.context or ""
@@ -284,11 +185,11 @@ def refused_by_postgres(
     return failed
 
 
-def refused_for_values(error: psycopg.Error, op_id: int | None) -> PostgresRefused:
+def refused_for_values(error: psycopg.Error, op_id: int | None) -> Refused:
     """An error of Postgres that the user has to know."""
-    kind = AppRefused if error.diag.source_function == _RAISED else PostgresRefused
+    code = BY_APP if error.diag.source_function == _RAISED else BY_POSTGRES
     what, said = f"Postgres refused the write: {name_of(error)}", error.diag.message_primary or ""
-    return kind(what, _place(error), sqlstate=error.sqlstate or "", said=said, op_id=op_id)
+    return Refused(what, _place(error), code=code, sqlstate=error.sqlstate or "", said=said, op_id=op_id)
 
 
 def _place(error: psycopg.Error) -> str:

@@ -12,21 +12,11 @@ from dataclasses import dataclass
 
 import psycopg
 
+from headwater.errors import HeadwaterError
 from headwater.source.connect import connect, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload.entries import DIGEST_BYTES, ClientTransaction, Device, Entry
-from headwater.source.upload.errors import (
-    Held,
-    NotPrepared,
-    OpIdReused,
-    OpIdTooOld,
-    Reason,
-    Refused,
-    TooManyDevices,
-    TooManyLetters,
-    Waits,
-    WriteFailed,
-)
+from headwater.source.upload.errors import Held, Reason, Refused, Waits, WriteFailed
 from headwater.source.upload.settings import UploadSettings
 
 PRUNE_EVERY = 256
@@ -145,19 +135,21 @@ class _Op:
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Turn a missing table, or a missing right to one, into NotPrepared: an operator has to fix it."""
+    """Turn a missing table, or a missing right to one, into HW_6120: an operator has to fix it."""
     try:
         yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn):
-        raise NotPrepared("the tables that record uploads are missing", "headwater_upload", PREPARE) from None
+        raise HeadwaterError(
+            "the tables that record uploads are missing", "headwater_upload", PREPARE, code="HW_6120"
+        ) from None
     except psycopg.errors.InsufficientPrivilege:
         what = "the login may not use the tables that record uploads"
-        raise NotPrepared(what, "headwater_upload", PREPARE) from None
+        raise HeadwaterError(what, "headwater_upload", PREPARE, code="HW_6120") from None
 
 
 async def open_client(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> Client:
-    """Lock the device's row until the transaction ends, inserting it if it is missing. Raises NotPrepared, or
-    TooManyDevices."""
+    """Lock the device's row until the transaction ends, inserting it if it is missing. Raises HW_6120, or
+    HW_6125."""
     with prepared():
         row = await (await conn.execute(_CLIENT, [device.key, device.sub, device.client_id])).fetchone()
         assert row is not None
@@ -168,31 +160,32 @@ async def open_client(conn: psycopg.AsyncConnection, settings: UploadSettings, d
 
 
 async def _check_devices(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
-    """Beyond the limit, forget those devices of the user that have sent nothing for longest. Raises TooManyDevices when
+    """Beyond the limit, forget those devices of the user that have sent nothing for longest. Raises HW_6125 when
     all of them have sent something lately."""
     most = settings.max_devices_per_user
     row = await (await conn.execute(_DEVICES, {"sub": device.sub, "most": most})).fetchone()
     if row is None or row[0] <= most:
         return
     if not (await conn.execute(_DROP_SILENT, {"sub": device.sub, "days": settings.keep_days})).rowcount:
-        raise TooManyDevices(
+        raise HeadwaterError(
             f"{most} devices of one user have sent something in the last {settings.keep_days} days",
             "upload.max_devices_per_user",
             "raise it, or give each person a `sub` of their own",
+            code="HW_6125",
         )
 
 
 async def known(conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction) -> Known:
-    """Find out which entries were recorded before. Raises OpIdReused or OpIdTooOld."""
+    """Find out which entries were recorded before. Raises HW_6115 or HW_6116."""
     taken = await _taken(conn, client, transaction)
     for entry in transaction.entries:
         if entry.op_id in taken and taken[entry.op_id].digest != entry.digest:
-            raise OpIdReused("the device used this op id before, for another change", op_id=entry.op_id)
+            raise Refused("the device used this op id before, for another change", op_id=entry.op_id, code="HW_6115")
     new = tuple(entry for entry in transaction.entries if entry.op_id not in taken)
     for entry in new:
         if entry.op_id <= client.pruned_to:
             what = "the op id is older than what is remembered of this device"
-            raise OpIdTooOld(what, op_id=entry.op_id)
+            raise Refused(what, op_id=entry.op_id, code="HW_6116")
     return Known(new, max((op.letter for op in taken.values() if op.letter is not None), default=None))
 
 
@@ -262,7 +255,7 @@ async def reason_of(conn: psycopg.AsyncConnection, letter: int) -> Reason | None
 
 
 async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
-    """Raise TooManyLetters at the user's limit: a user whose writes are all refused must not fill the database with
+    """Raise HW_6124 at the user's limit: a user whose writes are all refused must not fill the database with
     dead letters."""
     most, most_bytes = settings.max_parked_per_user, settings.max_parked_bytes_per_user
     row = await (await conn.execute(_WAITING, {"sub": device.sub, "most": most})).fetchone()
@@ -272,7 +265,9 @@ async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, d
     what, limit = f"{count} dead letters of one user wait", "max_parked_per_user"
     if count < most:
         what, limit = f"{what}, with {size:,} bytes", "max_parked_mb_per_user"
-    raise TooManyLetters(what, f"upload.{limit}", "see `headwater upload list`, and retry or discard them")
+    raise HeadwaterError(
+        what, f"upload.{limit}", "see `headwater upload list`, and retry or discard them", code="HW_6124"
+    )
 
 
 async def not_applied(

@@ -23,15 +23,10 @@ from headwater.source.upload.errors import (
     MUST_NOT_BE_NULL,
     NOT_ALLOWED,
     UNREADABLE,
-    ChangedMeanwhile,
     Mender,
-    OldValuesMissing,
-    PolicyRefused,
     Refused,
-    RowGone,
-    TableNotReady,
+    Waits,
     WriteFailed,
-    WriteNotAllowed,
     failed_in_policy,
     mender_of,
     refused_by_postgres,
@@ -119,12 +114,12 @@ class _ZeroRowsError(Exception):
 
 
 def rule_for(tables: Mapping[str, TableRule], write: Write) -> TableRule:
-    """The rule of the write's table. Raises WriteNotAllowed when the table or the operation is not allowed."""
+    """The rule of the write's table. Raises HW_6110 when the table or the operation is not allowed."""
     rule = tables.get(write.table)
     if rule is None:
-        raise WriteNotAllowed("upload.tables does not have the table", statements.shown(write.table))
+        raise Refused("upload.tables does not have the table", statements.shown(write.table), code="HW_6110")
     if _NEEDED[write.kind] not in rule.operations:
-        raise WriteNotAllowed(f"upload.tables does not allow {write.kind.value}", rule.qualified_name)
+        raise Refused(f"upload.tables does not allow {write.kind.value}", rule.qualified_name, code="HW_6110")
     return rule
 
 
@@ -258,7 +253,7 @@ async def _send(conn: psycopg.AsyncConnection, sent: _Sent, permissions: _Permis
             return
         sent.values = values = decided
     if rule.conflict is Conflict.REJECT_CHANGED and sent.old is None and write.kind is not WriteKind.PUT:
-        raise OldValuesMissing("the app sends no previous values to compare", rule.qualified_name, _TRACK)
+        raise Waits("the app sends no previous values to compare", rule.qualified_name, _TRACK, code="HW_6149")
     if permissions is not None:
         if Operation.UPDATE in rule.operations:  # what is seen has to hold until the write, which may wait for others
             await sent.run(conn, statements.lock(shape, write.row_id))
@@ -293,13 +288,13 @@ def _may_update(rule: TableRule, values: Values) -> bool:
 
 
 async def _judge(sent: _Sent) -> None:
-    """Raise the reason why a write was not done as it should: another key (WriteNotAllowed), or no row was changed,
-    since it is gone (RowGone), differs from `old` (ChangedMeanwhile), or the user may not change it (PolicyRefused).
+    """Raise the reason why a write was not done as it should: another key (HW_6110), or no row was changed,
+    since it is gone (HW_6113), differs from `old` (HW_6112), or the user may not change it (HW_6114).
     What may be changed, and was not, a trigger or rule has dealt with in its own way."""
     rule, kind = sent.shape.rule, sent.write.kind
     where, is_strict = rule.qualified_name, rule.conflict is Conflict.REJECT_CHANGED
     if sent.same_key is not None and await sent.same_key.fetchone() != (True,):
-        raise WriteNotAllowed("the key of a row can't be changed", where)
+        raise Refused("the key of a row can't be changed", where, code="HW_6110")
     if not sent.changes or any(cursor.rowcount for cursor in sent.changes):
         return
     if rule.accept_zero_rows and not is_strict:
@@ -309,17 +304,17 @@ async def _judge(sent: _Sent) -> None:
     row = await sent.look.fetchone()
     if row is None:
         if kind is WriteKind.PATCH and not rule.skip_gone:
-            raise RowGone("the row is gone, or this user can't see it", where)
+            raise Refused("the row is gone, or this user can't see it", where, code="HW_6113")
         return
     is_same, is_permitted = row
     if kind is WriteKind.PUT and is_strict:
-        raise ChangedMeanwhile("a row with this id exists already", where)
+        raise Refused("a row with this id exists already", where, code="HW_6112")
     if kind is WriteKind.PUT and len(sent.changes) == 1:  # it was only to be inserted
         return
     if not is_same:
-        raise ChangedMeanwhile("the row was changed since the device read it", where)
+        raise Refused("the row was changed since the device read it", where, code="HW_6112")
     if not is_permitted and not rule.accept_zero_rows:
-        raise PolicyRefused(f"row-level security prevented this {kind.value}", where)
+        raise Refused(f"row-level security prevented this {kind.value}", where, code="HW_6114")
 
 
 async def _decided(conn: psycopg.AsyncConnection, sent: _Sent, data: Values) -> Values | None:
@@ -333,5 +328,5 @@ async def _decided(conn: psycopg.AsyncConnection, sent: _Sent, data: Values) -> 
     answer = read_json(row[0])
     if not isinstance(answer, Mapping):
         what = "the conflict function returned neither an object nor null"
-        raise TableNotReady(what, shape.rule.qualified_name, "correct the function")
+        raise Waits(what, shape.rule.qualified_name, "correct the function", code="HW_6122")
     return {name: value for name, value in answer.items() if name not in (*shape.key, "id")}

@@ -18,7 +18,7 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload import ledger, statements
 from headwater.source.upload.entries import Device, entry_of, transaction_of
-from headwater.source.upload.errors import Mender, NotPrepared, Refused, mender_of
+from headwater.source.upload.errors import Mender, Refused, mender_of
 from headwater.source.upload.ledger import CREATE as CREATE_WAITING
 from headwater.source.upload.settings import Conflict, Connections, Operation, TableRule, UploadSettings, become, begin
 from headwater.source.upload.shape import FUNCTION_ARGUMENTS, TableShape, needed_rights, read_shapes
@@ -130,7 +130,7 @@ class PreparedUploads:
 
 
 def prepare_uploads(settings: UploadSettings, admin: SourceSettings | None = None) -> PreparedUploads:
-    """Create all that is missing, or nothing, connected as `admin`, by default as the upload login. Raises NotPrepared
+    """Create all that is missing, or nothing, connected as `admin`, by default as the upload login. Raises HW_6120
     with the whole SQL when that role lacks a right."""
     with connect(admin or settings.login, patient=True) as conn:
         needs = tuple(needs_of(conn, settings))
@@ -141,7 +141,7 @@ def prepare_uploads(settings: UploadSettings, admin: SourceSettings | None = Non
                 block = "\n".join(f"{each};" for each in missing)
                 how = "have somebody with the rights run what follows, or pass --admin-uri"
                 what = f"role {conn.info.user} {why}; so nothing was changed"
-                raise NotPrepared(what, settings.login.address, f"{how}\n\n{block}")
+                raise HeadwaterError(what, settings.login.address, f"{how}\n\n{block}", code="HW_6120")
     return PreparedUploads(missing, tuple(need.what for need in needs if need.there))
 
 
@@ -355,7 +355,7 @@ def _lacking(needs: Sequence[Need]) -> Finding:
     statements = tuple(need.statement for need in needs)
     how = f", or {statements[0]}" if len(needs) == 1 else ""
     fix = f"run `headwater source prepare --upload`, with --admin-uri if the login may not{how}"
-    return Finding(NotPrepared.code, what, fix, sql=statements)
+    return Finding("HW_6120", what, fix, sql=statements)
 
 
 def _fatal(findings: Sequence[Finding]) -> bool:

@@ -13,9 +13,9 @@ from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
 from headwater.decode.settings import statements_for
+from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings, connection_error, conninfo
 from headwater.source.upload.entries import Device
-from headwater.source.upload.errors import UnsafeRole
 
 WAIT_SECONDS = 30
 """When a device is told to come again that waits until somebody mends something."""
@@ -176,11 +176,13 @@ async def begin(conn: psycopg.AsyncConnection, settings: UploadSettings) -> None
 
 
 async def become(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
-    """Switch to the upload role, with the token's claims, until the open transaction ends. Raises UnsafeRole when the
+    """Switch to the upload role, with the token's claims, until the open transaction ends. Raises HW_6121 when the
     role does not exist or the login may not switch to it."""
     try:
         await conn.execute(_BECOME, [device.claims, device.sub, settings.role])
     except (psycopg.errors.InvalidParameterValue, psycopg.errors.InsufficientPrivilege) as error:
         missing = isinstance(error, psycopg.errors.InvalidParameterValue)
         what = "there is no such role" if missing else f"the login {settings.login.user} may not become it"
-        raise UnsafeRole(what, f"upload.role: {settings.role}", "run `headwater source prepare --upload`") from None
+        raise HeadwaterError(
+            what, f"upload.role: {settings.role}", "run `headwater source prepare --upload`", code="HW_6121"
+        ) from None

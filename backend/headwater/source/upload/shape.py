@@ -9,7 +9,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from headwater.source.upload.errors import TableNotReady, UnsafeRole
+from headwater.errors import HeadwaterError
+from headwater.source.upload.errors import Waits
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 
 _TABLES = """
@@ -89,7 +90,7 @@ class TableShape:
 
 
 async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
-    """Read the tables of these rules, as the current role sees them. Raises UnsafeRole or TableNotReady."""
+    """Read the tables of these rules, as the current role sees them. Raises HW_6121 or HW_6122."""
     wanted = list(dict.fromkeys(rules))
     names = [[rule.schema for rule in wanted], [rule.name for rule in wanted]]
     (of_role,), tables = await _fetch_all(conn, (_ROLE, []), (_TABLES, names))
@@ -107,7 +108,7 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
     shapes = {}
     for rule in wanted:
         if rule not in found:
-            raise TableNotReady("the table is not in the source", rule.qualified_name, "correct upload.tables")
+            raise Waits("the table is not in the source", rule.qualified_name, "correct upload.tables", code="HW_6122")
         oid, secured, owned, usage, rights = found[rule]
         _check_security(rule, secured=secured, owned=owned)
         _check_rights(rule, role, usage=usage, rights=rights)
@@ -119,10 +120,11 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
 def _checked_role(name: str, unbound: bool) -> sql.Identifier:
     role = sql.Identifier(name)
     if unbound:
-        raise UnsafeRole(
+        raise HeadwaterError(
             "row-level security does not apply to the upload role",
             f"upload.role: {name}",
             f"run {_sql('ALTER ROLE {} NOSUPERUSER NOBYPASSRLS', role)}, or use another role",
+            code="HW_6121",
         )
     return role
 
@@ -132,15 +134,16 @@ def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
         return
     what = "it does not apply to the upload role, which owns the table" if owned else "the table has none"
     how = _sql(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
-    raise TableNotReady(
+    raise Waits(
         f"uploads need row-level security, and {what}",
         rule.qualified_name,
         f"run {how}, and create policies; or set row_security: false for the table, to let every user write every row",
+        code="HW_6122",
     )
 
 
 def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights: Sequence[str]) -> None:
-    """Raise TableNotReady when the upload role lacks a right."""
+    """Raise HW_6122 when the upload role lacks a right."""
     lacking = [right for right in needed_rights(rule) if right not in rights]
     if usage and not lacking:
         return
@@ -150,7 +153,7 @@ def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights:
         else _sql("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
     )
     what = "the upload role lacks rights to the table"
-    raise TableNotReady(what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`")
+    raise Waits(what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`", code="HW_6122")
 
 
 async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> None:
@@ -160,7 +163,7 @@ async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> Non
     (((there,),),) = await _fetch_all(conn, (_FUNCTION, [signature]))
     if not there:
         what = "the table's conflict function is missing, or the upload role may not call it"
-        raise TableNotReady(what, rule.qualified_name, f"create {signature} returning jsonb")
+        raise Waits(what, rule.qualified_name, f"create {signature} returning jsonb", code="HW_6122")
 
 
 def needed_rights(rule: TableRule) -> tuple[str, ...]:
@@ -181,11 +184,11 @@ def _key(rule: TableRule, unique: list[tuple[bool, tuple[str, ...]]]) -> tuple[s
         primary = next((key for is_primary, key in unique if is_primary), None)
         if primary is None:
             fix = "add one, or name a unique key as `key`"
-            raise TableNotReady("the table has no primary key", rule.qualified_name, fix)
+            raise Waits("the table has no primary key", rule.qualified_name, fix, code="HW_6122")
         return primary
     if not any(set(key) == set(rule.key) for _, key in unique):
         fix = f"create a unique index on {', '.join(rule.key)}"
-        raise TableNotReady("the table's `key` has no unique index", rule.qualified_name, fix)
+        raise Waits("the table's `key` has no unique index", rule.qualified_name, fix, code="HW_6122")
     return rule.key
 
 

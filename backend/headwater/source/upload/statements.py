@@ -10,7 +10,7 @@ from psycopg import sql
 
 from headwater.decode.types import Oid
 from headwater.source.upload.entries import Json, Number, read_json, sendable, write_json
-from headwater.source.upload.errors import BadEntry, UnknownColumn, WriteNotAllowed
+from headwater.source.upload.errors import Refused, Waits
 from headwater.source.upload.shape import FUNCTION_ARGUMENTS, Column, TableShape
 
 
@@ -32,7 +32,7 @@ def named(*names: str) -> sql.SQL:
 
 def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
     """Split a device's row id into the values of the key columns: joined by the rule's separator, or the JSON array in
-    the table's order of columns that `row_id()` of a sync config makes. Raises BadEntry."""
+    the table's order of columns that `row_id()` of a sync config makes. Raises HW_6111."""
     if len(shape.key) == 1:
         return {shape.key[0]: row_id}
     if row_id.startswith('["'):
@@ -42,7 +42,7 @@ def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
     parts = row_id.split(shape.rule.separator)
     if len(parts) != len(shape.key):
         what = f"the row id has {len(parts)} parts, but the key has {len(shape.key)} columns"
-        raise BadEntry(what, shape.rule.qualified_name)
+        raise Refused(what, shape.rule.qualified_name, code="HW_6111")
     return dict(zip(shape.key, parts, strict=True))
 
 
@@ -57,7 +57,7 @@ def _array(text: str) -> list[str]:
 
 def known_columns(shape: TableShape, values: Values, *, to_write: bool) -> dict[str, Json]:
     """The values without those of columns that the table lacks, or with their new names, as its rule says. To write, a
-    column that Postgres alone writes counts as lacking, and UnknownColumn is raised when the rule says nothing."""
+    column that Postgres alone writes counts as lacking, and HW_6118 is raised when the rule says nothing."""
     renamed, known = dict(shape.rule.renamed), {}
     for name, value in values.items():
         if is_writable(shape, name) or (name in shape.columns and not to_write):
@@ -79,7 +79,7 @@ def is_writable(shape: TableShape, name: str) -> bool:
     return name in shape.key or (name in shape.columns and not shape.columns[name].generated)
 
 
-def unknown_column(shape: TableShape, name: str) -> UnknownColumn:
+def unknown_column(shape: TableShape, name: str) -> Waits:
     """The error of a write to a column that can't be written."""
     rule, column = shape.rule, sql.Identifier(shown(name)).as_string()  # a device may have chosen it to be run as SQL
     if name in shape.columns:
@@ -89,18 +89,20 @@ def unknown_column(shape: TableShape, name: str) -> UnknownColumn:
         what, fix = f"the table has no column {column}", f"run ALTER TABLE {table} ADD COLUMN {column} …"
         if rule.columns is not None and name not in rule.columns:  # once it is there, it would be refused
             fix = f"name it in `columns` of upload.tables and restart, then {fix}"
-    return UnknownColumn(what, rule.qualified_name, f"{fix}, or set unknown_columns for the table in upload.tables")
+    return Waits(
+        what, rule.qualified_name, f"{fix}, or set unknown_columns for the table in upload.tables", code="HW_6118"
+    )
 
 
 def without_key(shape: TableShape, row_id: str, values: Values) -> tuple[dict[str, Json], Statement | None]:
     """The values without the key's columns. Where these are written otherwise than in the row's id, such as 3.0 for 3,
-    also a query that says whether they mean the same. Raises WriteNotAllowed when the device may not write a column."""
+    also a query that says whether they mean the same. Raises HW_6110 when the device may not write a column."""
     key, written, again = key_values(shape, row_id), {}, {}
     for name, value in values.items():
         if name not in key:
             if shape.rule.columns is not None and name not in shape.rule.columns:
                 what = "upload.tables does not allow the column"
-                raise WriteNotAllowed(what, f"{shape.rule.qualified_name}.{shown(name)}")
+                raise Refused(what, f"{shape.rule.qualified_name}.{shown(name)}", code="HW_6110")
             written[name] = value
         elif value is None or plain_text(value) != key[name]:
             again[name] = value
@@ -219,12 +221,12 @@ def _same(shape: TableShape, old: Values) -> Statement:
 
 
 def _check_compared(shape: TableShape, name: str) -> None:
-    """Raise WriteNotAllowed for a column that the device may not know: whether a value is the row's would tell it."""
+    """Raise HW_6110 for a column that the device may not know: whether a value is the row's would tell it."""
     rule = shape.rule
     known = rule.columns is None or name in rule.columns | rule.compare
     if not known or name not in shape.columns or not shape.columns[name].readable:
         where = f"{rule.qualified_name}.{shown(name)}"
-        raise WriteNotAllowed("upload.tables does not allow the column to be compared", where, _TRACK_FEWER)
+        raise Refused("upload.tables does not allow the column to be compared", where, _TRACK_FEWER, code="HW_6110")
 
 
 _TRACK_FEWER = "track other columns in the client's schema, or name it in `compare`"
@@ -263,7 +265,7 @@ Bound = tuple[sql.Composable, str | None]
 
 
 def bind(column: Column, value: Json) -> Bound:
-    """The SQL expression for a value of the column, and its parameter. Raises BadEntry for text that Postgres can't
+    """The SQL expression for a value of the column, and its parameter. Raises HW_6111 for text that Postgres can't
     store."""
     if value is None:
         return PLAIN, None
@@ -345,5 +347,5 @@ def _bound(value: Json) -> str:
 
 def _checked(text: str, column: Column) -> str:
     if not sendable(text):
-        raise BadEntry("a value has a character that Postgres can't hold", column.name)
+        raise Refused("a value has a character that Postgres can't hold", column.name, code="HW_6111")
     return text
