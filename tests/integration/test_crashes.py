@@ -229,7 +229,7 @@ def test_death_in_a_snapshot_and_a_restart_of_everything(
 
 def test_every_failpoint_in_the_code_is_one_that_a_test_dies_at() -> None:
     code = Path(headwater.__path__[0]).rglob("*.py")
-    named = {name for file in code for name in re.findall(r'passing\("([^"]+)"\)', file.read_text(encoding="utf-8"))}
+    named = {name for file in code for name in re.findall(r'failpoint\("([^"]+)"\)', file.read_text(encoding="utf-8"))}
     uploads = {point.partition(":")[0] for point in UPLOAD_POINTS}
     assert named == {*FAVOURITES, *MIGRATION_POINTS, *uploads}
     assert named >= {*FLUSH_POINTS, *BULK_POINTS}

@@ -16,7 +16,7 @@ from typing import TypeVar
 import psycopg
 
 from headwater.errors import HeadwaterError
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.source.upload import ledger
 from headwater.source.upload.entries import ClientTransaction, Device, Entry, Write, read_write
 from headwater.source.upload.errors import (
@@ -193,14 +193,14 @@ class Uploads:
                 reason = None if known.letter is None else await ledger.reason_of(conn, known.letter)
                 return Outcome(Taken.KNOWN if reason is None else Taken.PARKED, known.letter, reason)
             await ledger.note(conn, self._settings, client, known.new)
-            passing("upload.after_note")
+            failpoint("upload.after_note")
             try:
                 async with asyncio.timeout(SECONDS):
                     writes = await write_all(conn, self._settings, device, known.new)
             except TimeoutError:
                 raise _too_slow(f"the writes of the transaction take more than {SECONDS:.0f} s") from None
-            passing("upload.before_commit")
-        passing("upload.after_commit")
+            failpoint("upload.before_commit")
+        failpoint("upload.after_commit")
         self._count_unknown(device, writes)
         return Outcome(Taken.APPLIED)
 
@@ -214,12 +214,12 @@ class Uploads:
     async def _park(
         self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction, refusal: Refused
     ) -> int | None:
-        passing("upload.before_park")
+        failpoint("upload.before_park")
         async with conn.transaction():
             await begin(conn, self._settings)
             letter = await ledger.park(conn, self._settings, device, transaction, refusal)
-            passing("upload.before_park_commit")
-        passing("upload.after_park_commit")
+            failpoint("upload.before_park_commit")
+        failpoint("upload.after_park_commit")
         return letter
 
     async def _waited(self, device: Device, transaction: ClientTransaction, cause: Waits) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 import psycopg
 from psycopg.rows import TupleRow
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.source.upload import statements
 from headwater.source.upload.entries import Write, WriteKind, read_json, write_json
 from headwater.source.upload.errors import (
@@ -168,7 +168,7 @@ async def _attempt(
                 except Refused:
                     await pipeline.sync()  # an earlier write that failed is the reason
                     raise
-                passing("upload.after_write")
+                failpoint("upload.after_write")
             if end:
                 await conn.execute(end.encode())
     except psycopg.Error as error:

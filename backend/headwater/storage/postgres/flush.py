@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import psycopg
 from psycopg import sql
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.address import PostgresAddress
@@ -355,7 +355,7 @@ class PostgresFlush:
 
     @_explaining
     def commit(self, source: str, progress: Progress) -> Checkpoint:
-        passing("flush.before_totals")
+        failpoint("flush.before_totals")
         self._lookups.write()
         if self._lookups.touched and self._next_op is None:
             self._lock()
@@ -372,9 +372,9 @@ class PostgresFlush:
             reached = connection.execute(CHECKPOINT)
         extended()
         checkpoint = as_checkpoint(reached.fetchall())
-        passing("flush.before_commit")
+        failpoint("flush.before_commit")
         self._db.execute("commit")
-        passing("flush.after_commit")
+        failpoint("flush.after_commit")
         self._known.add(self._naming.fresh)
         if self._left_generation:
             self._sweep()

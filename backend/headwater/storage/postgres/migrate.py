@@ -8,7 +8,7 @@ from importlib import resources
 import psycopg
 from psycopg import sql
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.format import FORMAT, found_format
@@ -34,9 +34,9 @@ def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
         for number in range(max(found + 1, OLDEST), FORMAT + 1):
             script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
             connection.execute(script.read_bytes())
-            passing("migrate.after_step")
+            failpoint("migrate.after_step")
         _begin(connection)
-        passing("migrate.before_commit")
+        failpoint("migrate.before_commit")
 
 
 def _create_schema(connection: psycopg.Connection, address: PostgresAddress) -> None:

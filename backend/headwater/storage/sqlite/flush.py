@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import apsw
 import orjson
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import CLEAR_BODY, OpId, finished_op
 from headwater.oplog.transform import Bucket, DraftOp
@@ -253,7 +253,7 @@ class SqliteFlush:
 
     @_explaining
     def commit(self, source: str, progress: Progress) -> Checkpoint:
-        passing("flush.before_totals")
+        failpoint("flush.before_totals")
         self._write_sums()
         if self._touched_lookups and self._next_op == self._first_op:
             self._next_op += 1  # a lookup alone moves the checkpoint too
@@ -263,9 +263,9 @@ class SqliteFlush:
             self._db.execute("update state set next_op = ?, checkpoint = ?", (self._next_op, last_op))
             self._note_touched(source, progress, last_op)
         leases.extend(self._db, self._lease)  # from now, because the transaction may have taken long
-        passing("flush.before_commit")
+        failpoint("flush.before_commit")
         self._db.execute("commit")
-        passing("flush.after_commit")
+        failpoint("flush.after_commit")
         self._known.add(self._naming.fresh)
         self._wake()
         return read_checkpoint(self._db)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import op_floor
 from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, OLDEST, own_version
@@ -27,12 +27,12 @@ def migrate(connection: apsw.Connection, path: Path) -> None:
         for number in range(max(found + 1, OLDEST), FORMAT + 1):
             script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
             connection.execute(script.read_text(encoding="utf-8"))
-            passing("migrate.after_step")
+            failpoint("migrate.after_step")
         kept = [(FORMAT_KEY, FORMAT), (GIVEN_BY_KEY, own_version())]
         connection.executemany("insert or replace into meta values (?, ?)", kept)
         connection.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(16),))
         connection.execute("insert or ignore into state (id, next_op) values (1, ?)", (op_floor(time.time()),))
-        passing("migrate.before_commit")
+        failpoint("migrate.before_commit")
 
 
 def read_secret(connection: apsw.Connection) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import psycopg
 from psycopg import sql
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import StagedPart
@@ -52,8 +52,8 @@ def take(connection: psycopg.Connection, lease: Lease, part: StagedPart, page: i
         connection.execute(sql.SQL(_ADD_LOOKUPS).format(part=names["lookups"], **where), [skipped])
         _append(connection, lease, part, page, next_op, left_out)
         connection.execute("select pg_notify(current_schema(), '')")
-        passing("page.before_commit")
-    passing("page.after_commit")
+        failpoint("page.before_commit")
+    failpoint("page.after_commit")
 
 
 def _skipped(

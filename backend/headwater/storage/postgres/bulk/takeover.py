@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
@@ -177,7 +177,7 @@ def stage(connection: psycopg.Connection, lease: Lease, parts: Sequence[StagedPa
             ops = connection.execute(take).fetchall()[0][0]
             check_part(connection, part, 0, rows, int(ops))
         drop_part(connection, part.path)
-        passing("stage.after_part")
+        failpoint("stage.after_part")
 
 
 def _take_rows(connection: psycopg.Connection, part: StagedPart, which: sql.Composable) -> int:
@@ -205,7 +205,7 @@ def stage_page(connection: psycopg.Connection, lease: Lease, part: StagedPart, p
             check_part(connection, part, page, _take_rows(connection, part, sql.SQL("page = {}").format(page)), 0)
     except psycopg.errors.UniqueViolation:
         return False
-    passing("stage.after_page")
+    failpoint("stage.after_page")
     return True
 
 
@@ -236,7 +236,7 @@ def replace_table(
             [op, lease.name],
         )
         connection.execute("select pg_notify(current_schema(), '')")
-        passing("replace.before_commit")
+        failpoint("replace.before_commit")
     return True
 
 
@@ -254,7 +254,7 @@ def publish(
     with moved_buckets.moving(PostgresControl(connection), lease), leases.holding(connection, lease):
         connection.execute(BULK_PLANS)
         next_op = lock_state(connection)
-        passing("publish.before_segments")
+        failpoint("publish.before_segments")
         ids = [table.id for table in staged]
         moved_buckets.refuse(connection.execute(taken_keys(_THOSE), {"tables": ids}))
         connection.execute("update tables set state = 'dropped' where source = %s and state = 'active'", [state.tag])
@@ -275,8 +275,8 @@ def publish(
         )
         note_job(connection, record)
         connection.execute("select pg_notify(current_schema(), '')")
-        passing("publish.before_commit")
-    passing("publish.after_commit")
+        failpoint("publish.before_commit")
+    failpoint("publish.after_commit")
 
 
 _THOSE = sql.SQL("(select id, name, definition from staged_buckets where table_id = any(%(tables)s))")

@@ -8,7 +8,7 @@ import orjson
 import psycopg
 from psycopg import sql
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.storage.contract.store import Lease
 from headwater.storage.postgres.bulk.takeover import BULK_PLANS, lock_state
 from headwater.storage.postgres.control import lease as leases
@@ -38,7 +38,7 @@ def step(connection: psycopg.Connection, lease: Lease, sides: Sequence[str], lim
             connection.execute("delete from sides where state = 'retiring'")
             connection.execute("delete from retired_buckets")
             connection.execute("delete from meta where key = %s", [_CURSOR])
-        passing("retire.before_commit")
+        failpoint("retire.before_commit")
     return more
 
 

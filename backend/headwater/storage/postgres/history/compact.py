@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import orjson
 import psycopg
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.compaction import (
@@ -108,8 +108,8 @@ class PostgresUpkeep:
         with postgres_errors(self._address):
             with leases.holding(self._db, lease):
                 yield self._db
-                passing("compact.before_commit")
-            passing("compact.after_commit")
+                failpoint("compact.before_commit")
+            failpoint("compact.after_commit")
 
     # reading
 

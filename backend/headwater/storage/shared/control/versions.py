@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.shared.control.database import ControlDb, Row
@@ -44,7 +44,7 @@ def deploy(db: ControlDb, yaml: str, origin: Origin) -> ConfigVersion:
             yaml,
             origin.value,
         )
-        passing("deploy.before_commit")
+        failpoint("deploy.before_commit")
     return _version(version)
 
 
@@ -79,8 +79,8 @@ def activate(db: ControlDb, lease: Lease, version: int, sides: Mapping[str, str]
             lease.name,
         )
         db.announce()
-        passing("activate.before_commit")
-    passing("activate.after_commit")
+        failpoint("activate.before_commit")
+    failpoint("activate.after_commit")
 
 
 def mark(db: ControlDb, lease: Lease, version: int, state: VersionState, note: str) -> None:

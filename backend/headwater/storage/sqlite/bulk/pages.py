@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import apsw
 import orjson
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.keys import StoreKeys
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import Lease, PartLostError
@@ -37,8 +37,8 @@ def take(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int,
             )
             _append(connection, lease, page, left_out)
             connection.execute("drop table temp.skipped")
-            passing("page.before_commit")
-        passing("page.after_commit")
+            failpoint("page.before_commit")
+        failpoint("page.after_commit")
 
 
 _TAKEN = taken_keys(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.change import Relation
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.storage.contract.parts import BulkRecord, StagedPart, StagedTable
@@ -56,7 +56,7 @@ def stage(connection: apsw.Connection, lease: Lease, parts: Sequence[StagedPart]
     for part in parts:
         with attached(connection, part):
             _stage_part(connection, lease, part)
-        passing("stage.after_part")
+        failpoint("stage.after_part")
 
 
 def stage_page(connection: apsw.Connection, lease: Lease, part: StagedPart, page: int) -> bool:
@@ -68,7 +68,7 @@ def stage_page(connection: apsw.Connection, lease: Lease, part: StagedPart, page
                 _take_lookups(connection, part.table, "page = ?", page)
         except apsw.ConstraintError:
             return False
-    passing("stage.after_page")
+    failpoint("stage.after_page")
     return True
 
 
@@ -165,7 +165,7 @@ def replace_table(
             " select ?, tag, lsn, 0, '[]', null from sources where tag = ?",
             (next_op, lease.name),
         )
-        passing("replace.before_commit")
+        failpoint("replace.before_commit")
     return True
 
 
@@ -180,7 +180,7 @@ def publish(
 ) -> None:
     """See the contract. Clients see all of it at the commit, or nothing."""
     with moved_buckets.moving(SqliteControl(connection), lease), leases.holding(connection, lease):
-        passing("publish.before_segments")
+        failpoint("publish.before_segments")
         moved_buckets.refuse(connection.execute(taken_keys("staged_buckets", "staged_buckets")))
         _replace_tables(connection, state.tag, staged)
         next_op = as_int(connection.execute("select next_op from state").fetchall()[0][0])
@@ -197,8 +197,8 @@ def publish(
             (next_op, state.tag, state.lsn),
         )
         note_job(connection, record)
-        passing("publish.before_commit")
-    passing("publish.after_commit")
+        failpoint("publish.before_commit")
+    failpoint("publish.after_commit")
 
 
 def set_source(connection: apsw.Connection, state: SourceState) -> None:

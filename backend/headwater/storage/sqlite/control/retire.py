@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import apsw
 import orjson
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared.runs import RUN_OPS
 from headwater.storage.shared.values import as_int
@@ -34,7 +34,7 @@ def step(connection: apsw.Connection, lease: Lease, sides: Sequence[str], limit:
             connection.execute("delete from sides where state = 'retiring'")
             connection.execute("delete from retired_buckets")
             connection.execute("delete from meta where key = ?", (_CURSOR,))
-        passing("retire.before_commit")
+        failpoint("retire.before_commit")
     return more
 
 

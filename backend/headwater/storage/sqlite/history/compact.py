@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 import orjson
 
-from headwater.failpoints import passing
+from headwater.failpoints import failpoint
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.contract.compaction import (
     LEASE,
@@ -86,8 +86,8 @@ class SqliteUpkeep:
         with sqlite_errors(self._path):
             with leases.holding(self._db, lease):
                 yield self._db
-                passing("compact.before_commit")
-            passing("compact.after_commit")
+                failpoint("compact.before_commit")
+            failpoint("compact.after_commit")
 
     # reading
 
