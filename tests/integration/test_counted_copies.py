@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headwater.bulk.contract import Difference
 from headwater.replication.jobs import merge
-from headwater.replication.jobs.resync import Resync
+from headwater.replication.jobs.merge import Merge
 from headwater.storage.sqlite.flush import SqliteFlush
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deploy, wait_until
@@ -49,15 +50,16 @@ def test_rows_that_come_again_while_their_table_is_compared_are_as_many_as_in_th
             source_db.execute("insert into items select n, body from items")
         return found
 
-    merge_portion = Resync._merge
+    next_batch = Merge.next_batch
 
-    def portion(resync: Resync) -> None:
-        if not looks or any(resync._log.of(oid).delta for oid in resync._oids):  # the rows have come meanwhile
-            merge_portion(resync)
+    def after_the_rows(self: Merge, differences: Sequence[Difference], oids: frozenset[int]) -> int:
+        if not looks or any(self._log.of(oid).delta for oid in oids):  # the rows have come meanwhile
+            return next_batch(self, differences, oids)
+        return 0
 
     monkeypatch.setattr(SqliteFlush, "rows_with_lines", noted)
-    monkeypatch.setattr(Resync, "_merge", portion)
-    monkeypatch.setattr(merge, "_MOST", 100)  # rows of a portion, which are 60 then
+    monkeypatch.setattr(Merge, "next_batch", after_the_rows)
+    monkeypatch.setattr(merge, "_MOST", 100)  # rows of a batch, which are 60 then
     source_db.execute("alter table items drop column gone")
     wait_until(lambda: settled(deployment), "the comparison to end")
     wait_until(lambda: len(deployment.rows("a")) >= 6000, "the rows that came meanwhile", seconds=30)

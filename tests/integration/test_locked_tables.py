@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from headwater.replication.jobs.snapshot import Bootstrap
+from headwater.replication.jobs.snapshot import InitialSnapshot
 from headwater.source.catalog.publications import memberships
 from headwater.source.catalog.published import PublishedTable, published_tables
 from headwater.source.catalog.schema import read_schema
@@ -153,14 +153,14 @@ def test_the_first_snapshot_has_all_other_tables(
     deploy: Deploy, source_db: SourceDb, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a table that is locked when it is to be read. One that is locked before keeps Postgres from making a slot."""
-    begin = Bootstrap._job
+    begin = InitialSnapshot._job
     with ExitStack() as lock:
 
         def begin_late(*arguments: Any) -> Any:
             lock.enter_context(locked(source_db))
             return begin(*arguments)
 
-        monkeypatch.setattr(Bootstrap, "_job", begin_late)
+        monkeypatch.setattr(InitialSnapshot, "_job", begin_late)
         deployment = deploy(CONFIG).start()
         assert deployment.rows("a") == without_busy(source_db)
     wait_until(lambda: shows_the_truth(deployment, source_db), "the locked table's rows")

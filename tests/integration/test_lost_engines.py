@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.session import SparkError
-from headwater.replication import scheduler
+from headwater.replication.jobs import scheduler
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.changed_source import settled
@@ -102,7 +102,7 @@ def test_it_is_said_of_the_version_that_waits(deployment: Deployment, engine: Dy
             return found.note
 
         wait_until(lambda: "waits" in noted(), "the version to wait")
-        assert noted().endswith("begins again: [HW_5106] it has ended (test); it is started again")
+        assert noted().endswith("starts again: [HW_5106] it has ended (test); it is started again")
         source_db.execute("insert into items values ('new', 'body')")
         deployment.caught_up()
         assert "waits" in noted(), "the stream waits for nothing"

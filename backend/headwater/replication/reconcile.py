@@ -10,8 +10,8 @@ tell. Jobs on other tables are not disturbed.
 
 from __future__ import annotations
 
-from headwater.replication.jobs.context import JobContext
-from headwater.replication.scheduler import JobScheduler
+from headwater.replication.jobs.job import JobContext
+from headwater.replication.jobs.scheduler import JobScheduler
 from headwater.replication.tables.changes import adapt, table_changes
 from headwater.replication.tables.roots import NameBook, distrust_named
 from headwater.replication.tables.schema_watch import SchemaWatch

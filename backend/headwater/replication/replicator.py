@@ -19,15 +19,15 @@ from headwater.replication.errors import PoisonError, SchemaChangedError, Source
 from headwater.replication.health.figures import Figures
 from headwater.replication.health.flow import FlowMeter
 from headwater.replication.health.monitor import Watch
-from headwater.replication.jobs.context import JobContext, types_of
-from headwater.replication.jobs.snapshot import Bootstrap
+from headwater.replication.jobs.job import JobContext, types_of
+from headwater.replication.jobs.scheduler import JobScheduler
+from headwater.replication.jobs.snapshot import InitialSnapshot
 from headwater.replication.own_slot import OwnSlot, own_slot
 from headwater.replication.pace import Pace
 from headwater.replication.reconcile import Reconciler
 from headwater.replication.recovery import Recovery
 from headwater.replication.resume import SlotResume
 from headwater.replication.sampling.audit import SamplingSettings
-from headwater.replication.scheduler import JobScheduler
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.apply import Applier
 from headwater.replication.stream.flush import StreamFlush
@@ -198,7 +198,7 @@ class Replicator:
             self.store.mark_version(lease, version.id, VersionState.FAILED, str(error))
             raise
         self.bulk.warm_up()
-        Bootstrap(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease, slot)
+        InitialSnapshot(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease, slot)
 
     def _needs_snapshot(self, lease: Lease, slot: OwnSlot, *, slot_lost: bool) -> bool:
         """Whether the store can't catch up by the stream and comparisons. `slot_lost`: the slot can't be read any

@@ -8,7 +8,7 @@ from typing import cast
 
 from headwater.bulk.contract import Difference
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.jobs.copies import Copies
+from headwater.replication.jobs.merge import Copies
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.touches import TableTouches
 from headwater.replication.tables.live import LiveTable

@@ -1,122 +1,277 @@
 """The audit: checks that source, current rows, buckets and lookups agree, and with repair makes them agree.
 
-Rows come first, compared with the source and the rules (see `resync`); then histories and lookups, with the rows.
+Rows are first compared with the source and the rules (see `resync`). Then histories and lookups are compared with the
+rows.
+
+A broken bucket is rebuilt: a CLEAR, then PUTs of all rows that belong in it by the rules, so devices download only this
+bucket again. Spark finds the rows that are in it, beside the stream; rows that the stream writes meanwhile are noted.
+The rows are then read in the one flush that writes the buckets, so clients see each bucket before or after, never in
+between.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from headwater.bulk.contract import BulkProgress, JobKind, VerifyOutcome
+from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
+from headwater.decode.errors import DecodeError
+from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_members, with_members
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
-from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import JobContext
-from headwater.replication.jobs.job import Job
-from headwater.replication.jobs.rebuild import Rebuild, repair_lookups, verify_job
-from headwater.replication.jobs.resync import Order, Resync
-from headwater.storage.contract.parts import BulkRecord
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
+from headwater.replication.jobs.resync import Resync, ResyncRequest
+from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Flush, Progress
+from headwater.storage.open import open_backend
+from headwater.storage.shared.loading import loaded_rows
+from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
-NAMED_BUCKETS = 100
+_NAMED_BUCKETS = 100
+_ROWS_AT_ONCE = 5_000
+_ATTEMPTS = 3
+_NO_END = 1 << 62
 
 
 class Audit(Job):
-    """Audits the tables of the order: their rows and lookups. Buckets are checked only when the order has all
+    """Audits the tables of the request: their rows and lookups. Buckets are checked only when the request has all
     tables."""
 
-    def __init__(self, context: JobContext, order: Order) -> None:
-        self._context = context
-        self._order = order
-        self._resync = Resync(context, order)
-        self._rebuild: Rebuild | None = None
-        self._on_rows = True
-        self._steps = self._run()
-        self._outcome: VerifyOutcome | None = None
-        self._progress = BulkProgress(0, 0, 0, 0)
-        self._ops = 0
-        self._closed = threading.Event()
+    kind = JobKind.AUDIT
 
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.AUDIT
+    def __init__(self, context: JobContext, request: ResyncRequest) -> None:
+        super().__init__(context)
+        self._request = request
+        self._part: Job | None = None
 
     def describe(self) -> str:
-        if self._rebuild is not None:
-            return self._rebuild.describe()
-        if self._on_rows:
-            return self._resync.describe()
+        if self._part is not None:
+            return self._part.describe()
         return f"checked {self._progress.rows:,} ops and rows of the store"
 
-    def step(self) -> bool:
-        return next(self._steps, True)
-
-    def result(self) -> dict[str, object] | None:
-        """What was found. None while tables are still to be compared that changed meanwhile."""
-        if self._resync.result() is None:
-            return None
-        outcome = self._outcome or VerifyOutcome((), (), 0, 0, "", 0)
-        return {
-            **self._resync.findings.as_dict(),
-            "ops_checked": outcome.ops,
-            "buckets": [
-                {"bucket": bucket.name or f"key {bucket.key}", "problem": bucket.problem}
-                for bucket in outcome.buckets[:NAMED_BUCKETS]
-            ],
-            "broken_buckets": len(outcome.buckets),
-            "lookups": len(outcome.lookups),
-            "ops": self._resync.findings.ops + self._ops,
-        }
-
-    def close(self) -> None:
-        self._closed.set()
-        self._resync.close()
-        if self._rebuild is not None:
-            self._rebuild.close()
-
-    def _run(self) -> Iterator[bool]:
-        while not self._resync.step():
-            yield False
-        self._resync.unmark()
-        self._resync.close()
-        self._on_rows = False
-        started = time.time()
-        job = verify_job(self._context, self._order.plans, self._order.oids)
-        verifying = Background(lambda: self._context.bulk.verify(job, self._note, self._closed), JobKind.VERIFICATION)
-        while not verifying.done:
-            yield False
-        outcome = self._outcome = verifying.result()
-        for bucket in outcome.buckets[:NAMED_BUCKETS]:
+    def _run(self) -> Steps[JobOutcome]:
+        context, request = self._context, self._request
+        self._part = resync = Resync(context, request)
+        compared = yield from resync.steps
+        self._part, started = None, time.time()
+        job = verify_job(context, request.plans, request.oids)
+        verify = partial(context.bulk.verify, job, self._report, self._closed)
+        outcome = yield from Background(verify, JobKind.VERIFICATION).steps()
+        for bucket in outcome.buckets[:_NAMED_BUCKETS]:
             _log.warning("[%s] bucket %s: %s", BROKEN_BUCKET, bucket.name or bucket.key, bucket.problem)
         if outcome.lookups:
             _log.warning(
                 "[%s] %d rows have other lookups than the rules give them", BROKEN_LOOKUPS, len(outcome.lookups)
             )
-        if self._order.repair:
-            repair_lookups(self._context, outcome.lookups)
+        ops = resync.findings.ops
+        if request.repair:
+            repair_lookups(context, outcome.lookups)
             if outcome.buckets:
-                yield from self._build_anew(outcome)
-        record = BulkRecord(
-            kind=JobKind.VERIFICATION,
-            source=self._context.tag,
-            application=outcome.application,
+                self._part = rebuild = Rebuild(context, request.plans, [bucket.key for bucket in outcome.buckets])
+                yield from rebuild.steps
+                ops += rebuild.ops
+        context.record(
+            JobKind.VERIFICATION,
+            started,
+            outcome.application,
             tasks=outcome.tasks,
             rows=outcome.rows,
             ops=outcome.ops,
-            started=started,
-            finished=time.time(),
         )
-        self._context.store.note_job(record)
+        return JobOutcome(result=None if compared.result is None else _result(compared.result, outcome, ops))
 
-    def _build_anew(self, outcome: VerifyOutcome) -> Iterator[bool]:
-        self._rebuild = Rebuild(self._context, self._order.plans, [bucket.key for bucket in outcome.buckets])
-        while not self._rebuild.step():
-            yield False
-        self._ops = self._rebuild.ops
 
-    def _note(self, progress: BulkProgress) -> None:
-        self._progress = progress
-        self._context.progress(progress)
+def _result(compared: Mapping[str, object], outcome: VerifyOutcome, ops: int) -> dict[str, object]:
+    return {
+        **compared,
+        "ops_checked": outcome.ops,
+        "buckets": [
+            {"bucket": bucket.name or f"key {bucket.key}", "problem": bucket.problem}
+            for bucket in outcome.buckets[:_NAMED_BUCKETS]
+        ],
+        "broken_buckets": len(outcome.buckets),
+        "lookups": len(outcome.lookups),
+        "ops": ops,
+    }
+
+
+def verify_job(
+    context: JobContext, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
+) -> VerifyJob:
+    """A verification of the whole store, or with `oids` of the lookups of some tables only."""
+    stored = {table.id: table for oid, table in context.stored().items() if oids is None or oid in oids}
+    with open_backend(context.store.address).open_verify() as reader:
+        ids = reader.tables() if oids is None else list(stored)
+    return VerifyJob(
+        tag=context.tag,
+        tables=tuple(VerifyTable(table, stored.get(table), _ranges(context, table)) for table in ids),
+        plans=tuple(plans) if lookups else (),
+        types=context.types(list(stored.values())),
+        keys=context.store.keys(),
+        store=context.store.address,
+        directory=context.store.staging_directory(),
+        buckets=oids is None,
+    )
+
+
+def _ranges(context: JobContext, table: int) -> tuple[tuple[int, int], ...]:
+    """Ranges of all rows. The last is open, since new rows are placed after all others."""
+    ranges = context.places(table).ranges or [(0, _NO_END)]
+    return (*ranges[:-1], (ranges[-1][0], _NO_END))
+
+
+class Rebuild(Job):
+    """Rebuilds the buckets with these keys."""
+
+    kind = JobKind.REBUILD
+
+    def __init__(self, context: JobContext, plans: Sequence[SyncPlan], keys: Iterable[int]) -> None:
+        super().__init__(context)
+        self._plans = plans
+        self._keys = frozenset(keys)
+        self.ops = 0
+
+    def describe(self) -> str:
+        return f"looking for the rows of {len(self._keys):,} broken buckets: {self._progress.rows:,} rows seen"
+
+    def _run(self) -> Steps[JobOutcome]:
+        context, started, tasks, rows = self._context, time.time(), 0, 0
+        try:
+            for _ in range(_ATTEMPTS):
+                job = verify_job(context, self._plans, lookups=False)
+                written = context.stream.watch([table.id for table in job.tables])
+                tasks += sum(len(table.ranges) for table in job.tables)
+                search = partial(context.bulk.rows_in_buckets, job, self._keys, self._report, self._closed)
+                found = yield from Background(search, JobKind.SEARCH).steps()
+                with open_backend(context.store.address).open_verify() as reader:
+                    if set(reader.tables()) != found.keys():
+                        continue  # a table was truncated meanwhile: its new generation was not searched
+                rows = self._write({table: [*found[table], *written.get(table, ())] for table in found})
+                break
+            else:
+                _log.warning("%d buckets can't be rebuilt now, since tables are truncated too often", len(self._keys))
+        finally:
+            context.stream.unwatch()
+            context.progress(BulkProgress(rows, 0, 0, 0, JobKind.REWRITE, over=True))
+        context.record(self.kind, started, tasks=tasks, rows=rows, ops=self.ops)
+        return JobOutcome()
+
+    def _write(self, rows: Mapping[int, Sequence[str]]) -> int:
+        """Write the buckets from these rows, by table id. Returns how many rows are in them."""
+        live = {table.id: self._context.stream.table(oid) for oid, table in self._context.stored().items()}
+        foreign = [table for table, ids in rows.items() if ids and table not in live]
+        if foreign:
+            _log.error(
+                "[HW_5303] %d broken buckets can't be rebuilt, since they hold rows of another source too: "
+                "resync that source",
+                len(self._keys),
+            )
+            return 0
+        flush = self._context.store.begin(self._context.lease)
+        try:
+            writing = _BucketWriter(flush, self._keys, self._context.source.piece_bytes, self._report)
+            for table, ids in rows.items():
+                writing.put_again(live[table], table, dict.fromkeys(ids))
+            writing.finish()
+            flush.commit(self._context.tag, Progress(self._context.stream.position))
+        except BaseException:
+            flush.rollback()
+            raise
+        self.ops = writing.ops
+        _log.info("rebuilt %d buckets: %d rows, %d ops", len(self._keys), writing.rows, writing.ops)
+        return writing.rows
+
+
+class _BucketWriter:
+    """Writes the buckets in one flush."""
+
+    def __init__(
+        self, flush: Flush, keys: frozenset[int], batch_bytes: int, report: Callable[[BulkProgress], None]
+    ) -> None:
+        self._flush = flush
+        self._batch_bytes = batch_bytes
+        self._report = report
+        self._keys = keys
+        self._started: set[int] = set()
+        self.rows = self.ops = 0
+
+    def put_again(self, table: LiveTable | None, table_id: int, row_ids: Iterable[str]) -> None:
+        """Put those of a table's rows that belong in these buckets; `table` is None when no rule reads it."""
+        ids, done = list(row_ids), 0
+        while done < len(ids):
+            ops: list[DraftOp] = []
+            buckets: Buckets = {}
+            changed: list[CurrentRow] = []
+            rows, count = self._flush.load(table_id, ids[done : done + _ROWS_AT_ONCE], self._batch_bytes)
+            done += count
+            for row in rows.values():
+                mine = "" if table is None else self._enter(table, row, ops, buckets)
+                members = with_members(row.members, self._keys, mine)
+                if set(decode_members(members, row.row_id)) != set(decode_members(row.members, row.row_id)):
+                    changed.append(row._replace(members=members))
+                self.rows += bool(mine)
+            for bucket in buckets.values():
+                self._reset(bucket.key, bucket)
+            self._flush.put_rows(table_id, changed)
+            self._flush.append(ops, buckets)
+            self.ops += len(ops)
+            self._report(BulkProgress(self.rows, 0, 0, 0, JobKind.REWRITE))
+
+    def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: Buckets) -> str:
+        """Add a row's ops in these buckets; returns its memberships there."""
+        cells = _cells(table, row)
+        transform = table.bound.transform
+        puts = () if cells is None else transform.evaluate(cells, row.row_id).puts
+        mine = [put for put in puts if transform.keys.bucket(put.bucket) in self._keys]
+        return transform.move("", row.subkey, row.row_id, mine, ops, buckets)
+
+    def _reset(self, key: int, bucket: Bucket | None) -> None:
+        if key not in self._started:
+            self._started.add(key)
+            self._flush.begin_anew(key, bucket)
+            self.ops += 1
+
+    def finish(self) -> None:
+        """Clear the buckets that have no rows."""
+        for key in sorted(self._keys - self._started):
+            self._reset(key, None)
+
+
+def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
+    """None for a row that is too large, or damaged in storage: a comparison with the source repairs it."""
+    try:
+        return table.cells(row)
+    except DecodeError:
+        return None
+
+
+def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None:
+    """Write the lookups that the rules give these rows, in a flush of its own. Between flushes only."""
+    if not broken:
+        return
+    live = {table.id: context.stream.table(oid) for oid, table in context.stored().items()}
+    flush = context.store.begin(context.lease)
+    try:
+        for table_id in dict.fromkeys(place.table for place in broken):
+            ids = [place.row_id for place in broken if place.table == table_id]
+            table = live.get(table_id)
+            if table_id not in live:
+                continue
+            gone = set(ids)
+            if table is not None:
+                for row in loaded_rows(flush, table_id, ids, context.source.piece_bytes):
+                    gone.discard(row.row_id)
+                    cells = _cells(table, row)
+                    if cells is not None:
+                        lookups = table.bound.transform.evaluate(cells, row.row_id).lookups
+                        flush.replace_lookups(table_id, row.row_id, lookups)
+            for row_id in gone:
+                flush.replace_lookups(table_id, row_id, ())
+        flush.commit(context.tag, Progress(context.stream.position))
+    except BaseException:
+        flush.rollback()
+        raise

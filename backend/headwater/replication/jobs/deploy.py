@@ -8,170 +8,128 @@ becomes active."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
-from headwater.bulk.contract import BulkProgress, JobKind, ReprocessJob, ReprocessTable
-from headwater.replication.jobs.background import Background
-from headwater.replication.jobs.context import JobContext
-from headwater.replication.jobs.job import Ending, Job
-from headwater.replication.jobs.resync import Order, Resync
-from headwater.storage.contract.parts import BulkOutcome, BulkRecord, StagedPart
+from headwater.bulk.contract import JobKind, ReprocessJob, ReprocessTable
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
+from headwater.replication.jobs.resync import Resync, ResyncRequest
+from headwater.replication.versions import RETIRED_AT_ONCE, in_use, plan_of
+from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.contract.versions import ConfigVersion
-from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names, sides, tables_of, without
 
 _log = logging.getLogger(__name__)
 
 
 class Deploy(Job):
-    """Deploys one version. `in_use` are the plans that are followed already; from the start, `plan` is followed too.
-    Raises RuleErrors when another row side has the name of one of the plan's."""
+    """Deploys one version. Raises RuleErrors when its text does not compile, or when another row side has the name of
+    one of its own."""
 
-    def __init__(self, context: JobContext, version: ConfigVersion, plan: SyncPlan, in_use: Sequence[SyncPlan]) -> None:
-        self._context = context
+    kind = JobKind.DEPLOY
+
+    def __init__(self, context: JobContext, version: ConfigVersion, keep_seconds: float) -> None:
+        super().__init__(context)
         self._version = version
-        self._plan = plan
+        self._keep_seconds = keep_seconds
         self._reason = ResyncReason(Cause.NEW_IN_VERSION, str(version.id))
-        complete = context.store.complete_sides()
-        check_names(plan, complete)
-        self.missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
-        context.store.begin_sides(context.lease, self.missing)
-        self._started = time.time()
-        self._progress = BulkProgress(0, 0, 0, 0)
-        self._reprocessing: Background[BulkOutcome] | None = None
-        self._pages: Iterator[tuple[StagedPart, int]] | None = None
-        self._pages_taken = 0
-        self._written: Mapping[int, set[str]] = {}
-        self._outcome = BulkOutcome((), "", 0)
+        self._pages = (0, 0)  # taken in, and in total
         self._resync: Resync | None = None
-        self._closed = threading.Event()
-        known = list(context.stored().values())
-        self._new = self._create_tables()
-        context.follow([*in_use, plan])
-        if self.missing and known:
-            self._reprocess(known)
-
-    @property
-    def kind(self) -> JobKind:
-        return JobKind.DEPLOY
-
-    def finish(self) -> Ending:
-        return Ending(follow=True)
 
     def describe(self) -> str:
         if self._resync is not None:
             return f"new tables: {self._resync.describe()}"
-        if self._pages is not None:
-            return f"took in {self._pages_taken:,} of {sum(part.pages for part in self._outcome.parts):,} pages of rows"
-        return f"evaluated {self._progress}"
+        taken, pages = self._pages
+        return f"took in {taken:,} of {pages:,} pages of rows" if pages else f"evaluated {self._progress}"
 
-    def _create_tables(self) -> frozenset[int]:
+    def _run(self) -> Steps[JobOutcome]:
+        context, started = self._context, time.time()
+        plan = plan_of(self._version.yaml)
+        used = in_use(context.store, self._keep_seconds)
+        while context.store.retire(context.lease, used.obsolete, RETIRED_AT_ONCE):
+            pass  # the version may need row sides that are being removed: they have to begin empty
+        complete = context.store.complete_sides()
+        check_names(plan, complete)
+        missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
+        context.store.begin_sides(context.lease, missing)
+        known = list(context.stored().values())
+        new = self._create_tables(plan)
+        context.follow([*used.plans, plan])
+        try:
+            outcome = yield from self._reprocess(plan, missing, known)
+            yield from self._fill(plan, new)
+        finally:
+            context.stream.unwatch()
+            context.store.discard_staged(context.lease)
+        context.store.activate(context.lease, self._version.id, sides(plan))
+        _log.info("version %d of the sync config is active", self._version.id)
+        if outcome.tasks:
+            rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
+            context.record(JobKind.REPROCESS, started, outcome.application, tasks=outcome.tasks, rows=rows, ops=ops)
+        return JobOutcome(follow=True)
+
+    def _create_tables(self, plan: SyncPlan) -> frozenset[int]:
         """Create tables that no version before has named. Returns their oids, and those of tables that an interrupted
         deploy has created."""
         stored = self._context.stored()
-        wanted = self._context.published([self._plan])
+        wanted = self._context.published([plan])
         new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
         self._context.store.create_tables(self._context.lease, self._context.tag, new, self._reason)
         unfilled = {oid for oid, table in stored.items() if table.has(Cause.NEW_IN_VERSION)}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 
-    def _reprocess(self, known: Sequence[StoredTable]) -> None:
-        patterns = tables_of(self._plan, self.missing.keys())
-        tables = [self._table(table) for table in known if self._reads(patterns, table)]
+    def _reprocess(self, plan: SyncPlan, missing: Collection[str], known: Sequence[StoredTable]) -> Steps[BulkOutcome]:
+        """Evaluate the missing row sides over the current rows, and take the result in."""
+        context = self._context
+        patterns = tables_of(plan, missing)
+        read = [t for t in known if any(p.matches(context.tag, t.relation.schema, t.relation.name) for p in patterns)]
+        tables = [ReprocessTable(table, *context.places(table.id)) for table in read]
         tables = [table for table in tables if table.ranges]
-        if not tables:
-            return
-        stored = [table.stored for table in tables]
-        self._written = self._context.stream.watch([table.id for table in stored])
+        if not missing or not tables:
+            return BulkOutcome((), "", 0)
+        written = context.stream.watch([table.stored.id for table in tables])
         job = ReprocessJob(
-            tag=self._context.tag,
+            tag=context.tag,
             tables=tuple(tables),
-            plan=without(self._plan, sides(self._plan).keys() - self.missing.keys()),
-            types=self._context.types(stored),
-            keys=self._context.store.keys(),
-            store=self._context.store.address,
-            directory=self._context.store.staging_directory(),
-            piece=self._context.source.piece_bytes,
+            plan=without(plan, sides(plan).keys() - missing),
+            types=context.types([table.stored for table in tables]),
+            keys=context.store.keys(),
+            store=context.store.address,
+            directory=context.store.staging_directory(),
+            piece=context.source.piece_bytes,
         )
-        self._reprocessing = Background(
-            lambda: self._context.bulk.reprocess(job, self._note, self._closed), JobKind.REPROCESS
-        )
+        evaluate = partial(context.bulk.reprocess, job, self._report, self._closed)
+        outcome = yield from Background(evaluate, JobKind.REPROCESS).steps()
+        for problem in [problem for part in outcome.parts for problem in part.refused]:
+            _log.error("%s", problem)
+        yield from self._take_in(outcome, written)
+        return outcome
 
-    def _table(self, stored: StoredTable) -> ReprocessTable:
-        return ReprocessTable(stored, *self._context.places(stored.id))
+    def _take_in(self, outcome: BulkOutcome, written: Mapping[int, Collection[str]]) -> Steps[None]:
+        pages = [(part, page) for part in outcome.parts for page in range(part.pages)]
+        store, lease = self._context.store, self._context.lease
+        for number, (part, page) in enumerate(pages):
+            self._pages = number, len(pages)
+            yield
+            if any(table.id == part.table for table in self._context.stored().values()):
+                store.take_page(lease, part, page, written.get(part.table, ()))
+            # else truncated since: the rows of its new generation were evaluated by both plans
+        self._pages = 0, 0
 
-    def _reads(self, patterns: Sequence[TablePattern], stored: StoredTable) -> bool:
-        relation = stored.relation
-        return any(pattern.matches(self._context.tag, relation.schema, relation.name) for pattern in patterns)
-
-    def _note(self, progress: BulkProgress) -> None:
-        self._progress = progress
-        self._context.progress(progress)
-
-    def step(self) -> bool:
-        if self._reprocessing is not None:
-            if self._reprocessing.done:
-                self._outcome = self._reprocessing.result()
-                self._reprocessing = None
-                for refused in [said for part in self._outcome.parts for said in part.refused]:
-                    _log.error("%s", refused)
-                self._pages = iter([(part, page) for part in self._outcome.parts for page in range(part.pages)])
-            return False
-        if self._pages is not None:
-            self._take_page(self._pages)
-            return False
-        if self._new and self._resync is None:
+    def _fill(self, plan: SyncPlan, new: frozenset[int]) -> Steps[None]:
+        """Read new tables from the source."""
+        while new:
             stored = self._context.stored()
-            locked = self._context.locked([stored[oid] for oid in self._new & stored.keys()])
-            self._new -= locked  # they stay marked, and do not hold the version up
-        if self._new:
-            if self._resync is None:
-                self._resync = Resync(self._context, Order((self._plan,), self._reason, self._new))
-            if not self._resync.step():
-                return False
-            self._resync.unmark()
-            self._resync.close()
-            self._new = self._resync.changed & self._context.stored().keys()  # changed meanwhile: compared once more
+            # Locked tables stay marked, and do not hold the version up
+            new -= self._context.locked([stored[oid] for oid in new & stored.keys()])
+            if not new:
+                return
+            self._resync = Resync(self._context, ResyncRequest((plan,), self._reason, new))
+            outcome = yield from self._resync.steps
             self._resync = None
-            return False
-        self._context.store.activate(self._context.lease, self._version.id, sides(self._plan))
-        self._note_job()
-        return True
-
-    def _take_page(self, pages: Iterator[tuple[StagedPart, int]]) -> None:
-        part, page = next(pages, (None, 0))
-        if part is None:
-            self._pages = None
-            return
-        self._pages_taken += 1
-        if any(table.id == part.table for table in self._context.stored().values()):
-            self._context.store.take_page(self._context.lease, part, page, self._written.get(part.table, ()))
-        # else truncated since: the rows of its new generation were evaluated by both plans
-
-    def _note_job(self) -> None:
-        outcome = self._outcome
-        _log.info("version %d of the sync config is active", self._version.id)
-        if outcome.tasks:
-            rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
-            record = BulkRecord(
-                JobKind.REPROCESS,
-                self._context.tag,
-                outcome.application,
-                outcome.tasks,
-                rows,
-                ops,
-                self._started,
-                time.time(),
-            )
-            self._context.store.note_job(record)
-
-    def close(self) -> None:
-        self._closed.set()
-        self._context.stream.unwatch()
-        if self._resync is not None:
-            self._resync.close()
-        self._context.store.discard_staged(self._context.lease)
+            new = (outcome.changed or frozenset()) & self._context.stored().keys()  # compared once more
+            yield

@@ -1,56 +1,211 @@
-"""What the scheduler needs from a bulk job."""
+"""What bulk jobs are made of: steps between flushes of the stream, and work in threads beside it."""
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from headwater.bulk.contract import JobKind
+from headwater.bulk.bound_table import distinct
+from headwater.bulk.contract import BulkProgress, JobKind
+from headwater.bulk.work import BulkWork
+from headwater.decode.catalog import TypeCatalog
+from headwater.replication.stream.access import StreamAccess
+from headwater.replication.tables.live import LiveContext
+from headwater.replication.tables.schema_watch import readable_tables
+from headwater.source.catalog.expressions import locked_tables
+from headwater.source.catalog.published import PublishedTable, load_types
+from headwater.source.catalog.shape import leaf_oids
+from headwater.source.connect import SharedConnection, SourceSettings
+from headwater.storage.backend import Store
+from headwater.storage.contract.parts import BulkRecord, Places
+from headwater.storage.contract.store import Lease, StoredTable
+from headwater_rules.plan import SyncPlan
+
+_ROWS_A_TASK = 250_000
+
+Result = TypeVar("Result")
+
+Steps = Generator[None, None, Result]
+"""Yields where the stream may go on, and returns the result."""
+
+
+def types_of(connection: SharedConnection, tables: Sequence[StoredTable]) -> TypeCatalog:
+    """The present types of the tables' columns, from the source."""
+    with connection.use() as conn:
+        return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobContext:
+    """What jobs work with while one source is followed. Methods that take tables or plans read the source's catalog,
+    and raise its errors."""
+
+    source: SourceSettings
+    store: Store
+    lease: Lease
+    bulk: BulkWork
+    stream: StreamAccess
+    progress: Callable[[BulkProgress], None]
+    connection: SharedConnection
+
+    @property
+    def tag(self) -> str:
+        return self.source.tag
+
+    def published(self, plans: Sequence[SyncPlan]) -> dict[int, PublishedTable]:
+        """By oid, the published tables that the plans read and that can be read; without those whose definition can't
+        be read since they are locked. Raises KeyNotSentError."""
+        with self.connection.use() as conn:
+            tables = readable_tables(conn, self.source, plans, self.stored().keys())
+        return {table.relation.oid: table for table in tables if not table.locked}
+
+    def locked(self, tables: Sequence[StoredTable]) -> frozenset[int]:
+        """The oids of those tables that can't be read since they, or partitions of them, are locked."""
+        leaves = {table.relation.oid: leaf_oids(table.fingerprint) | {table.relation.oid} for table in tables}
+        with self.connection.use() as conn:
+            locked = locked_tables(conn, frozenset[int]().union(*leaves.values()))
+        return frozenset(oid for oid, own in leaves.items() if own & locked)
+
+    def stored(self) -> dict[int, StoredTable]:
+        """The source's tables in the store, by oid."""
+        return {table.relation.oid: table for table in self.store.tables(self.tag)}
+
+    def places(self, table: int) -> Places:
+        """Ranges of a table's current rows, one for a task."""
+        return self.store.place_ranges(table, _ROWS_A_TASK)
+
+    def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
+        """The types of the tables' columns."""
+        return types_of(self.connection, tables)
+
+    def follow(self, plans: Sequence[SyncPlan]) -> None:
+        """Follow the stream by these plans, and by the tables as stored now. Between flushes only."""
+        stored = list(self.stored().values())
+        self.stream.renew(self.live_context(plans, stored), plans, stored)
+
+    def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
+        """What live tables are built from."""
+        return LiveContext(self.tag, distinct(plans), self.types(stored), self.store.keys(), self.source.piece_bytes)
+
+    def record(
+        self, kind: JobKind, started: float, application: str = "", *, tasks: int = 0, rows: int = 0, ops: int = 0
+    ) -> None:
+        """Store what a job did that has ended now."""
+        self.store.note_job(BulkRecord(kind, self.tag, application, tasks, rows, ops, started, time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
     """What a finished job leaves to the scheduler. `follow`: the stream has to be followed by other plans or tables
     now. `changed`: oids of tables that a comparison could not finish, since they changed meanwhile; None when the job
-    was no comparison. `equal`: oids of tables that the comparison made equal to the source."""
+    was no comparison. `equal`: oids of tables that the comparison made equal to the source. `result` answers the
+    request that asked for the job; None when there is no answer, or not yet."""
 
     follow: bool = False
     changed: frozenset[int] | None = None
     equal: Collection[int] = ()
+    result: dict[str, object] | None = None
 
 
 class Job(ABC):
-    """Bulk work in small steps. All methods are called between flushes: `step` until it returns True, then `close` and
-    `finish`. A job that is cut short is only closed."""
+    """Bulk work in small steps. All methods are called between flushes: `step` until it returns an outcome, or `close`
+    to cut the job short. Failed attempts are counted under `kind`."""
 
-    @property
-    @abstractmethod
-    def kind(self) -> JobKind:
-        """The kind under which failed attempts are counted."""
+    kind: JobKind
 
-    @abstractmethod
-    def step(self) -> bool:
-        """Do a bit of the work. Returns True when all is done."""
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._closed = threading.Event()  # ends the work in threads
+        self._progress = BulkProgress(0, 0, 0, 0)
+        self.steps = self._until_closed()
+
+    def step(self) -> JobOutcome | None:
+        """Do a bit of the work. Returns the outcome when all is done."""
+        try:
+            next(self.steps)
+        except StopIteration as end:
+            outcome: JobOutcome = end.value
+            return outcome
+        return None
+
+    def close(self) -> None:
+        """Release everything. Does nothing after the last step."""
+        self.steps.close()
+
+    def tables_changed(self, oids: frozenset[int]) -> bool:
+        """The catalog describes these tables differently now. Returns whether the job goes on; otherwise it is closed
+        and started again later."""
+        del oids
+        return False
 
     @abstractmethod
     def describe(self) -> str:
         """How far the job is, for a person."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Release everything, at the end or in the middle."""
+    def _run(self) -> Steps[JobOutcome]:
+        """The whole job. Releases what it holds when it is closed in between."""
 
-    def tables_changed(self, oids: frozenset[int]) -> bool:
-        """The catalog describes these tables differently now. Returns whether the job goes on; else it is closed, and
-        begun again later."""
-        del oids
-        return False
+    def _until_closed(self) -> Steps[JobOutcome]:
+        try:
+            return (yield from self._run())
+        finally:
+            self._closed.set()
 
-    def finish(self) -> Ending:
-        """Store what the whole job achieved."""
-        return Ending()
+    def _report(self, progress: BulkProgress) -> None:
+        self._progress = progress
+        self._context.progress(progress)
 
-    def result(self) -> dict[str, object] | None:
-        """The answer to the request that asked for the job. None when there is none, or not yet."""
-        return None
+
+class Background(Generic[Result]):
+    """Runs a function once, in a thread, while the job that waits for it is stepped between flushes."""
+
+    def __init__(self, work: Callable[[], Result], name: str) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._dispose: Callable[[Result], object] | None = None
+        self._result: list[Result] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> Result:
+        """What the function returned; raises what it raised. Waits for the end."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    def steps(self) -> Steps[Result]:
+        """Wait for the end, then `result`."""
+        while not self.done:
+            yield
+        return self.result()
+
+    def discard(self, dispose: Callable[[Result], object]) -> None:
+        """Have `dispose` called with the result, now or as soon as there is one. Not called after an error."""
+        with self._lock:
+            if not self._result:
+                self._dispose = dispose
+                return
+        dispose(self._result[0])
+
+    def _run(self) -> None:
+        try:
+            result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is read
+            self._error = error
+            return
+        with self._lock:
+            self._result.append(result)
+            dispose = self._dispose
+        if dispose is not None:
+            dispose(result)

@@ -8,9 +8,12 @@ those that went.
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice
+from typing import Final, NamedTuple
 
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
@@ -19,16 +22,111 @@ from headwater.oplog.change import UNCHANGED, Cells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
-from headwater.replication.jobs.copies import Copies
+from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.lacking import completed
-from headwater.replication.stream.touches import TableTouches
+from headwater.replication.stream.touches import TableTouches, TouchLog
 from headwater.replication.tables.generated import filled
 from headwater.replication.tables.live import FullCells, LiveTable
 from headwater.storage.contract.parts import CurrentRow
 
 _FEWEST, _MOST = 100, 2_000
 _SECONDS = 0.03
+_NAMED_ROWS = 100
+_LOOKED_UP_AHEAD: Final = 50_000  # differences, at once
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a comparison found. `rows` has the first differences of each table, `ops` the number of ops that repaired
+    them."""
+
+    tables: list[str] = field(default_factory=list)
+    compared: int = 0
+    differences: dict[str, int] = field(default_factory=dict)
+    rows: list[dict[str, object]] = field(default_factory=list)
+    ops: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "tables": self.tables,
+            "rows_compared": self.compared,
+            "differences": self.differences,
+            "rows": self.rows,
+            "ops": self.ops,
+        }
+
+
+class Merge:
+    """Merges the differences that one comparison finds, and notes them in `findings`. Without `repair`, it only notes
+    them. With `verify`, rows are evaluated even if their values did not change."""
+
+    def __init__(self, context: JobContext, log: TouchLog, findings: Findings, *, repair: bool, verify: bool) -> None:
+        self._context = context
+        self._log = log
+        self._findings = findings
+        self._repair = repair
+        self._verify = verify
+        self._batch = MergeBatch()
+        self._copies = Copies(context.stream)
+        self._reported = defaultdict[int, set[str]](set)  # by table id, keys of differences; see `_differences`
+
+    def next_batch(self, differences: Sequence[Difference], oids: frozenset[int]) -> int:
+        """Merge the first of these differences. Returns how many. Leaves out tables that are not among `oids`: of one
+        that changed or was truncated since, the snapshot says nothing."""
+        count = self._batch.of(differences, self._context.source.piece_bytes)
+        self._copies.expect(differences[count:])
+        started = time.perf_counter()
+        oid_of = {table.id: oid for oid, table in self._context.stored().items()}
+        for table_id in dict.fromkeys(difference.table for difference in differences[:count]):
+            oid = oid_of.get(table_id)
+            table = None if oid not in oids else self._context.stream.table(oid)
+            if oid is not None and table is not None:
+                self._merge(table, self._log.of(oid), self._differences(table_id, differences[:count]))
+        self._batch.took(count, time.perf_counter() - started)
+        return count
+
+    def _merge(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> None:
+        stream, found = self._context.stream, self._findings
+        states, waiting = wanted_states(stream, table, touches, differences, self._copies, reevaluate=self._verify)
+        problems = describe(stream, table, states)
+        if problems:
+            found.differences[table.name] = found.differences.get(table.name, 0) + len(problems)
+        if len(found.rows) < _NAMED_ROWS:
+            found.rows += [{"table": table.name, **problem} for problem in problems[:_NAMED_ROWS]]
+        if self._repair and states:
+            found.ops += stream.merge(table, states, waiting=waiting, reevaluate=self._verify)
+
+    def _differences(self, table: int, differences: Sequence[Difference]) -> list[Difference]:
+        """The differences of a table. Without repair, those that were not reported before: differences that are not
+        repaired are found again when touched rows are counted."""
+        found = [difference for difference in differences if difference.table == table]
+        if self._repair:
+            return found
+        before = self._reported[table]
+        new = [difference for difference in found if difference.key not in before]
+        before.update(difference.key for difference in new)
+        return new
+
+
+class MergeBatch:
+    """How many rows are merged between two flushes of the stream: as many as take about 30 ms, since all commits wait
+    meanwhile."""
+
+    def __init__(self) -> None:
+        self._rows = _MOST // 4
+
+    def of(self, differences: Sequence[Difference], byte_budget: int) -> int:
+        """How many of the differences to merge: lines of `byte_budget` bytes at most, but at least one."""
+        sizes = accumulate(len(difference.line) for difference in differences[: self._rows])
+        return max(1, sum(size <= byte_budget for size in sizes))
+
+    def took(self, rows: int, seconds: float) -> None:
+        """Make the next batch smaller if this one took too long, and larger if it was a whole one and quick."""
+        if seconds > _SECONDS or rows == self._rows:
+            fitting = int(self._rows * _SECONDS / max(seconds, _SECONDS / 2))
+            self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
+
 
 States = dict[str, FullCells | None]
 """What rows should be, by row id; None for one that should not be there."""
@@ -40,25 +138,6 @@ class Wanted(NamedTuple):
 
     states: States
     waiting: frozenset[str] = frozenset()
-
-
-class Portion:
-    """How many rows are merged between two flushes of the stream: as many as take about 30 ms, since all commits wait
-    meanwhile."""
-
-    def __init__(self) -> None:
-        self._rows = _MOST // 4
-
-    def of(self, differences: Sequence[Difference], room: int) -> int:
-        """How many of the differences to merge: lines of `room` bytes at most, but at least one."""
-        sizes = accumulate(len(difference.line) for difference in differences[: self._rows])
-        return max(1, sum(size <= room for size in sizes))
-
-    def took(self, rows: int, seconds: float) -> None:
-        """Make the next portion smaller if this one took too long, and larger if it was a whole one and quick."""
-        if seconds > _SECONDS or rows == self._rows:
-            fitting = int(self._rows * _SECONDS / max(seconds, _SECONDS / 2))
-            self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
 
 
 def wanted_states(
@@ -177,3 +256,40 @@ def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, o
 def _in_right_buckets(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
     puts = table.bound.transform.evaluate(cells, row_id).puts
     return expected_members(puts, table.bound.transform.keys) == set(decode_members(members, row_id))
+
+
+class Copies:
+    """Ids of the stored copies of rows without key, by content, for one comparison. Where the replica identity is
+    nothing, each look reads the whole table: what is merged later is looked up together with what is merged now."""
+
+    def __init__(self, stream: StreamAccess) -> None:
+        self._stream = stream
+        self._later: Sequence[Difference] = ()
+        self._found: dict[tuple[int, str], tuple[int, list[str]]] = {}
+
+    def expect(self, later: Sequence[Difference]) -> None:
+        """What is merged after the next differences."""
+        self._later = later
+
+    def of(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> dict[str, list[str]]:
+        """The ids of the rows that are stored with the contents of these differences."""
+        if table.identity.kind is IdentityKind.FULL:
+            return self._stream.copies(table, {each.key: each.line for each in differences})
+        contents = dict.fromkeys(each.key for each in differences)
+        if not all(self._is_known(table, touches, content) for content in contents):
+            self._look(table, touches, differences)
+        return {content: self._found.pop((table.id, content))[1] for content in contents}
+
+    def _is_known(self, table: LiveTable, touches: TableTouches, content: str) -> bool:
+        """Whether it was looked up, and the stream has brought no more rows with this content since."""
+        found = self._found.get((table.id, content))
+        return found is not None and found[0] == touches.delta[content]
+
+    def _look(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> None:
+        all_of_it = chain(differences, islice(self._later, _LOOKED_UP_AHEAD))
+        lines = {each.key: each.line for each in all_of_it if each.table == table.id}
+        others = {place: found for place, found in self._found.items() if place[0] != table.id}
+        self._found = others | {
+            (table.id, content): (touches.delta[content], row_ids)
+            for content, row_ids in self._stream.copies(table, lines).items()
+        }

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Bootstrap:
+class InitialSnapshot:
     """Reads a whole source. `version` is that of `plan`; `progress` is called now and then."""
 
     source: SourceSettings
@@ -73,18 +73,18 @@ class Bootstrap:
             _log.info("slot %s starts at %s", keeper.slot, format_lsn(keeper.consistent_point))
             tables, job = self._job(conn, keeper, lease)
             outcome = self.bulk.snapshot(job, self.progress)
-        for refused in [said for part in outcome.parts for said in part.refused]:
-            _log.error("%s", refused)
+        for problem in [problem for part in outcome.parts for problem in part.refused]:
+            _log.error("%s", problem)
         self.store.stage(lease, outcome.parts)
         record = BulkRecord(
-            kind=JobKind.SNAPSHOT,
-            source=self.source.tag,
-            application=outcome.application,
-            tasks=outcome.tasks,
-            rows=sum(part.rows for part in outcome.parts),
-            ops=sum(part.ops for part in outcome.parts),
-            started=started,
-            finished=time.time(),
+            JobKind.SNAPSHOT,
+            self.source.tag,
+            outcome.application,
+            outcome.tasks,
+            sum(part.rows for part in outcome.parts),
+            sum(part.ops for part in outcome.parts),
+            started,
+            time.time(),
         )
         with connect(self.source) as conn:  # a restored source may be behind what was read before
             self.store.cap_writes(self.source.tag, end_of_log(conn))

@@ -20,9 +20,9 @@ from headwater.bulk.contract import BrokenLookups
 from headwater.errors import HeadwaterError
 from headwater.oplog.keys import StoreKeys
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_ROWS
-from headwater.replication.jobs.context import JobContext
-from headwater.replication.jobs.rebuild import Rebuild, repair_lookups
-from headwater.replication.jobs.resync import Order, Resync
+from headwater.replication.jobs.audit import Rebuild, repair_lookups
+from headwater.replication.jobs.job import JobContext
+from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
 from headwater.replication.sampling.source_probe import LeftOut, Probing
 from headwater.replication.tables.live import LiveTable
@@ -192,7 +192,7 @@ class Sampling:
         if wanted.tables:
             oids, wanted.tables = frozenset(wanted.tables), set()
             wanted.buckets.clear()  # repaired rows may be all they need; else they are found again
-            return Resync(self._context, Order(tuple(plans()), ResyncReason(Cause.SAMPLED), oids, verify=True))
+            return Resync(self._context, ResyncRequest(tuple(plans()), ResyncReason(Cause.SAMPLED), oids, verify=True))
         if wanted.buckets:
             keys, wanted.buckets = wanted.buckets, set()
             return Rebuild(self._context, plans(), keys)

@@ -16,7 +16,7 @@ from headwater.decode.copytext import split_line
 from headwater.decode.wire import DecodeError
 from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
-from headwater.replication.jobs.context import JobContext
+from headwater.replication.jobs.job import JobContext
 from headwater.replication.sampling.checks import same_row
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.live import LiveTable

@@ -1,0 +1,416 @@
+"""Runs bulk jobs beside the stream, one at a time, in steps between its flushes.
+
+A job only writes while no flush of the stream is open, and in transactions of its own: neither sees half of what the
+other does. Nothing about a running job has to survive a crash. What is to be done is read from the store (marks on
+tables, a version in processing, open requests; see `JobQueue`), and a mark, version or request is only settled after
+all of the job's work is stored. So when the replicator dies, or a job is closed half-way, work is lost but no duty: the
+next look finds it and starts it again, and what is already right is not sent twice. An error of a job ends the job, not
+the stream, unless it concerns the stream or the store: that one is raised, and following the source begins again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from headwater.bulk.contract import EngineError, TableChangedError
+from headwater.errors import HeadwaterError, Kind, MachineError, machine_errors
+from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
+from headwater.replication.jobs.audit import Audit
+from headwater.replication.jobs.deploy import Deploy
+from headwater.replication.jobs.job import Job, JobContext, JobOutcome
+from headwater.replication.jobs.rekey import Rekey
+from headwater.replication.jobs.resync import Resync, ResyncRequest
+from headwater.replication.pace import Pace
+from headwater.replication.requests import RequestKind
+from headwater.replication.sampling.audit import Sampling, SamplingSettings
+from headwater.replication.stream.intake import FailedTransactions
+from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
+from headwater.storage.contract.reason import Cause, ResyncReason
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import (
+    BucketKeyTakenError,
+    LeaseLostError,
+    PartLostError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+)
+from headwater.storage.contract.versions import ConfigVersion, VersionState
+from headwater_rules.errors import RuleErrors
+from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import sides
+
+_log = logging.getLogger(__name__)
+
+_THOROUGH_SECONDS = 5.0
+_SHORTEST_PAUSE = 0.02
+_WORTH_SECONDS = 0.005
+_ATTEMPTS = 5
+_GIVEN_UP_SECONDS = 60.0
+_CHANGED_AT_MOST = 3
+
+
+@dataclass(slots=True)
+class QueuedJob:
+    """A job and what asked for it: a version that is being deployed, a request, or neither. `reported` is the progress
+    that was stored last."""
+
+    job: Job
+    version: ConfigVersion | None = None
+    request: Request | None = None
+    reported: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the work when failed attempts are counted."""
+        if self.version is not None:
+            return "version", self.version.id
+        return ("request", self.request.id) if self.request is not None else (self.job.kind, 0)
+
+
+class JobQueue:
+    """Reads from the store which job is next. In this order: new row ids after a change of replica identity,
+    comparisons of marked tables, a deploy, and what commands asked for. With none of these, bucket definitions that no
+    version needs any more are removed. All methods are called between flushes."""
+
+    def __init__(self, context: JobContext, keep_seconds: float) -> None:
+        self._context = context
+        self._keep_seconds = keep_seconds
+        self._inbox = -1
+        self._due = True  # something ended or changed since the last look
+        self._thorough = 0.0
+        self._obsolete: tuple[str, ...] = ()
+
+    @property
+    def removing(self) -> bool:
+        """Whether row sides are being removed."""
+        return bool(self._obsolete)
+
+    def look_again(self) -> None:
+        """Have the next `has_news` say yes."""
+        self._due = True
+
+    def has_news(self) -> bool:
+        """Whether to call `next`: something was submitted, a job ended, or the last look is some seconds old. Commits
+        wait for each look."""
+        inbox = self._context.store.inbox()
+        if inbox == self._inbox and not self._due and time.monotonic() < self._thorough + _THOROUGH_SECONDS:
+            return False
+        self._inbox, self._due, self._thorough = inbox, False, time.monotonic()
+        return True
+
+    def plans(self) -> Sequence[SyncPlan]:
+        """The plans of all versions whose row sides have to stay right."""
+        return in_use(self._context.store, self._keep_seconds).plans
+
+    def next(self) -> QueuedJob | None:
+        """The next job. None when there is none, or when a step without a job came first."""
+        version = self._undeployed()
+        stored = self._context.stored()
+        waiting = next((table for table in stored.values() if table.has(Cause.REKEYED)), None)
+        if waiting is not None:
+            return QueuedJob(Rekey(self._context, self.plans(), waiting))
+        marked = {oid: table.resync for oid, table in stored.items() if table.resync}
+        if version is not None:  # its deploy fills these tables itself
+            marked = {oid: why for oid, why in marked.items() if why.cause is not Cause.NEW_IN_VERSION}
+        locked = self._context.locked([stored[oid] for oid in marked]) if marked else ()
+        marked = {oid: why for oid, why in marked.items() if oid not in locked}
+        unlocked = [stored[oid].id for oid, why in marked.items() if why.cause is Cause.LOCKED]
+        if unlocked:
+            self._follow_unlocked(unlocked)
+            return None
+        if marked:
+            why = next(iter(marked.values()))
+            verify = any(why.cause in {Cause.REDEFINED, Cause.REPLACED} for why in marked.values())
+            request = ResyncRequest(tuple(self.plans()), why, frozenset(marked), verify=verify)
+            return QueuedJob(Resync(self._context, request))
+        if version is not None:
+            _log.info("deploying version %d of the sync config", version.id)
+            return QueuedJob(Deploy(self._context, version, self._keep_seconds), version=version)
+        requests = self._context.store.open_requests(self._context.tag)
+        if requests:
+            return self._take_request(requests[0])
+        if in_use(self._context.store, self._keep_seconds).obsolete:
+            self.follow()
+        return None
+
+    def _follow_unlocked(self, tables: Sequence[int]) -> None:
+        """Follow tables that are no longer locked, before they are compared."""
+        self._context.store.mark_resync(self._context.lease, tables, ResyncReason(Cause.REPLACED))
+        self._context.follow(self.plans())
+        self._due = True
+
+    def _undeployed(self) -> ConfigVersion | None:
+        """The version to deploy: one in processing, or the active one of a store that was imported without its row
+        sides."""
+        store = self._context.store
+        processing = in_state(store, VersionState.PROCESSING)
+        if processing is not None:
+            return processing
+        active = in_state(store, VersionState.ACTIVE)
+        if active is None:
+            return None
+        missing = sides(plan_of(active.yaml)).keys() - store.complete_sides().keys()
+        return active if missing else None
+
+    # requests
+
+    def _take_request(self, request: Request) -> QueuedJob | None:
+        if request.kind == RequestKind.SKIP:  # the stream may not have come to the transaction again
+            self._due = True
+            FailedTransactions(self._context.source, self._context.store).take_requests(self._context.lease)
+            return None
+        try:
+            wanted = self._resync_request(request)
+        except (ValueError, KeyError, TypeError) as error:
+            self.end_request(request, RequestState.FAILED, {"error": str(error)})
+            return None
+        self._context.store.update_request(self._context.lease, request.id, RequestState.RUNNING, progress="starting")
+        job = (Audit if request.kind == RequestKind.AUDIT else Resync)(self._context, wanted)
+        return QueuedJob(job, request=request)
+
+    def _resync_request(self, request: Request) -> ResyncRequest:
+        payload = orjson.loads(request.payload or "{}")
+        names = payload.get("tables") or []
+        stored = self._context.stored()
+        by_name = {f"{t.relation.schema}.{t.relation.name}": oid for oid, t in stored.items()}
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            known = ", ".join(sorted(by_name)) or "none"
+            raise ValueError(f"no such table is replicated: {', '.join(unknown)}; there are: {known}")
+        oids = frozenset(by_name[name] for name in names) if names else None
+        plans = tuple(self.plans())
+        if request.kind == RequestKind.RESYNC:
+            return ResyncRequest(plans, ResyncReason(Cause.ASKED), oids, verify=True)
+        if request.kind == RequestKind.AUDIT:
+            repair = bool(payload.get("repair"))
+            return ResyncRequest(plans, ResyncReason(Cause.AUDIT), oids, repair=repair, verify=True)
+        raise ValueError(f"this version of headwater does not know the request {request.kind!r}")
+
+    def end_request(self, request: Request, state: RequestState, result: dict[str, object]) -> None:
+        """Answer a request."""
+        self._due = True
+        text = orjson.dumps(result).decode()
+        self._context.store.update_request(self._context.lease, request.id, state, result=text)
+
+    # what is followed
+
+    def follow(self) -> None:
+        """Follow the plans in use, with no deploy under way. Buckets of all other row sides are removed first: a
+        version that wants such a row side again must not take it for complete, nor continue it."""
+        store, lease = self._context.store, self._context.lease
+        forget_half_built(store, lease)
+        used = in_use(store, self._keep_seconds)
+        if used.obsolete:
+            _log.info("removing %d row sides that no version of the sync config needs", len(used.obsolete))
+            self._obsolete = used.obsolete
+            self.remove_some()
+        self._context.follow(used.plans)
+
+    def remove_some(self) -> None:
+        """Remove the next rows of obsolete row sides from their buckets."""
+        if not self._context.store.retire(self._context.lease, self._obsolete, RETIRED_AT_ONCE):
+            self._obsolete = ()
+            self._due = True
+
+
+class JobScheduler:
+    """Runs the jobs of one source. All methods are called between flushes."""
+
+    def __init__(self, context: JobContext, keep_seconds: float, sampling: SamplingSettings, pace: Pace) -> None:
+        self._context = context
+        self._pace = pace
+        self._queue = JobQueue(context, keep_seconds)
+        self._current: QueuedJob | None = None
+        self._looked = 0.0
+        self._not_before = 0.0
+        self._worked = False  # whether the last step did work, rather than only look for some
+        self._failures: dict[tuple[str, int], int] = {}
+        self._engine_losses = 0
+        self._changed: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
+        self._sampling = Sampling(context, sampling)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next step has work to do."""
+        return self._current is not None or self._queue.removing
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the stream may be silent before `step` is to be called."""
+        if self.busy:
+            return 0.0 if self._worked else _SHORTEST_PAUSE
+        return min(max(self._sampling.pause, _SHORTEST_PAUSE), self._pace.work)
+
+    def step(self) -> None:
+        """Do a bit of the work. Raises errors of the stream and of the store, and those that a person has to fix."""
+        started = time.monotonic()
+        self._step()
+        self._worked = time.monotonic() - started > _WORTH_SECONDS
+
+    def _step(self) -> None:
+        if self._current is not None:
+            self._continue(self._current)
+        elif self._queue.removing:
+            self._queue.remove_some()
+        elif time.monotonic() >= max(self._looked + self._pace.work, self._not_before):
+            self._looked = time.monotonic()
+            if self._queue.has_news():
+                self._current = self._queue.next()
+            if self.busy:
+                self._sampling.close()
+        if not self.busy and self._sampling.pause <= 0:
+            self._sample()
+
+    def _sample(self) -> None:
+        """With nothing else to do, run a slice of the sampling audit, and repair what it found."""
+        self._sampling.step(self._queue.plans)
+        job = self._sampling.repair(self._queue.plans)
+        if job is not None:
+            self._sampling.close()
+            self._current = QueuedJob(job)
+
+    def close(self) -> None:
+        """Close the current job; it is started again at the next look."""
+        self._sampling.close()
+        self._queue.look_again()
+        if self._current is not None:
+            self._current.job.close()
+            self._current = None
+
+    def look_soon(self) -> None:
+        """Look for work with the next step."""
+        self._queue.look_again()
+        self._looked = 0.0
+
+    def tables_changed(self, oids: frozenset[int]) -> None:
+        """The catalog describes these tables differently now: the current job leaves them out, or is started again."""
+        self._sampling.close()
+        self.look_soon()
+        self._not_before = 0.0
+        if self._current is not None and not self._current.job.tables_changed(oids):
+            self.close()
+
+    # the current job
+
+    def _continue(self, queued: QueuedJob) -> None:
+        try:
+            with machine_errors():
+                outcome = queued.job.step()
+        except RuleErrors as error:
+            self._give_up(queued, str(error))
+            return
+        except EngineError as error:
+            self._restart(queued, error)
+            return
+        except HeadwaterError as error:
+            if isinstance(error, _ABOUT_THE_STREAM) or error.kind not in {Kind.RETRY, Kind.RESYNC}:
+                self.close()
+                raise
+            self._try_again(queued, error)
+            return
+        if outcome is not None:
+            self._finish(queued, outcome)
+        elif self._context.stream.settled:  # else a merge waits for the stream, in an open flush
+            self._report(queued)
+
+    def _report(self, queued: QueuedJob) -> None:
+        """Store the progress now and then, for the command that waits for it."""
+        progress = self._context.bulk.preparing() or queued.job.describe()
+        if progress == queued.reported or time.monotonic() < self._looked + self._pace.work:
+            return
+        self._looked = time.monotonic()
+        self._store_progress(queued, progress)
+
+    def _store_progress(self, queued: QueuedJob, progress: str) -> None:
+        queued.reported = progress
+        store, lease = self._context.store, self._context.lease
+        if queued.request is not None:
+            store.update_request(lease, queued.request.id, RequestState.RUNNING, progress=progress)
+        elif queued.version is not None and queued.version.state is VersionState.PROCESSING:
+            present = in_state(store, VersionState.PROCESSING)
+            if present is None or present.id != queued.version.id:
+                _log.info("version %d of the sync config was replaced before it became active", queued.version.id)
+                self.close()
+                self._queue.follow()
+                return
+            store.mark_version(lease, queued.version.id, VersionState.PROCESSING, progress)
+
+    def _finish(self, queued: QueuedJob, outcome: JobOutcome) -> None:
+        self._failures.pop(queued.key, None)
+        self._engine_losses = 0
+        self._current = None
+        self.look_soon()  # a job often leaves work for another, such as a comparison
+        if outcome.changed is not None:
+            self._note_changed(outcome.changed)
+        if outcome.follow:
+            self._queue.follow()
+        self._context.stream.caught_up(outcome.equal)
+        if queued.request is not None and outcome.result is not None:
+            self._queue.end_request(queued.request, RequestState.DONE, outcome.result)
+
+    def _note_changed(self, oids: frozenset[int]) -> None:
+        """Have the catalog read again before tables that a comparison could not finish are compared again. Raises
+        SchemaChangedError when that does not help: a stream that is read again describes every table again."""
+        self._changed = Counter({oid: self._changed[oid] + 1 for oid in oids})
+        if any(times >= _CHANGED_AT_MOST for times in self._changed.values()):
+            raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.tag)
+        if oids:
+            self._context.stream.look_again()
+            self._not_before = time.monotonic() + self._pace.again
+
+    def _restart(self, queued: QueuedJob, error: EngineError) -> None:
+        """Start the job again after a pause. A missing engine never fails a request or a version."""
+        pause = min(self._pace.retry * 2 ** min(self._engine_losses, 10), _GIVEN_UP_SECONDS)
+        self._engine_losses += 1
+        _log.warning("%s; trying again in %.0f s", error, pause)
+        self._store_progress(queued, f"waits {pause:.0f} s before it starts again: {error}")
+        self.close()
+        self._not_before = time.monotonic() + pause
+
+    def _try_again(self, queued: QueuedJob, error: HeadwaterError) -> None:
+        if not isinstance(error, _PASSING):
+            self._failures[queued.key] = self._failures.get(queued.key, 0) + 1
+        if self._failures.get(queued.key, 0) >= _ATTEMPTS:
+            self._give_up(queued, str(error))
+            return
+        changed = isinstance(error, TableChangedError)
+        pause = self._pace.again if changed else self._pace.retry
+        _log.log(logging.INFO if changed else logging.WARNING, "%s; trying again in %.0f s", error, pause)
+        self.close()
+        self._context.stream.look_again()
+        self._not_before = time.monotonic() + pause
+
+    def _give_up(self, queued: QueuedJob, why: str) -> None:
+        _log.error("given up: %s", why)
+        self.close()
+        self._failures.clear()
+        if queued.request is not None:
+            self._queue.end_request(queued.request, RequestState.FAILED, {"error": why})
+        elif queued.version is not None:
+            self._context.store.mark_version(self._context.lease, queued.version.id, VersionState.FAILED, why)
+            self._queue.follow()
+        else:  # it comes again with the next look
+            self._not_before = time.monotonic() + _GIVEN_UP_SECONDS
+
+
+_ABOUT_THE_STREAM = (
+    StoreError,
+    StoreBusyError,
+    StoreUnreachableError,
+    LeaseLostError,
+    SchemaChangedError,
+    ProtocolError,
+    SourceReplacedError,
+    BucketKeyTakenError,  # the stream, by which comparisons merge, has to learn the new keys
+)
+"""Errors that concern the stream or the store. They end the attempt to follow the source, not only the job."""
+
+_PASSING = (MachineError, PartLostError)
+"""Errors of this machine and its disk. The job is tried again until they are gone; no version or request fails."""
