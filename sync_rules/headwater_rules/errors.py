@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 _SHOWN = 140  # characters of a source line beside its error
 _MOST_TOLD = 1_000  # characters of a source line in JSON
@@ -238,7 +238,7 @@ def _cropped(line: str, column: int) -> tuple[str, int]:
 class RuleErrors(Exception):
     """All fatal errors of one sync config, in the order of the file, and the warnings found beside them."""
 
-    code: ClassVar[str] = "PSYNC_R0001"
+    code = "PSYNC_R0001"
 
     def __init__(self, errors: Sequence[RuleError], warnings: Sequence[RuleError] = ()) -> None:
         super().__init__(tuple(errors), tuple(warnings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from headwater.replication.health.figures import Figures
 from headwater.telemetry.trace_choice import TraceSettings
-from headwater.telemetry.traces import open_traces
+from headwater.telemetry.traces import Traces
 from tests.support import command
 from tests.support.fix_headwater import NOTES, Deploy, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -43,7 +44,7 @@ def test_commit_flush_and_device_are_one_trace(
     deploy: Deploy, source_db: SourceDb, launch: Launch, collector: Collector
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
-    with open_traces(TraceSettings(collector.url)) as traces:
+    with closing(Traces(TraceSettings(collector.url))) as traces:
         deployment = deploy(NOTES)
         deployment.figures = Figures(traces.flushed)
         deployment.start()

@@ -16,9 +16,10 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.health.figures import Figures, Flushed
+from headwater.replication.health.figures import Figures
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_backend
+from headwater.telemetry.trace_choice import Flushed
 from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
 from tests.support.memory import forget_peak, peak
 from tests.support.model_device import parse_ops

@@ -44,8 +44,6 @@ pytestmark = pytest.mark.spark
 class Passing(HeadwaterError):
     """An error that another attempt does not meet."""
 
-    kind = Kind.RETRY
-
 
 @dataclass(frozen=True)
 class Fails:

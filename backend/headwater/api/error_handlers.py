@@ -14,7 +14,7 @@ from headwater.api.errors import ApiError, UnknownRouteError
 from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.errors import HeadwaterError
 from headwater.sync.request import InvalidRequestError
-from headwater.telemetry.log_facts import told
+from headwater.telemetry.log_facts import log_extra
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +50,12 @@ class ErrorHandlers:
     async def on_client_gone(self, request: Request, error: Exception) -> Response:
         """Handle ClientDisconnect: the client left before its request was complete, or took too long, so no answer can
         be sent."""
-        log.debug("client disconnected before its request was complete", extra=told(facts_of(request)))
+        log.debug("client disconnected before its request was complete", extra=log_extra(facts_of(request)))
         return Response(status_code=400)
 
     async def on_unexpected_error(self, request: Request, error: Exception) -> Response:
         """Handle a bug: log the traceback, and tell the client only the code."""
-        log.error("request failed", extra=told(facts_of(request)), exc_info=error)
+        log.error("request failed", extra=log_extra(facts_of(request)), exc_info=error)
         return error_response(error)
 
     def _refused(

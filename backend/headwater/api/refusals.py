@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection, Request
 
 from headwater.api.http.requests import request_id, route_of
-from headwater.telemetry.log_facts import told
+from headwater.telemetry.log_facts import log_extra
 
 SECONDS = 60.0
 """The least time between two log lines about the same code and user."""
@@ -66,7 +66,7 @@ class Refusals:
             return
         self._told[key] = _Told(now + SECONDS)
         before = {"not_told_since": known.again} if known is not None and known.again else {}
-        log.log(level, what, extra=told({"code": code, "user_id": user_id, **facts, **before}))
+        log.log(level, what, extra=log_extra({"code": code, "user_id": user_id, **facts, **before}))
 
     def _room(self, now: float) -> bool:
         if len(self._told) >= MOST_LINES:

@@ -34,7 +34,7 @@ from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend
 from headwater.sync.request import BodyLimits
-from headwater.telemetry.log_facts import name_process
+from headwater.telemetry.log_facts import process_facts
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
@@ -128,7 +128,7 @@ def run(config: ServiceConfig, arguments: Sequence[str], environment: Mapping[st
         return
     together = None
     if worker is not None:
-        name_process(worker=worker.number)
+        process_facts.update(worker=worker.number)
         together = Workers(worker.directory, worker.of)
     with traces_of(config) as traces:
         _serve(config, build(config, traces=traces, together=together), worker, together, unified=unified)

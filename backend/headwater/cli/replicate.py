@@ -24,7 +24,7 @@ from headwater.replication.own_slot import slot_of
 from headwater.replication.replicator import Replicator
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
-from headwater.telemetry.log_facts import name_process
+from headwater.telemetry.log_facts import process_facts
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _replicate(
     backend = open_backend(config.storage)
     backend.raise_if_published(config.source().publications)
     store = backend.open_store()
-    name_process(stream=slot_of(config.source(), store))
+    process_facts.update(stream=slot_of(config.source(), store))
     spark = Spark(config.spark)
     engine = SparkEngine(spark)
     done = threading.Event()

@@ -13,34 +13,20 @@ _SHORTEST = 30  # characters of a fact if the line is too long nevertheless: esc
 _MOST = 20  # entries of a fact that is a list or a mapping
 _LINE = 8000
 
-_of_process: dict[str, object] = {}
+process_facts: dict[str, object] = {}
+"""Fields of all log lines of the process."""
 
 
-def told(facts: Mapping[str, object]) -> dict[str, object]:
+def log_extra(facts: Mapping[str, object]) -> dict[str, object]:
     """The facts as `extra` of a logging call. Leaves out None, and cuts long values."""
     short = _short(facts, _LONGEST)
     return {_ATTRIBUTE: short if len(json.dumps(short)) <= _LINE else _short(facts, _SHORTEST)}
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
-    """The facts that `told` added to a log record."""
+    """The facts that `log_extra` added to a log record."""
     facts: dict[str, object] = getattr(record, _ATTRIBUTE, {})
     return facts
-
-
-def one_line(facts: Mapping[str, object]) -> str:
-    """The facts as one line of ASCII JSON, which untrusted values can't break."""
-    return json.dumps(facts)
-
-
-def name_process(**facts: object) -> None:
-    """Add these facts to all log lines of the process."""
-    _of_process.update(facts)
-
-
-def of_process() -> Mapping[str, object]:
-    """The facts that `name_process` set."""
-    return _of_process
 
 
 def _short(value: object, longest: int) -> object:

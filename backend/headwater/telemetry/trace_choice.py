@@ -1,4 +1,4 @@
-"""Chooses the changes that are traced, and their ids. Each process does so by itself, and all choose the same."""
+"""Chooses the changes that are traced, and their ids. Each process does so on its own, and all choose the same."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ class TraceSettings:
     per_minute: int = 60
 
 
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A flush of the stream that was stored: its mark, when it began and when it was stored (in seconds since 1970),
+    and how many transactions and row changes it had."""
+
+    mark: FlushMark
+    began: float
+    stored: float
+    transactions: int
+    rows: int
+
+
 class Choice:
     """Chooses the first flush of each source in each period of time, by commit time. Call it with all flushes in order.
     A process that starts in the middle of a period may choose another flush than the others."""
@@ -35,8 +47,7 @@ class Choice:
 
     def first(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
         """The first of these flushes that is traced, or None."""
-        taken = [flush for flush in flushes if self.takes(flush)]
-        return taken[0] if taken else None
+        return next(iter([flush for flush in flushes if self.takes(flush)]), None)
 
 
 def ids_of(flush: FlushMark) -> tuple[int, int]:

@@ -1,15 +1,14 @@
 """Sends OpenTelemetry traces of changes: from the commit at the source into the store, and on to devices.
 
 The replicator and each endpoint send the spans that they see, once these have ended. Trace ids are computed from the
-flush that brought the change, so the processes need not pass them on. This module needs the packages of the extra
-`otel`, so import it only when a collector is configured.
+flush that brought the change, so processes need not pass them on. This module needs the packages of the extra `otel`:
+import it only when a collector is configured.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from opentelemetry.context import Context
@@ -17,14 +16,12 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
 
-from headwater.replication.health.figures import Flushed
 from headwater.storage.contract.reader import FlushMark
-from headwater.sync.interest import Change
-from headwater.telemetry.trace_choice import Choice, TraceSettings, ids_of
+from headwater.telemetry.trace_choice import Choice, Flushed, TraceSettings, ids_of
 
 MOST_DEVICES = 20
 """The most devices of one process in a trace: a change may go to thousands."""
@@ -33,7 +30,8 @@ _CLOSING_SECONDS = 3.0
 _PATH = "/v1/traces"
 _REMEMBERED = 100  # traces whose devices are counted
 
-Attributes = dict[str, str | int | float]
+_INNER = SpanKind.INTERNAL
+_Attributes = dict[str, str | int | float]
 
 
 class Traces:
@@ -54,85 +52,56 @@ class Traces:
         closing.start()
         closing.join(_CLOSING_SECONDS)
 
-    # the replicator's part
-
     def flushed(self, flushed: Flushed) -> None:
-        """Record a flush that was stored, if it is traced."""
-        flush = FlushMark(flushed.op_id, flushed.source, flushed.committed_us)
-        if not flushed.committed_us or not self._choice.takes(flush):
+        """Record a flush that the replicator stored, if it is traced."""
+        flush = flushed.mark
+        if not flush.committed_us or not self._choice.takes(flush):
             return
         committed = min(flush.committed_at, flushed.stored)
         began = max(committed, flushed.began)
-        attributes: Attributes = {
-            "headwater.source": flushed.source,
-            "headwater.op_id": flushed.op_id,
-            "headwater.transactions": flushed.transactions,
-            "headwater.rows": flushed.rows,
-        }
+        counts: _Attributes = {"headwater.transactions": flushed.transactions, "headwater.rows": flushed.rows}
+        names: _Attributes = {"headwater.source": flush.source, "headwater.op_id": flush.last_op}
         self._ids.next = ids_of(flush)
-        self._span("change", committed, flushed.stored, Context(), attributes)
+        self._span("change", committed, flushed.stored, Context(), names | counts)
         self._span("receive", committed, began, _within(flush), {})
         self._span("flush", began, flushed.stored, _within(flush), {})
-
-    # the endpoint's part
 
     def choose(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
         """See `api.streams.traffic.DeviceTraces`."""
         return self._choice.first(flushes)
 
-    def delivered(self, change: Change, at: float, user_id: str, client_id: str | None) -> None:
+    def delivered(self, flush: FlushMark, learned: float, at: float, user_id: str, client_id: str | None) -> None:
         """See `api.streams.traffic.DeviceTraces`."""
-        flush = change.traced
-        if flush is None:
-            return
         count = self._devices[flush] = self._devices.get(flush, 0) + 1
         if count > MOST_DEVICES:
             return
         if len(self._devices) > _REMEMBERED:
             del self._devices[next(iter(self._devices))]
-        attributes: Attributes = {
+        attributes: _Attributes = {
             "user.id": user_id,
             "headwater.client_id": client_id or "",
             "headwater.seconds_since_commit": max(0.0, at - flush.committed_at),
         }
-        self._span("deliver", change.learned, max(at, change.learned), _within(flush), attributes, SpanKind.PRODUCER)
+        self._span("deliver", learned, max(at, learned), _within(flush), attributes, SpanKind.PRODUCER)
 
     def _span(
-        self,
-        name: str,
-        began: float,
-        ended: float,
-        context: Context,
-        attributes: Attributes,
-        kind: SpanKind = SpanKind.INTERNAL,
+        self, name: str, began: float, ended: float, context: Context, attributes: _Attributes, kind: SpanKind = _INNER
     ) -> None:
-        span = self._tracer.start_span(name, context, kind, attributes, start_time=_nanoseconds(began))
-        span.end(_nanoseconds(ended))
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=round(began * 1e9))
+        span.end(round(ended * 1e9))
 
 
-@contextmanager
-def open_traces(settings: TraceSettings) -> Iterator[Traces]:
-    """Traces that are closed at the end of the context."""
-    traces = Traces(settings)
-    try:
-        yield traces
-    finally:
-        traces.close()
-
-
-class _Ids(IdGenerator):
+class _Ids(RandomIdGenerator):
     """Random ids, except for the next span when `next` sets its trace id and span id."""
 
-    def __init__(self) -> None:
-        self._random = RandomIdGenerator()
-        self.next: tuple[int, int] | None = None
+    next: tuple[int, int] | None = None
 
     def generate_trace_id(self) -> int:
-        return self._random.generate_trace_id() if self.next is None else self.next[0]
+        return super().generate_trace_id() if self.next is None else self.next[0]
 
     def generate_span_id(self) -> int:
         if self.next is None:
-            return self._random.generate_span_id()
+            return super().generate_span_id()
         (_, span), self.next = self.next, None
         return span
 
@@ -148,7 +117,3 @@ def _address(settings: TraceSettings) -> str | None:
         return None  # the exporter reads the environment variables itself
     base = settings.endpoint.rstrip("/")
     return base if base.endswith(_PATH) else base + _PATH
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)

@@ -9,15 +9,14 @@ import sys
 import pytest
 
 from headwater.cli.watching.logs import JsonFormatter, TextFormatter
-from headwater.telemetry import log_facts
-from headwater.telemetry.log_facts import name_process, told
+from headwater.telemetry.log_facts import log_extra, process_facts
 
 STRANGE = 'a"\n\u2028\x1b[2J\ud800 é 😀'
 
 
 def record(facts: dict[str, object], message: str = "sync stream closed") -> logging.LogRecord:
     made = logging.LogRecord("headwater.api", logging.INFO, __file__, 1, message, (), None)
-    made.__dict__.update(told(facts))
+    made.__dict__.update(log_extra(facts))
     return made
 
 
@@ -48,8 +47,7 @@ def test_no_fact_takes_the_place_of_what_every_line_has() -> None:
 
 
 def test_lines_of_a_replicator_name_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_facts, "_of_process", {})
-    name_process(stream="headwater_default_app_ee1c344f")
+    monkeypatch.setitem(process_facts, "stream", "headwater_default_app_ee1c344f")
     assert as_json(record({}))["stream"] == "headwater_default_app_ee1c344f"
 
 

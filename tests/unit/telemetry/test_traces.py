@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
-from headwater.replication.health.figures import Flushed
 from headwater.storage.contract.reader import FlushMark
-from headwater.sync.interest import Change
-from headwater.telemetry.trace_choice import Choice, TraceSettings, ids_of
-from headwater.telemetry.traces import MOST_DEVICES, Traces, open_traces
+from headwater.telemetry.trace_choice import Choice, Flushed, TraceSettings, ids_of
+from headwater.telemetry.traces import MOST_DEVICES, Traces
 from tests.support.otlp_collector import Collector, collecting
 
 SECOND = 1_000_000
@@ -63,22 +62,19 @@ def test_no_two_flushes_share_ids() -> None:
 
 def replicated(traces: Traces, mark: FlushMark, received: float, stored: float) -> None:
     at = mark.committed_at
-    traces.flushed(
-        Flushed(mark.source, mark.last_op, mark.committed_us, at + received, at + stored, transactions=2, rows=5)
-    )
+    traces.flushed(Flushed(mark, at + received, at + stored, transactions=2, rows=5))
 
 
 def test_a_change_is_one_trace_with_each_delay(collector: Collector) -> None:
     settings = TraceSettings(collector.url)
     mark = flush(77, time.time() - 946_684_800)
     at = mark.committed_at
-    with open_traces(settings) as traces:
+    with closing(Traces(settings)) as traces:
         replicated(traces, mark, received=0.01, stored=0.03)
-    with open_traces(settings) as traces:  # another process
-        change = Change(at, at + 0.04, traces.choose([mark]))
-        assert change.traced == mark
-        traces.delivered(change, at + 0.05, "ann", "phone")
-        traces.delivered(change, at + 0.09, "bob", None)
+    with closing(Traces(settings)) as traces:  # another process
+        assert traces.choose([mark]) == mark
+        traces.delivered(mark, at + 0.04, at + 0.05, "ann", "phone")
+        traces.delivered(mark, at + 0.04, at + 0.09, "bob", None)
     (whole,), (receive,), (stored,) = (collector.named(name) for name in ("change", "receive", "flush"))
     devices = collector.named("deliver")
     assert {span.trace for span in collector.spans} == {whole.trace}
@@ -101,25 +97,23 @@ def test_a_change_is_one_trace_with_each_delay(collector: Collector) -> None:
 
 def test_a_change_for_thousands_shows_some_devices(collector: Collector) -> None:
     mark = flush(1, time.time() - 946_684_800)
-    with open_traces(TraceSettings(collector.url)) as traces:
-        change = Change(mark.committed_at, mark.committed_at, traces.choose([mark]))
+    with closing(Traces(TraceSettings(collector.url))) as traces:
         for number in range(1000):
-            traces.delivered(change, mark.committed_at, f"u{number}", None)
+            traces.delivered(mark, mark.committed_at, mark.committed_at, f"u{number}", None)
     assert len(collector.named("deliver")) == MOST_DEVICES
 
 
 def test_what_has_no_commit_is_not_traced(collector: Collector) -> None:
-    with open_traces(TraceSettings(collector.url)) as traces:
-        traces.flushed(Flushed("default", OpId(5), 0, 1.0, 2.0, transactions=0, rows=3))
+    with closing(Traces(TraceSettings(collector.url))) as traces:
+        traces.flushed(Flushed(flush(5, 0), 1.0, 2.0, transactions=0, rows=3))
     assert collector.spans == []
 
 
 def test_a_source_whose_clock_is_ahead_gives_spans_that_do_not_end_before_they_begin(collector: Collector) -> None:
     mark = flush(1, time.time() - 946_684_800)
-    with open_traces(TraceSettings(collector.url)) as traces:
+    with closing(Traces(TraceSettings(collector.url))) as traces:
         replicated(traces, mark, received=-3, stored=-2)
-        change = Change(mark.committed_at, mark.committed_at - 2, mark)
-        traces.delivered(change, mark.committed_at - 1, "ann", None)
+        traces.delivered(mark, mark.committed_at - 2, mark.committed_at - 1, "ann", None)
     assert len(collector.spans) == 4
     assert all(span.began <= span.ended for span in collector.spans)
     assert collector.named("deliver")[0].facts["headwater.seconds_since_commit"] == 0

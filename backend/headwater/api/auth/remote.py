@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import CHECK_ADDRESS, SEE_LOG, KeySet
 from headwater.api.auth.keys import Key, KeySource, Unfetched
-from headwater.telemetry.log_facts import told
+from headwater.telemetry.log_facts import log_extra
 
 REFRESH_SECONDS = 300.0
 KEEP_SECONDS = 3600.0
@@ -143,7 +143,7 @@ class RemoteKeys:
         except JwksError as error:
             self._fail(error)
         except Exception:
-            log.exception("fetching keys failed unexpectedly", extra=told({"address": self._address}))
+            log.exception("fetching keys failed unexpectedly", extra=log_extra({"address": self._address}))
             self._fail(JwksError("the keys of tokens can't be fetched", self._address, SEE_LOG))
         else:
             self._take(found)
@@ -160,7 +160,7 @@ class RemoteKeys:
             "since": started,
             "fix": CHECK_ADDRESS,
         }
-        log.warning("%s", error.what, extra=told(facts))
+        log.warning("%s", error.what, extra=log_extra(facts))
 
     def _take(self, found: KeySet) -> None:
         news = self._fetched_at is None or self._unfetched is not None or _kids(found.keys) != _kids(self._keys)
@@ -169,7 +169,7 @@ class RemoteKeys:
         if news:
             facts = {"address": self._address, "kids": _kids(found.keys)[:_SHOWN], "ignored": found.ignored[:_SHOWN]}
             level = logging.INFO if found.keys else logging.WARNING
-            log.log(level, "keys fetched", extra=told(facts))
+            log.log(level, "keys fetched", extra=log_extra(facts))
 
 
 class KeyRing:

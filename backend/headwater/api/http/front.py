@@ -17,7 +17,7 @@ from headwater.api.http.handover import when_over
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.requests import Answer, Requests
 from headwater.api.refusals import Refusals, facts_of, proven
-from headwater.telemetry.log_facts import told
+from headwater.telemetry.log_facts import log_extra
 
 log = logging.getLogger(__name__)
 
@@ -88,4 +88,4 @@ def _tell(scope: Scope, answer: Answer, seconds: float) -> None:
         "duration_ms": round(seconds * 1000),
         **facts_of(connection),
     }
-    log.debug("request answered", extra=told(facts))
+    log.debug("request answered", extra=log_extra(facts))

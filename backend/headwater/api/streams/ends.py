@@ -17,7 +17,7 @@ from headwater.api.streams.hub import REPLACED
 from headwater.api.streams.sink import Sink
 from headwater.api.streams.traffic import FAILED
 from headwater.errors import HeadwaterError
-from headwater.telemetry.log_facts import told
+from headwater.telemetry.log_facts import log_extra
 from headwater_rules.evaluate.limits import LIMIT_CODE
 from headwater_rules.results import LeftOut
 
@@ -62,14 +62,14 @@ class Named:
             "operations": operations,
             "bytes": sent,
         }
-        log.info("sync stream closed", extra=told(facts))
+        log.info("sync stream closed", extra=log_extra(facts))
 
     def failed(self, error: Exception) -> str:
         """Log that an error cut the stream off. Returns the reason for its end."""
         if isinstance(error, HeadwaterError):
-            log.error("a stream was cut off: %s", error, extra=told(self._names()))
+            log.error("a stream was cut off: %s", error, extra=log_extra(self._names()))
             return f"{FAILED}: {error.code}"
-        log.error("a stream was cut off", extra=told(self._names()), exc_info=error)
+        log.error("a stream was cut off", extra=log_extra(self._names()), exc_info=error)
         return FAILED
 
     def stalled(self, refusals: Refusals) -> None:

@@ -37,8 +37,9 @@ class DeviceTraces(Protocol):
     def choose(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
         """The flush among these that is traced, or None."""
 
-    def delivered(self, change: Change, at: float, user_id: str, client_id: str | None) -> None:
-        """Record that a device was sent a traced change, at this time in seconds since 1970."""
+    def delivered(self, flush: FlushMark, learned: float, at: float, user_id: str, client_id: str | None) -> None:
+        """Record that a device was sent at `at` what a traced flush changed, of which this process learned at
+        `learned`, both in seconds since 1970."""
 
 
 class Traffic:
@@ -79,7 +80,7 @@ class Traffic:
         now = self._now()
         self.delays.note(max(0.0, now - change.committed))
         if change.traced is not None and self._traces is not None:
-            self._traces.delivered(change, now, user_id, client_id)
+            self._traces.delivered(change.traced, change.learned, now, user_id, client_id)
 
     def end(self, reason: str) -> None:
         """Count a stream that ended. `reason` is that of `Stream`."""

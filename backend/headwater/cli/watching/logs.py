@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from headwater.telemetry.log_facts import facts_of, of_process, one_line
+from headwater.telemetry.log_facts import facts_of, process_facts
 
 # py4j logs where a thread has ended already, which Python 3.13 complains about when it ends itself
 _CHATTY = ("asyncio", "httpx", "httpcore", "urllib3", "py4j")
@@ -22,7 +22,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as in logging
         words, facts = super().formatMessage(record), facts_of(record)
-        return f"{words} {one_line(facts)}" if facts else words
+        return f"{words} {json.dumps(facts)}" if facts else words  # ASCII: untrusted values can't break the line
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
-        return json.dumps({**of_process(), **facts_of(record), **entry}, default=str)
+        return json.dumps({**process_facts, **facts_of(record), **entry}, default=str)
 
 
 def set_up_logging(level: str = "INFO", form: str = "text") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING
 
 from headwater.config.model import ServiceConfig
@@ -16,6 +16,6 @@ def traces_of(config: ServiceConfig) -> AbstractContextManager[Traces | None]:
     and OpenTelemetry is not installed."""
     if config.traces is None:
         return nullcontext()
-    from headwater.telemetry.traces import open_traces
+    from headwater.telemetry.traces import Traces
 
-    return open_traces(config.traces)
+    return closing(Traces(config.traces))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.bulk.contract import BulkProgress, JobKind
-from headwater.oplog.op import OpId
+from headwater.telemetry.trace_choice import Flushed
 
 POSTGRES_EPOCH = 946_684_800
 """2000-01-01, in seconds since 1970."""
@@ -26,20 +26,6 @@ class Totals:
     transactions: int = 0
     bytes: int = 0
     chunks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """A flush of the stream that is in the store and moved the checkpoint to `op_id`. Its newest commit was made at
-    `committed_us`, in microseconds since 2000-01-01; `began` and `stored` are in seconds since 1970."""
-
-    source: str
-    op_id: OpId
-    committed_us: int
-    began: float
-    stored: float
-    transactions: int
-    rows: int
 
 
 class Figures:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
-from headwater.decode.errors import DecodeError
+from headwater.decode.wire import DecodeError
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_members, with_members
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps

@@ -12,12 +12,11 @@ from typing import Generic, TypeVar
 from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.bulk.work import BulkWork
-from headwater.decode.catalog import TypeCatalog
+from headwater.decode.types import TypeCatalog
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import readable_tables
-from headwater.source.catalog.expressions import locked_tables
-from headwater.source.catalog.published import PublishedTable, load_types
+from headwater.source.catalog.published import PublishedTable, load_types, locked_tables
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.connect import SharedConnection, SourceSettings
 from headwater.storage.backend import Store

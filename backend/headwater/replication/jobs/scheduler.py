@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import orjson
 
 from headwater.bulk.contract import EngineError, TableChangedError
-from headwater.errors import HeadwaterError, Kind, MachineError, machine_errors
+from headwater.codes import Kind
+from headwater.errors import HeadwaterError, MachineError, machine_errors
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
 from headwater.replication.jobs.audit import Audit
 from headwater.replication.jobs.deploy import Deploy

@@ -11,7 +11,7 @@ from headwater.oplog.change import Cell, Commit, RowChange, Truncate
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.op import OpId
 from headwater.replication.errors import SchemaChangedError
-from headwater.replication.health.figures import Figures, Flushed
+from headwater.replication.health.figures import Figures
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.followed import Followed, same_name
 from headwater.replication.stream.lacking import Lacking, completed
@@ -23,8 +23,10 @@ from headwater.replication.tables.live import FullCells, LiveContext, LiveTable
 from headwater.replication.tables.roots import NameBook
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
+from headwater.storage.contract.reader import FlushMark
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Flush, Lease, Progress, StoredTable, StoreWriter
+from headwater.telemetry.trace_choice import Flushed
 
 _log = logging.getLogger(__name__)
 
@@ -310,8 +312,8 @@ class StreamFlush:
         if self._changes and op_id != self._op_id:
             now = time.time()
             began = now - (time.monotonic() - self._opened_at)
-            counts = self._transactions, self._changes
-            self._figures.flushed(Flushed(self.tag, op_id, self._committed_us, began, now, *counts))
+            mark = FlushMark(op_id, self.tag, self._committed_us)
+            self._figures.flushed(Flushed(mark, began, now, self._transactions, self._changes))
         self._op_id = op_id
         self._changes = self._transactions = self._committed_us = 0
 
