@@ -207,7 +207,7 @@ def create_app(
     app.state.requests = endpoint.requests
     app.state.unfetched = settings.keys.unfetched
     app.state.begin_shutdown = endpoint.begin_shutdown
-    app.state.open_streams = lambda: endpoint.streams.admission.inside
+    app.state.open_streams = lambda: endpoint.streams.count
     app.state.refused = endpoint.refusals.counts
     app.state.unknown_columns = endpoint.uploads[0].unknown_columns if endpoint.uploads else dict
     app.state.answers = endpoint.answers

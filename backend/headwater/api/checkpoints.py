@@ -26,8 +26,8 @@ from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.errors import TooManyRequestsError
 from headwater.api.http.body import read_body, require_json
 from headwater.api.parsing import Parsing
+from headwater.api.quota import user_quota
 from headwater.api.refusals import prove
-from headwater.api.shares import Shares
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.threads import StoreThreads
 from headwater.codes import Kind
@@ -194,13 +194,13 @@ class WriteCheckpointRoute:
         self._verifier = verifier
         self._writes = writes
         self._hub = hub
-        self._shares = Shares("requests for write checkpoints in progress", MAX_WAITING_OF_USER)
+        self._quota = user_quota("requests for write checkpoints in progress", MAX_WAITING_OF_USER)
 
     async def create(self, request: Request) -> Response:
         """`GET /write-checkpoint2.json?client_id=…`"""
         user = await self._admit(request)
         client_id = parse_client_id(request.query_params.get("client_id"))
-        with self._shares.take(user.user_id):
+        with self._quota.hold(user.user_id):
             checkpoint = await self._writes.create(write_key(user.user_id, client_id))
         return JSONResponse({"data": {"write_checkpoint": str(checkpoint)}})
 
@@ -209,7 +209,7 @@ class WriteCheckpointRoute:
         source has been replicated."""
         user = await self._admit(request)
         key = write_key(user.user_id, None)
-        with self._shares.take(user.user_id), Arrival(self._hub, key) as arrival:
+        with self._quota.hold(user.user_id), Arrival(self._hub, key) as arrival:
             await arrival.of(await self._writes.create(key))
         return JSONResponse({"data": {"checkpoint": str(self._hub.op_id)}})
 
@@ -217,7 +217,7 @@ class WriteCheckpointRoute:
         """`POST /sync/checkpoint-request`"""
         require_json(request)
         user = await self._admit(request)
-        with self._shares.take(user.user_id):
+        with self._quota.hold(user.user_id):
             body = await read_body(request, MAX_BODY)
             asked = await self._parsing.parsed(user.user_id, body, parse_checkpoint_request)
             stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection, Request
 
+from headwater.api.errors import ApiError
 from headwater.api.http.requests import request_id, route_of
 from headwater.telemetry.log_facts import log_extra
 
@@ -67,6 +68,11 @@ class Refusals:
         self._told[key] = _Told(now + SECONDS)
         before = {"not_told_since": known.again} if known is not None and known.again else {}
         log.log(level, what, extra=log_extra({"code": code, "user_id": user_id, **facts, **before}))
+
+    def note_refused(self, error: ApiError, address: str | None) -> None:
+        """Count and log a refusal without a verified token. The line contains nothing that the client sent."""
+        facts = {"status": error.status, "reason": error.what, "address": address}
+        self.note(error.code, None, "request refused", facts)
 
     def _room(self, now: float) -> bool:
         if len(self._told) >= MOST_LINES:

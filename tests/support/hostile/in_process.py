@@ -10,7 +10,7 @@ from typing import Any
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
-from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.doorman import LimitedConfig
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.server import ApiServer
 from tests.support.hostile.line import Connect, Line
@@ -20,7 +20,7 @@ from tests.support.hostile.line import Connect, Line
 async def listening(app: Starlette) -> AsyncIterator[Connect]:
     """Run the application; gives a function that connects to it."""
     config = ApiServer(app).config
-    assert isinstance(config, DoorConfig)
+    assert isinstance(config, LimitedConfig)
     config.load()
     async with app.router.lifespan_context(app):
 
@@ -33,7 +33,7 @@ async def listening(app: Starlette) -> AsyncIterator[Connect]:
 class InnerLine(Line):
     """Both ends of a connection."""
 
-    def __init__(self, config: DoorConfig) -> None:
+    def __init__(self, config: LimitedConfig) -> None:
         super().__init__(patience=0.03)
         self._transport = _Transport(self)
         self._state = ServerState()

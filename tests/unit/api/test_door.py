@@ -248,8 +248,8 @@ def test_a_probe_in_http_1_0_needs_no_host(endpoint: Endpoint) -> None:
 
 def hurry(endpoint: Endpoint, **limits: float) -> None:
     """Whoever connects from here on has to be quick. Connections that there are keep the limits they came in by."""
-    doorman = endpoint.server.config.doorman  # type: ignore[attr-defined]  # it is a DoorConfig
-    doorman.limits = replace(doorman.limits, **limits)
+    limiter = endpoint.server.config.limiter  # type: ignore[attr-defined]  # it is a LimitedConfig
+    limiter.limits = replace(limiter.limits, **limits)
 
 
 @pytest.fixture

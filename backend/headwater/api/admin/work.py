@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from headwater.api.admin.errors import AdminBusyError, TakesTooLongError
+from headwater.api.quota import Quota
 
 RUNNING, WAITING = 10, 20
 """How many admin requests run at once, and how many may wait, as in the published service."""
@@ -28,27 +29,26 @@ class AdminThreads:
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
         self._pool = ThreadPoolExecutor(running, thread_name_prefix="headwater-admin")
-        self._most = running + waiting
-        self._taken = 0
+        self._quota = Quota(running + waiting, 0, _busy)
 
     async def run(self, job: Callable[[], Result]) -> Result:
         """Run a job in a thread. Raises AdminBusyError when too many wait already."""
-        if self._taken >= self._most:
-            raise AdminBusyError(
-                f"{self._taken} admin requests are in progress or waiting", fix="try again in a moment"
-            )
-        self._taken += 1
+        self._quota.take()
         future = asyncio.get_running_loop().run_in_executor(self._pool, job)
         future.add_done_callback(self._done)  # the job goes on when its client disconnects
         return await asyncio.shield(future)
 
     def _done(self, future: asyncio.Future[Result]) -> None:
-        self._taken -= 1
+        self._quota.release()
         if not future.cancelled():
             future.exception()  # mark it as retrieved: the client may have disconnected
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _busy(*, of_key: bool) -> AdminBusyError:
+    return AdminBusyError("too many admin requests are in progress or waiting", fix="try again in a moment")
 
 
 class Patience:

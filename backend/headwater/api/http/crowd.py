@@ -1,4 +1,4 @@
-"""Counts open connections or requests by the network of the client."""
+"""The key by which connections and requests of a client address are counted."""
 
 from __future__ import annotations
 
@@ -6,31 +6,6 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 _LONGEST = 64  # characters that are kept of a host that is no address: a proxy may forward anything
-
-
-class Crowd:
-    """Counts by key, with a limit. Not thread-safe: use it in one event loop."""
-
-    def __init__(self, most: int) -> None:
-        """`most` is the limit for each key; 0 means no limit."""
-        self._most = most
-        self._inside: dict[str, int] = {}
-
-    def enter(self, key: str) -> bool:
-        """Count one more, and return True; or return False when the key is at its limit."""
-        inside = self._inside.get(key, 0)
-        if self._most and inside >= self._most:
-            return False
-        self._inside[key] = inside + 1
-        return True
-
-    def leave(self, key: str) -> None:
-        """Count one less. Call it once for each `enter` that returned True."""
-        inside = self._inside[key] - 1
-        if inside:
-            self._inside[key] = inside
-        else:
-            del self._inside[key]
 
 
 def network_of(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Accepts or refuses connections: counts them, in all and per client address, and logs refusals."""
+"""Accepts or refuses connections: counts them, in all and by client address."""
 
 from __future__ import annotations
 
@@ -8,47 +8,38 @@ from types import MappingProxyType
 import uvicorn
 
 from headwater.api.errors import ApiError
-from headwater.api.http.crowd import Crowd, address_of, network_of
-from headwater.api.http.errors import CrowdedAddressError, TooManyConnectionsError
+from headwater.api.http.crowd import address_of, network_of
+from headwater.api.http.errors import TooManyConnectionsError, TooManyFromAddressError
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.pace import Turns
+from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals
 
-_LATER = "try again later"
 
-_PROXY = ""
-"""The place of connections from trusted proxies, to which the limit per address does not apply."""
-
-
-class Doorman:
-    """Counts the connections of a process. Not thread-safe: use it in one event loop."""
+class ConnectionLimiter:
+    """Counts the connections of a process, in all and by client address. Those of trusted proxies count in all only.
+    Not thread-safe: use it in one event loop."""
 
     def __init__(self, limits: HttpLimits, refusals: Refusals) -> None:
         self.limits = limits
-        self._refusals = refusals
-        self._crowd = Crowd(limits.max_connections_per_address)
-        self._inside = 0
+        self.refusals = refusals
+        self._quota = Quota(limits.max_connections, limits.max_connections_per_address, self._too_many)
 
-    def enter(self, host: str) -> str | ApiError:
-        """Accept a connection, or return the error to refuse it with. Give the returned place back with `leave`."""
-        if self._inside >= self.limits.max_connections:
-            return TooManyConnectionsError(f"{self.limits.max_connections} connections are open already", fix=_LATER)
-        place = _PROXY if self._is_proxy(host) else network_of(host)
-        if place != _PROXY and not self._crowd.enter(place):
-            most = self.limits.max_connections_per_address
-            return CrowdedAddressError(f"{most} connections from this address are open already", fix=_LATER)
-        self._inside += 1
-        return place
+    def enter(self, host: str) -> str | None:
+        """Accept a connection. Returns the key that `leave` needs. Raises TooManyConnectionsError and
+        TooManyFromAddressError."""
+        key = None if self._is_proxy(host) else network_of(host)
+        self._quota.take(key)
+        return key
 
-    def leave(self, place: str) -> None:
-        self._inside -= 1
-        if place != _PROXY:
-            self._crowd.leave(place)
+    def leave(self, key: str | None) -> None:
+        self._quota.release(key)
 
-    def note(self, error: ApiError, host: str | None) -> None:
-        """Count and log a refusal. The log line contains nothing that the client sent."""
-        facts = {"status": error.status, "reason": error.what, "address": host}
-        self._refusals.note(error.code, None, "request refused", facts)
+    def _too_many(self, *, of_key: bool) -> ApiError:
+        if of_key:
+            what = f"{self._quota.per_key} connections from this address are open already"
+            return TooManyFromAddressError(what, fix="try again later")
+        return TooManyConnectionsError(f"{self._quota.total} connections are open already", fix="try again later")
 
     def _is_proxy(self, host: str) -> bool:
         if not self.limits.trusted_proxies:
@@ -57,14 +48,14 @@ class Doorman:
         return address is not None and any(address in network for network in self.limits.trusted_proxies)
 
 
-class DoorConfig(uvicorn.Config):
-    """Uvicorn's settings, with the doorman and the turns that connections share. `beside` has the doormen of our other
+class LimitedConfig(uvicorn.Config):
+    """Uvicorn's settings, with the limiter and the turns that connections share. `beside` has the doormen of our other
     ports, so that operators get in when all connections of devices are taken."""
 
-    doorman: Doorman
+    limiter: ConnectionLimiter
     turns: Turns
-    beside: Mapping[int, Doorman] = MappingProxyType({})
+    beside: Mapping[int, ConnectionLimiter] = MappingProxyType({})
 
-    def doorman_at(self, address: tuple[str, int | None] | None) -> Doorman:
+    def limiter_at(self, address: tuple[str, int | None] | None) -> ConnectionLimiter:
         """Whom to ask at an address of ours."""
-        return self.beside.get((address and address[1]) or 0, self.doorman)
+        return self.beside.get((address and address[1]) or 0, self.limiter)

@@ -35,7 +35,7 @@ class TooManyConnectionsError(ApiError):
     code = "HW_6025"
 
 
-class CrowdedAddressError(ApiError):
+class TooManyFromAddressError(ApiError):
     """One address has `max_connections_per_address` connections, or requests in progress."""
 
     code = "HW_6026"

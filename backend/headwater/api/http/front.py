@@ -9,13 +9,15 @@ from functools import partial
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from headwater.api.error_answers import error_response
-from headwater.api.http.crowd import Crowd, network_of
-from headwater.api.http.errors import CrowdedAddressError
+from headwater.api.http.crowd import network_of
+from headwater.api.http.errors import TooManyFromAddressError
 from headwater.api.http.handover import when_over
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.requests import Answer, Requests
+from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.telemetry.log_facts import log_extra
 
@@ -31,7 +33,7 @@ class Front:
         self._refusals = refusals
         self._requests = requests
         self._most = limits.max_connections_per_address
-        self._crowd = Crowd(self._most)
+        self._quota = Quota(0, self._most, self._too_many)
         self._app = CORSMiddleware(
             self._admit,
             allow_origins=["*"],
@@ -59,8 +61,12 @@ class Front:
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = scope["client"][0] if scope.get("client") else ""
         place = network_of(host)
-        if not self._crowd.enter(place):
-            await self._turn_away(host, scope, receive, send)
+        try:
+            self._quota.take(place)
+        except TooManyFromAddressError as error:
+            self._refusals.note_refused(error, host)
+            answer = WebSocketClose() if scope["type"] == "websocket" else error_response(error)
+            await answer(scope, receive, send)
             return
         try:
             await self._behind(scope, receive, send)
@@ -68,16 +74,12 @@ class Front:
             if scope["type"] != "http":
                 raise  # an HTTP error was answered and logged already; Starlette raises it again for the server
         finally:
-            when_over(scope, partial(self._crowd.leave, place))
+            when_over(scope, partial(self._quota.release, place))
 
-    async def _turn_away(self, host: str, scope: Scope, receive: Receive, send: Send) -> None:
-        error = CrowdedAddressError(f"{self._most} requests from this address are in progress", fix="try again later")
-        facts = {"status": error.status, "reason": error.what, "address": host}
-        self._refusals.note(error.code, None, "request refused", facts)
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close"})
-        else:
-            await error_response(error)(scope, receive, send)
+    def _too_many(self, *, of_key: bool) -> TooManyFromAddressError:
+        return TooManyFromAddressError(
+            f"{self._most} requests from this address are in progress", fix="try again later"
+        )
 
 
 def _tell(scope: Scope, answer: Answer, seconds: float) -> None:

@@ -7,6 +7,7 @@ class counts the bytes, and runs a timer from the first byte of a request to the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 
@@ -18,7 +19,7 @@ from uvicorn.server import ServerState
 
 from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.canned import answer
-from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.doorman import LimitedConfig
 from headwater.api.http.endless import EndlessBody
 from headwater.api.http.errors import (
     HeadersTooLargeError,
@@ -98,12 +99,12 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        assert isinstance(config, DoorConfig)
+        assert isinstance(config, LimitedConfig)
         self._doors = config
-        self._doorman = config.doorman
-        self._limits = config.doorman.limits
+        self._limiter = config.limiter
+        self._limits = config.limiter.limits
         self._running: RequestResponseCycle | None = None
-        self._place: str | None = None
+        self._leave: Callable[[], None] | None = None  # frees its place in the limits
         self._state = _Reading.NOTHING
         self._clock: asyncio.TimerHandle | None = None
         self._stopped: ApiError | None = None
@@ -129,21 +130,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
         self.scheme = "http"
         host = self.client[0] if self.client else ""
-        self._doorman = self._doors.doorman_at(self.server)
-        place = self._doorman.enter(host)
-        if isinstance(place, ApiError):
+        self._limiter = self._doors.limiter_at(self.server)
+        try:
+            key = self._limiter.enter(host)
+        except ApiError as error:
             self._over = True
-            self._doorman.note(place, host)
-            transport.write(answer(place))
+            self._limiter.refusals.note_refused(error, host)
+            transport.write(answer(error))
             transport.close()
             return
-        self._place = place
+        self._leave = partial(self._limiter.leave, key)
         self._start_clock(self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self._stop_clock()
-        self._leave()
+        if self._leave is not None:
+            self._leave()
         self._tell_gone()  # uvicorn tells the request that came last, which may be waiting behind another
         super().connection_lost(exc)
 
@@ -273,7 +276,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stand_in(protocol)
         if not protocol.handshake_initiated:  # its parser refuses headers of 8 KB without an answer
             error = self._headers_too_large()
-            self._doorman.note(error, self.client[0] if self.client else None)
+            self._limiter.refusals.note_refused(error, self.client[0] if self.client else None)
             self.transport.write(answer(error))
             self.transport.close()
 
@@ -306,7 +309,7 @@ class BoundedProtocol(HttpToolsProtocol):
             unanswered = self._answering and not answered and not self.pipeline
         else:
             unanswered = not self._answering
-        self._doorman.note(error, self.client[0] if self.client else None)
+        self._limiter.refusals.note_refused(error, self.client[0] if self.client else None)
         if unanswered:
             self.transport.write(answer(error))
         self._end()
@@ -329,16 +332,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
 
-    def _leave(self) -> None:
-        if self._place is not None:
-            place, self._place = self._place, None
-            self._doorman.leave(place)
-
     def _stand_in(self, other: Lasting) -> None:
-        """Pass this connection's place with the doorman on to the protocol that takes over."""
-        if self._place is not None:
-            place, self._place = self._place, None
-            other.when_lost(partial(self._doorman.leave, place))
+        """Pass this connection's place with the limiter on to the protocol that takes over."""
+        if self._leave is not None:
+            other.when_lost(self._leave)
+            self._leave = None
         self.parser = None  # type: ignore[assignment]  # breaks a reference cycle, so that both are freed at once
 
     # the timer

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.api.http.doorman import DoorConfig, Doorman
+from headwater.api.http.doorman import ConnectionLimiter, LimitedConfig
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.pace import Turns
 from headwater.api.http.protocol import BoundedProtocol
@@ -65,7 +65,7 @@ class BoundedServer(uvicorn.Server):
         beside: Collection[int] = (),
     ) -> None:
         """`beside` are ports whose connections are counted by themselves."""
-        config = DoorConfig(
+        config = LimitedConfig(
             app,
             loop="uvloop",
             http=BoundedProtocol,
@@ -81,9 +81,9 @@ class BoundedServer(uvicorn.Server):
             timeout_keep_alive=limits.keep_alive_seconds,
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
-        config.doorman, config.turns = Doorman(limits, refusals), Turns()
+        config.limiter, config.turns = ConnectionLimiter(limits, refusals), Turns()
         few = replace(limits, max_connections=min(_FEW, max(_FEWEST, limits.max_connections // 4)))
-        config.beside = {port: Doorman(few, refusals) for port in beside}
+        config.beside = {port: ConnectionLimiter(few, refusals) for port in beside}
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
 

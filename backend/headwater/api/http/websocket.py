@@ -25,7 +25,7 @@ from websockets.streams import StreamReader
 from headwater.api.bell import Bell
 from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.body import MAX_BODY
-from headwater.api.http.doorman import DoorConfig
+from headwater.api.http.doorman import LimitedConfig
 from headwater.api.http.errors import BrokenWebSocketError, HandshakeError
 from headwater.api.http.handover import offer
 from headwater.api.http.pace import Pace
@@ -251,8 +251,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().handle_parser_exception()
 
     def _note(self, error: ApiError) -> None:
-        assert isinstance(self.config, DoorConfig)
-        self.config.doorman_at(self.server).note(error, self.client[0] if self.client else None)
+        assert isinstance(self.config, LimitedConfig)
+        self.config.limiter_at(self.server).refusals.note_refused(error, self.client[0] if self.client else None)
 
     async def run_asgi(self) -> None:
         """Run the application. Unlike uvicorn's method, this leaves a connection open that was taken over."""
@@ -295,7 +295,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if pause:
             self.loop.call_later(pause, self._go_on)
         else:
-            assert isinstance(self.config, DoorConfig)
+            assert isinstance(self.config, LimitedConfig)
             self.config.turns.wait(self._go_on)
 
     def _go_on(self) -> None:
@@ -376,8 +376,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Close the connection after the drain. Until then its streams end by themselves."""
-        assert isinstance(self.config, DoorConfig)
-        drain = self.config.doorman.limits.drain_seconds + LAST_SECONDS
+        assert isinstance(self.config, LimitedConfig)
+        drain = self.config.limiter.limits.drain_seconds + LAST_SECONDS
         self.loop.call_later(drain if self.handshake_complete else 0, self._end)
 
     def _end(self) -> None:

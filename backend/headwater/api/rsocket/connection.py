@@ -202,8 +202,8 @@ class Connection:
         token, agent = told_us.get("token"), told_us.get("user_agent") or self.facts.get("user_agent")
         self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
         self._user_agent = agent[:MAX_AGENT] if isinstance(agent, str) else None
-        self.streams.admission.check(self._user.user_id)
-        self.streams.websockets.enter(self._user.user_id)
+        self.streams.raise_unless_admitted(self._user.user_id)
+        self.streams.websockets.take(self._user.user_id)
         self._admitted = True
 
     async def _read(self, lifetime: float) -> None:
@@ -358,7 +358,7 @@ class Connection:
             if stream.task is None:
                 stream.drop_request()
         if self._admitted and self._user is not None:
-            self.streams.websockets.leave(self._user.user_id)
+            self.streams.websockets.release(self._user.user_id)
         if tasks:
             await asyncio.wait(tasks)
 

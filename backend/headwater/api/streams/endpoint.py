@@ -46,8 +46,8 @@ class StreamEndpoint:
         require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
-        self._streams.admission.check(user.user_id)
-        with self._streams.requests.take(user.user_id):
+        self._streams.raise_unless_admitted(user.user_id)
+        with self._streams.requests.hold(user.user_id):
             parse = partial(parse_stream_request, limits=self._streams.asked)
             asked = await self._streams.parsing.parsed(user.user_id, await read_body(request), parse)
         headers = request.headers

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocations
+from headwater.api.errors import ShuttingDownError
 from headwater.api.http.requests import RequestName
 from headwater.api.parsing import Parsing
-from headwater.api.streams.admission import Admission, StreamLimits
+from headwater.api.quota import user_quota
+from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.connected import Caller, Connected
 from headwater.api.streams.dialogue import Dialogue, Resolver
 from headwater.api.streams.encoding import WireForm
@@ -66,9 +68,22 @@ class Streams:
         self._left_out = LeftOutMemory()
         self._open: set[Stream] = set()
         self._revocations = revocations
-        self.admission = Admission(limits)
-        self.websockets = Admission(limits, "open websockets")
-        self.requests = Admission(limits, "requests for streams in progress")
+        self._quota, self.websockets, self.requests = (
+            user_quota(what, limits.per_user, limits.streams)
+            for what in ("open streams", "open websockets", "requests for streams in progress")
+        )
+        self._closing = False
+
+    @property
+    def count(self) -> int:
+        """How many streams are open."""
+        return self._quota.used
+
+    def raise_unless_admitted(self, user_id: str) -> None:
+        """Raise ShuttingDownError or TooManyRequestsError when the user can't open a stream now."""
+        if self._closing:
+            raise ShuttingDownError("the service is shutting down", fix="connect again")
+        self._quota.check(user_id)
 
     def connected(self) -> list[Connected]:
         """All open streams. May be called in any thread."""
@@ -85,7 +100,7 @@ class Streams:
 
     def begin_shutdown(self, over_seconds: float) -> None:
         """Refuse new streams, and end all open ones normally, at random times within so many seconds."""
-        self.admission.close()
+        self._closing = True
         self._hub.end_all(SHUTTING_DOWN, over_seconds)
 
     async def serve(self, opening: Opening, sink: Sink) -> None:
@@ -94,7 +109,8 @@ class Streams:
         self._hub.raise_unless_active()
         user, stream = opening.user, self._stream(opening)
         del opening
-        with self.admission.take(user.user_id):
+        self.raise_unless_admitted(user.user_id)
+        with self._quota.hold(user.user_id):
             self._hub.join(stream)
             self._open.add(stream)
             try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
 from headwater.api.errors import ApiError
+from headwater.api.quota import Quota
 
 
 class TooManyUploadsError(ApiError):
@@ -17,27 +17,13 @@ class TooManyUploadsError(ApiError):
     retry_after: ClassVar[int] = 2
 
 
-class _Share:
-    """Counts something, in all and per user."""
+def _quota(what: str, most: int, most_per_user: int) -> Quota:
+    def refuse(*, of_key: bool) -> TooManyUploadsError:
+        if of_key:
+            return TooManyUploadsError(f"too many {what} of this user are in progress", fix="send them one by one")
+        return TooManyUploadsError(f"too many {what} are in progress", fix="send it again in a moment")
 
-    def __init__(self, what: str, most: int, most_per_user: int) -> None:
-        self._what = what
-        self._most = most
-        self._most_per_user = most_per_user
-        self._of_user: Counter[str] = Counter()
-
-    def take(self, user_id: str, count: int) -> None:
-        """Count more. Raises TooManyUploadsError."""
-        if self._of_user.total() + count > self._most:
-            raise TooManyUploadsError(f"too many {self._what} are in progress", fix="send it again in a moment")
-        if self._of_user[user_id] + count > self._most_per_user:
-            raise TooManyUploadsError(f"too many {self._what} of this user are in progress", fix="send them one by one")
-        self._of_user[user_id] += count
-
-    def give_back(self, user_id: str, count: int) -> None:
-        self._of_user[user_id] -= count
-        if not self._of_user[user_id]:
-            del self._of_user[user_id]
+    return Quota(most, most_per_user, refuse)
 
 
 class UploadLimits:
@@ -48,14 +34,13 @@ class UploadLimits:
         self, most: int, most_per_user: int, most_bytes: int, most_bytes_per_user: int, uncounted: int = 0
     ) -> None:
         self._uncounted = uncounted
-        self._uploads = _Share("uploads", most, most_per_user)
-        self._bytes = _Share("bytes of uploads", most_bytes, most_bytes_per_user)
+        self._uploads = _quota("uploads", most, most_per_user)
+        self._bytes = _quota("bytes of uploads", most_bytes, most_bytes_per_user)
 
     @contextmanager
     def room_for(self, user_id: str) -> Iterator[Callable[[int], None]]:
         """Count one upload of the user while the context is open. The context gives what to call for bytes of its body
         as they arrive. Both raise TooManyUploadsError."""
-        self._uploads.take(user_id, 1)
         size = held = 0
 
         def hold(count: int) -> None:
@@ -65,8 +50,8 @@ class UploadLimits:
             self._bytes.take(user_id, more)
             held += more
 
-        try:
-            yield hold
-        finally:
-            self._bytes.give_back(user_id, held)
-            self._uploads.give_back(user_id, 1)
+        with self._uploads.hold(user_id):
+            try:
+                yield hold
+            finally:
+                self._bytes.release(user_id, held)
