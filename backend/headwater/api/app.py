@@ -30,12 +30,11 @@ from headwater.api.parsing import Parsing
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.endpoint import RSocketEndpoint
-from headwater.api.streams.admission import StreamLimits
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
-from headwater.api.streams.plans import Plans, RequestLimits
-from headwater.api.streams.revoking import TOKENS_KEPT, of_tokens
-from headwater.api.streams.service import Streams
+from headwater.api.streams.service import TOKENS_KEPT, StreamLimits, Streams, of_tokens
+from headwater.api.streams.session import PlanCache, RequestLimits
+from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import DeviceTraces, Traffic
 from headwater.api.tasks import Tasks
@@ -93,12 +92,10 @@ class Endpoint:
         self.traffic = Traffic(self.refusals, settings.traces)
         self.hub = Hub(reader, self._threads, self.traffic, self._revoked, settings.sources)
         self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
-        plans = Plans(settings.requests)
+        context = StreamContext(self._threads, self.hub, self.traffic, settings.streams.stalled_seconds)
         self.streams = Streams(
-            self._threads,
-            self.hub,
-            plans,
-            self.traffic,
+            context,
+            PlanCache(settings.requests).resolve,
             settings.streams,
             settings.body,
             self.revocations,
@@ -108,7 +105,7 @@ class Endpoint:
         self.stream = StreamEndpoint(self.streams, verifier, self._tasks)
         self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals, self._tasks)
         self._admin = settings.admin and Administration(
-            settings.admin, reader, self.streams.connected, settings.keys.unfetched
+            settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
         )
         self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
         self.answers: Answers = {CLIENTS: self._admin.own_clients} if self._admin else {}

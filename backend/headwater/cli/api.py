@@ -19,8 +19,8 @@ from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.http.server import Shared, bind, serve_app
 from headwater.api.metrics.workers import METRICS
-from headwater.api.streams.admission import StreamLimits
-from headwater.api.streams.plans import RequestLimits
+from headwater.api.streams.service import StreamLimits
+from headwater.api.streams.session import RequestLimits
 from headwater.api.streams.traffic import DeviceTraces
 from headwater.api.workers import Answers, Workers, telling
 from headwater.cli.supervise import beats, supervise

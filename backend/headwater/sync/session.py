@@ -66,7 +66,7 @@ class _Group:
     buckets: list[str]
 
 
-class Session:
+class ClientState:
     """Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`.
 
     Once `overtaken`, the checkpoint can't be completed any more, for compaction went past it. What was sent so far is

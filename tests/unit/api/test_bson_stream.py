@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.api.streams.negotiation import BSON
+from headwater.api.streams.endpoint import BSON
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Bson, Ndjson

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.streams.codings import IDENTITY
-from headwater.api.streams.dialogue import ConfigReplacedError, Dialogue
-from headwater.api.streams.encoding import Batch, WireForm
-from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.reading import Reading, open_reading
+from headwater.api.streams.encoding import IDENTITY, Batch, WireForm
+from headwater.api.streams.session import ConfigReplacedError, LeftOutMemory, SyncSession
+from headwater.api.streams.threads import SnapshotCache, open_snapshot
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig
@@ -54,10 +52,10 @@ class World:
     def connect(self) -> None:
         positions = {name: OpId(position) for name, position in self.client.connect().items()}
         form = WireForm(Ndjson(raw=True), IDENTITY)
-        self.dialogue = Dialogue(positions, SyncRequest({}), "u", Memberships(), LeftOutMemory(), form)
+        self.dialogue = SyncSession(positions, SyncRequest({}), "u", Memberships().resolve, LeftOutMemory(), form)
         self.interests: Interests[str] = Interests()
         self.news: News | None = None
-        with open_reading(self.reader) as reading:
+        with open_snapshot(self.reader) as reading:
             self._take(batch := self.dialogue.open(reading))
             if not batch.done:
                 self._take(self.dialogue.more(reading))
@@ -87,7 +85,7 @@ class World:
         news, self.news = self.news, None
         if news.upto <= self.dialogue.op_id:
             return
-        with open_reading(self.reader) as reading:
+        with open_snapshot(self.reader) as reading:
             batch = self.dialogue.turn(reading, news) or self.dialogue.turn(reading, replace(news, lookups=True))
             assert batch is not None
             self._take(batch)
@@ -168,7 +166,7 @@ def test_a_write_checkpoint_is_shown_at_the_start_only_if_it_is_contained() -> N
 def test_a_turn_under_another_config_is_refused() -> None:
     world = World()
     world.store.replace_config("streams: {}")
-    with open_reading(world.reader) as reading, pytest.raises(ConfigReplacedError):
+    with open_snapshot(world.reader) as reading, pytest.raises(ConfigReplacedError):
         world.dialogue.turn(reading, anything(OpId(0)))
 
 
@@ -178,7 +176,7 @@ def test_a_turn_that_was_not_told_of_lookups_leaves_them_to_one_that_is() -> Non
     world.join(["a", "b"])
     news = News(told, frozenset({"a"}))
     before = world.dialogue.op_id
-    with open_reading(world.reader) as reading:
+    with open_snapshot(world.reader) as reading:
         assert world.dialogue.turn(reading, news) is None
         assert world.dialogue.op_id == before
         assert world.dialogue.turn(reading, replace(news, lookups=True)) is not None
@@ -192,11 +190,11 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
     store.commit()
     reader, form = CachedReader(store, 1 << 20), WireForm(Ndjson(raw=True), IDENTITY)
 
-    def connected(reason: int = 0) -> tuple[Dialogue, ModelClient]:
-        dialogue = Dialogue({}, SyncRequest({}), "u", Memberships(reason), LeftOutMemory(), form)
+    def connected(reason: int = 0) -> tuple[SyncSession, ModelClient]:
+        dialogue = SyncSession({}, SyncRequest({}), "u", Memberships(reason).resolve, LeftOutMemory(), form)
         client = ModelClient()
         client.connect()
-        with open_reading(reader) as reading:
+        with open_snapshot(reader) as reading:
             receive(client, dialogue.open(reading))
             receive(client, dialogue.more(reading))
         return dialogue, client
@@ -205,7 +203,7 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
         client.receive(b"".join(piece.content for piece in batch.pieces))
         return batch
 
-    def turned(dialogue: Dialogue, reading: Reading, news: News) -> Batch:
+    def turned(dialogue: SyncSession, reading: SnapshotCache, news: News) -> Batch:
         batch = dialogue.turn(reading, news)
         assert batch is not None
         return batch
@@ -215,7 +213,7 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
     for row, concerned in (("2", [first, second]), ("3", [first, second, other, late])):
         store.put("a", row)
         news = News(store.commit().op_id, frozenset({"a"}))
-        with open_reading(reader) as reading:
+        with open_snapshot(reader) as reading:
             batches = [receive(client, turned(dialogue, reading, news)) for dialogue, client in concerned]
         assert batches[0] is batches[1]
     assert all(client.rows == store.rows(["a"]) for _, client in (first, second, other, late))

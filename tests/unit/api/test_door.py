@@ -19,7 +19,7 @@ from headwater.api import checkpoints
 from headwater.api.http import pace
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import MOST_CALLS, BoundedProtocol
-from headwater.api.streams.admission import StreamLimits
+from headwater.api.streams.service import StreamLimits
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_headwater import wait_until
 from tests.support.loop_turns import in_each_turn

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.api.errors import NotAcceptableError
-from headwater.api.streams.codings import GZIP, IDENTITY, ZSTD, Coding, joined_crc
-from headwater.api.streams.encoding import SMALL, Pieces, WireForm
-from headwater.api.streams.negotiation import choose_coding
+from headwater.api.streams.encoding import GZIP, IDENTITY, SMALL, ZSTD, Coding, Pieces, WireForm, joined_crc
+from headwater.api.streams.endpoint import choose_coding
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Ndjson

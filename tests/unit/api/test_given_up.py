@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 
-from headwater.api.streams.patience import GivenUpError, Patience
 from headwater.telemetry.log_facts import facts_of
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_headwater import wait_until
@@ -123,20 +121,3 @@ def test_a_request_whose_client_has_gone_leaves_its_place_and_is_not_resolved(
         with slow.stream("u1") as later:
             later.completed()
     assert len(slow_store.asked) == 2
-
-
-async def ended_while_waiting(*, cancelled: bool) -> BaseException:
-    patience = Patience()
-    waiting = asyncio.ensure_future(patience.wait(asyncio.Event().wait))
-    await asyncio.sleep(0)
-    patience.end()
-    if cancelled:
-        waiting.cancel()
-    (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
-    assert isinstance(outcome, BaseException)
-    return outcome
-
-
-def test_a_task_that_is_cancelled_when_its_patience_ends_stays_cancelled() -> None:
-    assert isinstance(asyncio.run(ended_while_waiting(cancelled=False)), GivenUpError)
-    assert isinstance(asyncio.run(ended_while_waiting(cancelled=True)), asyncio.CancelledError)

@@ -20,7 +20,7 @@ from headwater.api.admin.settings import AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits
-from headwater.api.streams.admission import StreamLimits
+from headwater.api.streams.service import StreamLimits
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings

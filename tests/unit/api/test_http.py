@@ -15,7 +15,7 @@ from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError, NotAcceptableError
 from headwater.api.streams import hub
-from headwater.api.streams.negotiation import BSON, NDJSON
+from headwater.api.streams.endpoint import BSON, NDJSON
 from headwater.codes import CODES
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token

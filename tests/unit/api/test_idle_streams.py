@@ -17,7 +17,7 @@ import pytest
 from headwater.api.http import endless
 from headwater.api.http.limits import HttpLimits
 from headwater.api.streams import stream as streams
-from headwater.api.streams.admission import StreamLimits
+from headwater.api.streams.service import StreamLimits
 from tests.support import rsocket_client as rsocket
 from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.plans import RequestLimits
+from headwater.api.streams.session import LeftOutMemory, RequestLimits
 from tests.support.fix_api import Endpoint
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
@@ -159,4 +158,4 @@ def test_the_memory_of_what_was_left_out_is_bounded() -> None:
     memory.put("d4", 1, frozenset({"a", "b", "c"}))
     assert [len(memory.of(f"d{number}", 1)) for number in range(5)] == [0, 0, 0, 2, 3]
     memory.put("d5", 1, frozenset("abcdefg"))
-    assert [len(memory.of(f"d{number}", 1)) for number in range(6)] == [0] * 6
+    assert [len(memory.of(f"d{number}", 1)) for number in range(6)] == [0, 0, 0, 2, 3, 0]

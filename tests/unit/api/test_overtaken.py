@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.streams import dialogue as dialogues
-from headwater.api.streams.codings import IDENTITY
-from headwater.api.streams.dialogue import Dialogue
-from headwater.api.streams.encoding import Batch, WireForm
-from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.reading import open_reading
+from headwater.api.streams import session as sessions
+from headwater.api.streams.encoding import IDENTITY, Batch, WireForm
+from headwater.api.streams.session import LeftOutMemory, SyncSession
+from headwater.api.streams.threads import open_snapshot
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk, StoredConfig
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News
-from headwater.sync.session import Download, Session, View
+from headwater.sync.session import ClientState, Download, View
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
@@ -52,13 +50,13 @@ class SlowClient:
         self.client = ModelClient()
         self.reader = CachedReader(self.store, 1 << 20)
         form = WireForm(Ndjson(raw=True), IDENTITY)
-        self.dialogue = Dialogue({}, SyncRequest({}), "u", Everything(), LeftOutMemory(), form)
-        with open_reading(self.reader) as reading:
+        self.dialogue = SyncSession({}, SyncRequest({}), "u", Everything().resolve, LeftOutMemory(), form)
+        with open_snapshot(self.reader) as reading:
             self._take(self.dialogue.open(reading))
 
     def step(self) -> None:
         """What a stream does next: finish the checkpoint, or look for a newer one."""
-        with open_reading(self.reader) as reading:
+        with open_snapshot(self.reader) as reading:
             if self.done or self.dialogue.overtaken:
                 batch = self.dialogue.turn(reading, News(self.dialogue.op_id, lookups=True))
                 assert batch is not None
@@ -94,7 +92,7 @@ _STEPS = st.one_of(
 
 @pytest.fixture
 def _one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialogues, "BATCH_BYTES", 1)
+    monkeypatch.setattr(sessions, "BATCH_BYTES", 1)
 
 
 @pytest.mark.usefixtures("_one_chunk_at_a_time")
@@ -131,8 +129,8 @@ def test_a_checkpoint_that_was_overtaken_is_followed_by_the_newest_at_once() -> 
     assert world.client.rows == world.store.rows(BUCKETS)
 
 
-def session_with_a_download() -> tuple[Session, Download]:
-    session = Session({})
+def session_with_a_download() -> tuple[ClientState, Download]:
+    session = ClientState({})
     session.advance(View(OpId(10), RESOLUTION, dict.fromkeys(BUCKETS, BucketTotal(1, 1)), None))
     download = session.next()
     assert isinstance(download, Download)

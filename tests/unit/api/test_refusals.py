@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
-from headwater.api.streams.admission import StreamLimits
-from headwater.api.streams.plans import RequestLimits
+from headwater.api.streams.service import StreamLimits
+from headwater.api.streams.session import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
 from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore

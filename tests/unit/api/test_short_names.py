@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from headwater.api.http.crowd import network_of
-from headwater.api.streams.left_out import LeftOutMemory
+from headwater.api.streams.session import LeftOutMemory
 
 NAMES = 300
 LONG = 20_000

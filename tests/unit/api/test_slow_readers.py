@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from headwater.api.streams import stream
-from headwater.api.streams.admission import StreamLimits
+from headwater.api.streams.service import StreamLimits
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from headwater.api.streams.reading import Reading
-from headwater.api.streams.threads import SHARED_JOBS, StoreThreads
+from headwater.api.streams.threads import SHARED_JOBS, SnapshotCache, StoreThreads
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.shared.cache import CachedReader
 from tests.support.memory_store import MemoryStore
@@ -27,7 +26,7 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def fail(_: Reading) -> NoReturn:
+def fail(_: SnapshotCache) -> NoReturn:
     raise StoreBusyError("the store is busy", "here", "wait")
 
 
@@ -70,7 +69,7 @@ def test_jobs_for_which_there_is_no_thread_fail_and_later_ones_run(
 def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) -> None:
     begun, go = threading.Semaphore(0), threading.Event()
 
-    def long_job(_: Reading) -> None:
+    def long_job(_: SnapshotCache) -> None:
         begun.release()
         assert go.wait(60)
 
@@ -90,7 +89,7 @@ def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) ->
 def test_the_turn_of_a_user_lasts_as_long_as_a_thread_works(memory_store: MemoryStore) -> None:
     begun, go, second = threading.Event(), threading.Event(), threading.Event()
 
-    def long_job(_: Reading) -> None:
+    def long_job(_: SnapshotCache) -> None:
         begun.set()
         assert go.wait(60)
 

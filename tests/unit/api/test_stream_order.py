@@ -11,17 +11,17 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.streams.codings import Piece
-from headwater.api.streams.encoding import Batch
-from headwater.api.streams.stream import Stream
+from headwater.api.streams.encoding import Batch, Piece
+from headwater.api.streams.stream import StreamContext, SyncStream
 from headwater.oplog.op import OpId
 from headwater.sync.interest import News, anything
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn gives: how many pieces, whether the loop may send them, whether it changes what is watched, whether
-    its snapshot has changes of lookups, and how many commits come while it is read, handed over, and sent."""
+    """What one turn gives: how many pieces, whether the loop may send them, whether it changes what is watched if it
+    resolves the request, whether its snapshot has changes of lookups, and how many commits come while it is read,
+    handed over, and sent."""
 
     pieces: int
     small: bool
@@ -40,7 +40,7 @@ class Scene:
     newest: int = 1
     sent: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    stream: Stream = field(init=False)
+    stream: SyncStream = field(init=False)
 
     # the dialogue
     interest: str = ""
@@ -50,7 +50,10 @@ class Scene:
     awaited: None = None
     write_key: str = "ann"
     config_id: int = 1
-    taken_at: float = 0.0
+    is_open: bool = False
+    operations: int = 0
+    sent_bytes: int = 0
+    waits_since: None = None
     left: list[Piece] = field(default_factory=list)
     resolves: bool = False
 
@@ -68,7 +71,7 @@ class Scene:
         turn = self.turns.pop(0) if self.turns else Turn(1, True, False, False, 0, 0, 0)
         self.op_id = self.newest
         self.commit(turn.reading)
-        self.interest += "x" if turn.interest else ""
+        self.interest += "x" if turn.interest and news.lookups else ""
         self.current = turn
         names = [f"{self.op_id}.{number}" for number in range(turn.pieces)]
         self.made += names
@@ -85,7 +88,7 @@ class Scene:
             self.newest += 1
             self.stream.tell(News(OpId(self.newest), lookups=self.newest % 3 == 0))
 
-    def watch(self, stream: Stream, interest: object, op_id: int) -> None:
+    def watch(self, stream: SyncStream, interest: object, op_id: int) -> None:
         if op_id < self.newest:
             stream.tell(anything(OpId(self.newest)))
 
@@ -147,11 +150,12 @@ class _Sink:
 def ignore(*_: object) -> None: ...
 
 
-def stream_of(scene: Scene) -> Stream:
+def stream_of(scene: Scene) -> SyncStream:
     user = SimpleNamespace(user_id="ann", expires_in=lambda: 1e6)
+    client = SimpleNamespace(user=user, client_id="phone", user_agent="", app_metadata={}, log_names={})
     traffic = SimpleNamespace(operations=0, refusals=None, sent=ignore, delivered=ignore, end=ignore)
-    parts = (scene, None, user, SimpleNamespace(client_id="phone"), scene, scene, traffic, 60.0)
-    return Stream(*cast("tuple[Any, ...]", parts))
+    parts = cast("tuple[Any, Any, Any]", (scene, client, scene))
+    return SyncStream(*parts[:2], StreamContext(scene, scene, cast("Any", traffic), 60.0))  # type: ignore[arg-type]
 
 
 async def lived(scene: Scene) -> None:

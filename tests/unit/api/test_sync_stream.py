@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.api.streams.admission import StreamLimits
+from headwater.api.streams.service import StreamLimits
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health.model import Health, State, to_json

@@ -13,7 +13,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk
 from headwater.sync.formats import Ndjson
 from headwater.sync.lines import Line
-from headwater.sync.session import INTERRUPTIBLE_AFTER, Download, Session, View
+from headwater.sync.session import INTERRUPTIBLE_AFTER, ClientState, Download, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
@@ -48,7 +48,7 @@ def parsed(line: Line | None) -> dict[str, object]:
     return fields
 
 
-def finish(session: Session) -> list[dict[str, object]]:
+def finish(session: ClientState) -> list[dict[str, object]]:
     """Answer every download with one op; returns the lines."""
     said = []
     while (step := session.next()) is not None:
@@ -61,7 +61,7 @@ def finish(session: Session) -> list[dict[str, object]]:
     return said
 
 
-def started(session: Session, **priorities: int) -> Session:
+def started(session: ClientState, **priorities: int) -> ClientState:
     """A session that has sent a first checkpoint, at op 10, in which each bucket sums to 1."""
     session.advance(view(10, dict.fromkeys(priorities, 1), resolution(**priorities)))
     finish(session)
@@ -69,7 +69,7 @@ def started(session: Session, **priorities: int) -> Session:
 
 
 def test_the_first_line_names_every_bucket_and_stream() -> None:
-    session = Session({})
+    session = ClientState({})
     line = session.advance(view(9, {"mine": 7}, resolution(mine=3), write_checkpoint=2))
     assert parsed(line) == {
         "checkpoint": {
@@ -84,7 +84,7 @@ def test_the_first_line_names_every_bucket_and_stream() -> None:
 
 
 def test_a_bucket_is_asked_for_from_where_the_client_is() -> None:
-    session = Session({'b["1"]': OpId(4)})
+    session = ClientState({'b["1"]': OpId(4)})
     session.advance(view(9, {'b["1"]': 7}, resolution(**{'b["1"]': 3})))
     assert session.next() == Download('b["1"]', OpId(4), OpId(9))
 
@@ -103,7 +103,7 @@ def test_without_raw_data_rows_are_nested_objects() -> None:
 
 
 def test_a_client_without_buckets_gets_a_complete_checkpoint() -> None:
-    session = Session({})
+    session = ClientState({})
     line = session.advance(view(9, {}, resolution()))
     assert parsed(line)["checkpoint"] == {
         "last_op_id": "9",
@@ -115,7 +115,7 @@ def test_a_client_without_buckets_gets_a_complete_checkpoint() -> None:
 
 
 def test_nothing_is_said_when_nothing_changed_for_this_client() -> None:
-    session = started(Session({}), a=3, b=3)
+    session = started(ClientState({}), a=3, b=3)
     assert session.advance(view(11, {})) is None
     assert session.advance(view(12, {"a": 1, "stranger": 5})) is None
     assert session.advance(view(13, {"a": 1, "b": 1}, resolution(a=3, b=3))) is None
@@ -123,7 +123,7 @@ def test_nothing_is_said_when_nothing_changed_for_this_client() -> None:
 
 
 def test_a_diff_names_only_what_changed() -> None:
-    session = started(Session({}), a=3, b=3)
+    session = started(ClientState({}), a=3, b=3)
     line = session.advance(view(11, {"a": 1, "b": 2}))
     assert parsed(line) == {
         "checkpoint_diff": {
@@ -138,7 +138,7 @@ def test_a_diff_names_only_what_changed() -> None:
 
 
 def test_a_write_checkpoint_alone_makes_an_empty_diff() -> None:
-    session = started(Session({}), a=3)
+    session = started(ClientState({}), a=3)
     line = session.advance(view(10, {}, write_checkpoint=3))
     assert parsed(line) == {
         "checkpoint_diff": {
@@ -152,7 +152,7 @@ def test_a_write_checkpoint_alone_makes_an_empty_diff() -> None:
 
 
 def test_every_later_diff_repeats_the_write_checkpoint() -> None:
-    session = started(Session({}), a=3)
+    session = started(ClientState({}), a=3)
     session.advance(view(10, {}, write_checkpoint=3))
     finish(session)
     assert parsed(session.advance(view(11, {"a": 2})))["checkpoint_diff"] == {
@@ -166,14 +166,14 @@ def test_every_later_diff_repeats_the_write_checkpoint() -> None:
 
 
 def test_an_older_write_checkpoint_that_comes_late_changes_nothing() -> None:
-    session = started(Session({}), a=3)
+    session = started(ClientState({}), a=3)
     session.advance(view(10, {}, write_checkpoint=3))
     finish(session)
     assert session.advance(view(11, {}, write_checkpoint=2)) is None
 
 
 def test_urgent_buckets_come_first_and_are_complete_on_their_own() -> None:
-    session = Session({})
+    session = ClientState({})
     session.advance(
         view(9, {"slow": 1, "now": 1, "soon": 1, "also_now": 1}, resolution(slow=3, now=0, soon=1, also_now=0))
     )
@@ -191,7 +191,7 @@ def test_urgent_buckets_come_first_and_are_complete_on_their_own() -> None:
 
 
 def test_a_bucket_that_is_gone_is_named_and_starts_over_when_it_returns() -> None:
-    session = started(Session({}), a=3, b=3)
+    session = started(ClientState({}), a=3, b=3)
     line = parsed(session.advance(view(11, {"a": 1}, resolution(a=3))))
     assert line["checkpoint_diff"] == {"last_op_id": "11", "updated_buckets": [], "removed_buckets": ["b"]}
     finish(session)
@@ -200,25 +200,25 @@ def test_a_bucket_that_is_gone_is_named_and_starts_over_when_it_returns() -> Non
 
 
 def test_a_bucket_the_client_has_for_another_reason_is_told_again() -> None:
-    session = started(Session({}), a=3)
+    session = started(ClientState({}), a=3)
     line = parsed(session.advance(view(11, {}, resolution(a=1))))
     assert '"priority": 1' in json.dumps(line["checkpoint_diff"])
 
 
 def test_positions_of_buckets_not_given_any_more_are_forgotten() -> None:
-    session = started(Session({"old": OpId(5), "a": OpId(7)}), a=3)
+    session = started(ClientState({"old": OpId(5), "a": OpId(7)}), a=3)
     session.advance(view(11, {"a": 1, "old": 1}, resolution(a=3, old=3)))
     assert session.next() == Download("old", OpId(0), OpId(11))
 
 
 def test_a_client_that_is_ahead_of_a_bucket_is_trusted() -> None:
-    session = Session({"a": OpId(50)})
+    session = ClientState({"a": OpId(50)})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     assert finish(session) == [{"checkpoint_complete": {"last_op_id": "9"}}]
 
 
 def test_the_buckets_that_are_owed_next_are_known_in_their_order() -> None:
-    session = Session({})
+    session = ClientState({})
     session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=1, c=3)))
     assert session.upcoming(2) == ["b", "a"]
     step = session.next()
@@ -228,7 +228,7 @@ def test_the_buckets_that_are_owed_next_are_known_in_their_order() -> None:
 
 
 def test_an_empty_chunk_moves_the_position() -> None:
-    session = Session({})
+    session = ClientState({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
     assert isinstance(step, Download)
@@ -238,7 +238,7 @@ def test_an_empty_chunk_moves_the_position() -> None:
 
 @pytest.mark.parametrize(("sent", "interruptible"), [(INTERRUPTIBLE_AFTER - 1, False), (INTERRUPTIBLE_AFTER, True)])
 def test_a_download_may_be_interrupted_once_it_is_long(sent: int, interruptible: bool) -> None:
-    session = Session({})
+    session = ClientState({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
     assert isinstance(step, Download)
@@ -247,7 +247,7 @@ def test_a_download_may_be_interrupted_once_it_is_long(sent: int, interruptible:
 
 
 def test_what_an_interrupted_checkpoint_owed_stays_owed() -> None:
-    session = Session({})
+    session = ClientState({})
     session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=3, c=3)))
     first = session.next()
     assert isinstance(first, Download)
@@ -264,7 +264,7 @@ def test_what_an_interrupted_checkpoint_owed_stays_owed() -> None:
 
 
 def test_a_view_without_news_does_not_disturb_a_download() -> None:
-    session = Session({})
+    session = ClientState({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
     assert isinstance(step, Download)
@@ -338,7 +338,7 @@ class Conversation:
                 self.client.receive(TEXT.data(step.bucket, step.after, answer))
 
     def reconnect(self) -> None:
-        self.session = Session({name: OpId(position) for name, position in self.client.connect().items()})
+        self.session = ClientState({name: OpId(position) for name, position in self.client.connect().items()})
         self.look()
 
 

@@ -12,8 +12,8 @@ import msgspec
 
 from headwater.api.admin.asking import Text
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.streams.connected import Connected
-from headwater.api.streams.revoking import TOKENS_KEPT, streams_of
+from headwater.api.streams.service import TOKENS_KEPT, streams_of
+from headwater.api.streams.stream import OpenStream
 from headwater.api.workers import Workers
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation, RevokedKind
@@ -94,7 +94,7 @@ class ClientsDesk:
     of the endpoint."""
 
     def __init__(
-        self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[Connected]]
+        self, settings: AdminSettings, reader: StoreReader, connected: Callable[[], Sequence[OpenStream]]
     ) -> None:
         self._settings = settings
         self._reader = reader
@@ -141,16 +141,16 @@ def _ask(workers: Workers) -> list[Clients]:
     return [msgspec.json.decode(answer, type=Clients) for _, answer in workers.ask(CLIENTS)]
 
 
-def _told(stream: Connected) -> ClientTold:
-    caller = stream.caller
+def _told(stream: OpenStream) -> ClientTold:
+    client = stream.client
     return ClientTold(
         os.getpid(),
-        stream.user.user_id,
-        caller.client_id,
-        caller.user_agent,
-        caller.app_metadata,
-        caller.since,
-        stream.user.expires_at,
+        client.user.user_id,
+        client.client_id,
+        client.user_agent,
+        client.app_metadata,
+        client.since,
+        client.user.expires_at,
         stream.operations,
         stream.bytes,
         stream.buckets,

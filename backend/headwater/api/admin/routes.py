@@ -27,7 +27,7 @@ from headwater.api.admin.status import StatusDesk
 from headwater.api.admin.versions import VersionsDesk
 from headwater.api.admin.work import LONG_RUNNING, LONG_WAITING, AdminThreads
 from headwater.api.auth.keys import Unfetched
-from headwater.api.streams.connected import Connected
+from headwater.api.streams.stream import OpenStream
 from headwater.storage.contract.reader import StoreReader
 
 OURS = "/api/headwater/v1"
@@ -41,7 +41,7 @@ class Administration:
         self,
         settings: AdminSettings,
         reader: StoreReader,
-        connected: Callable[[], Sequence[Connected]],
+        connected: Callable[[], Sequence[OpenStream]],
         unfetched: Callable[[], Sequence[Unfetched]],
     ) -> None:
         self._threads = AdminThreads()

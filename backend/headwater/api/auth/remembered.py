@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from cachetools import LRUCache
 
 from headwater.api.auth.claims import Principal, is_over
 from headwater.api.auth.keys import Key
@@ -32,9 +33,7 @@ class RememberedTokens:
     first. Not thread-safe: use it in one event loop."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._held: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._bytes = 0
+        self._held: LRUCache[bytes, _Entry] = LRUCache(capacity, lambda entry: entry.size)
 
     def user_of(self, token: str, trusted: Sequence[Key], now: float) -> Principal | None:
         """The user of a token that was verified before, while it has not expired and the key that signed it is still
@@ -43,26 +42,15 @@ class RememberedTokens:
         if entry is None:
             return None
         if is_over(entry.user, now) or entry.key not in trusted:  # an equal one: keys are fetched again and again
-            self._drop(name)
+            del self._held[name]
             return None
-        self._held.move_to_end(name)
         return entry.user
 
     def keep(self, token: str, key: Key, user: Principal) -> None:
         """Remember the user of a token that this key signed."""
-        if len(token) > LONGEST_KEPT:
-            return
-        name, entry = _name(token), _Entry(key, user, _ENTRY_BYTES + _size(user.claims))
-        self._drop(name)
-        self._held[name] = entry
-        self._bytes += entry.size
-        while self._bytes > self._capacity:
-            self._drop(next(iter(self._held)))
-
-    def _drop(self, name: bytes) -> None:
-        entry = self._held.pop(name, None)
-        if entry is not None:
-            self._bytes -= entry.size
+        entry = _Entry(key, user, _ENTRY_BYTES + _size(user.claims))
+        if len(token) <= LONGEST_KEPT and entry.size <= self._held.maxsize:
+            self._held[_name(token)] = entry
 
 
 def _size(claims: Mapping[str, object]) -> int:

@@ -14,10 +14,9 @@ from headwater.api.auth.keys import Unfetched
 from headwater.api.errors import ApiError
 from headwater.api.http.requests import Requests
 from headwater.api.refusals import Refusals
-from headwater.api.streams.ends import EXPIRED, OTHER_STREAMS
 from headwater.api.streams.hub import REPLACED
-from headwater.api.streams.revoking import REVOKED, TERMINATED
-from headwater.api.streams.service import SHUTTING_DOWN
+from headwater.api.streams.service import REVOKED, SHUTTING_DOWN, TERMINATED
+from headwater.api.streams.stream import EXPIRED, OTHER_STREAMS
 from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READING, Delays, Traffic
 
 ENDS = (

@@ -36,8 +36,7 @@ from headwater.api.rsocket.frames import (
     read_frame,
 )
 from headwater.api.rsocket.sink import LAST_SECONDS, RSocketSink, message_of
-from headwater.api.streams.codings import IDENTITY
-from headwater.api.streams.encoding import WireForm
+from headwater.api.streams.encoding import IDENTITY, WireForm
 from headwater.api.streams.service import MAX_AGENT, Opening, Streams
 from headwater.errors import HeadwaterError
 from headwater.sync.formats import Bson
@@ -314,9 +313,11 @@ class Connection:
         stream.drop_request()
         if _few_fields(metadata, self._types[0]).get("path") != PATH:
             raise UnknownStreamError("there is no stream at this path", fix=f"request {PATH}")
-        parse = partial(parse_stream_request if self._types[1] == _JSON else _request_in, limits=self.streams.asked)
-        asked = await self.streams.parsing.parsed(self._user.user_id, data, parse)
-        return Opening(asked, self._user, self._user_agent, _FORM, self.request)
+        parse = partial(
+            parse_stream_request if self._types[1] == _JSON else _request_in, limits=self.streams.body_limits
+        )
+        body = await self.streams.parsing.parsed(self._user.user_id, data, parse)
+        return Opening(body, self._user, self._user_agent, _FORM, self.request)
 
     async def _send(self, frame: bytes) -> None:
         async with self._sending:

@@ -11,7 +11,7 @@ from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.bell import Bell
 from headwater.api.error_answers import UNEXPECTED_CODE, told
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
-from headwater.api.streams.codings import Piece
+from headwater.api.streams.encoding import Piece
 
 LAST_SECONDS = 1.0
 """How long sending the end of a stream waits for a client that does not read."""
@@ -27,7 +27,10 @@ class RSocketSink:
     """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `offer` sends
     frames at once, or returns False; `abort` ends the connection."""
 
-    __slots__ = ("_abort", "_credit", "_left", "_more", "_offer", "_send", "_stopped", "_stream", "_then", "taken_at")
+    __slots__ = (
+        "_abort", "_credit", "_left", "_more", "_offer", "_send", "_stopped", "_stream", "_then", "is_open",
+        "sent_bytes", "waits_since",
+    )  # fmt: skip
 
     def __init__(
         self, stream: int, credit: int, send: SendFrame, offer: OfferFrames, abort: Callable[[], None]
@@ -41,7 +44,9 @@ class RSocketSink:
         self._left = False
         self._stopped = False
         self._then: Callable[[], None] | None = None
-        self.taken_at = 0.0
+        self.is_open = False
+        self.sent_bytes = 0
+        self.waits_since: float | None = None
 
     def add_credit(self, credit: int) -> None:
         """Allow so many more payloads."""
@@ -55,20 +60,24 @@ class RSocketSink:
             self._then()
 
     async def open(self) -> None:
-        """Do nothing: RSocket sends nothing before the first payload."""
+        """Send nothing: RSocket has no head before the first payload."""
+        self.is_open = True
 
     async def send(self, piece: Piece) -> int:
         sent = 0
         for document in documents(piece.content):
+            self.waits_since = time.monotonic()
             if not await self._take_credit():
                 break
             sent += len(document)
             for start in range(0, len(document), FRAGMENT_BYTES):
                 end = start + FRAGMENT_BYTES
                 await self._send(payload(self._stream, document[start:end], follows=end < len(document)))
-                self.taken_at = time.monotonic()
+                self.waits_since = time.monotonic()
                 if end < len(document):
                     await asyncio.sleep(0)  # while there is room, nobody else would have a turn
+        self.waits_since = None
+        self.sent_bytes += sent
         return sent
 
     def offer(self, piece: Piece) -> int | None:
@@ -79,7 +88,7 @@ class RSocketSink:
             return None
         if self._credit < MAX_CREDIT:
             self._credit -= len(frames)
-        self.taken_at = time.monotonic()
+        self.sent_bytes += len(piece)
         return len(piece)
 
     async def end(self) -> None:

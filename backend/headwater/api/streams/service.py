@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import orjson
+
 from headwater.api.auth.claims import Principal
-from headwater.api.auth.revocations import Revocations
+from headwater.api.auth.revocations import Revocation as TokenRevocation
+from headwater.api.auth.revocations import Revocations, Revoked
 from headwater.api.errors import ShuttingDownError
 from headwater.api.http.requests import RequestName
 from headwater.api.parsing import Parsing
 from headwater.api.quota import user_quota
-from headwater.api.streams.admission import StreamLimits
-from headwater.api.streams.connected import Caller, Connected
-from headwater.api.streams.dialogue import Dialogue, Resolver
 from headwater.api.streams.encoding import WireForm
-from headwater.api.streams.hub import Hub
-from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.revoking import REVOKED, TERMINATED, terminates
-from headwater.api.streams.sink import Sink
-from headwater.api.streams.stream import Stream
-from headwater.api.streams.threads import StoreThreads
-from headwater.api.streams.traffic import Traffic
-from headwater.storage.contract.revocations import Revocation
+from headwater.api.streams.session import LeftOutMemory, Resolve, SyncSession
+from headwater.api.streams.stream import ClientInfo, OpenStream, Sink, StreamContext, SyncStream
+from headwater.storage.contract.revocations import Revocation, RevokedKind
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 
 MAX_AGENT = 300
 """The most characters that are kept of a user agent."""
 
+TOKENS_KEPT = 8 * 86_400.0
+"""Seconds for which a revocation of tokens is kept: longer than any token is valid."""
+
+REVOKED = "token revoked"
+TERMINATED = "ended by an operator"
 SHUTTING_DOWN = "shutting down"
+"""Why a stream ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Limits per process, in all and per user. Open streams, websockets, and HTTP requests for a stream that are being
+    read are each counted by themselves. A device has one stream, or two for a moment when it connects again.
+    `stalled_seconds` is how long a client may read nothing while data waits for it."""
+
+    streams: int = 200
+    per_user: int = 50
+    stalled_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A request for a stream, and its verified user."""
 
-    asked: StreamRequest
+    body: StreamRequest
     user: Principal
     user_agent: str | None
     form: WireForm
@@ -48,25 +60,19 @@ class Streams:
 
     def __init__(
         self,
-        threads: StoreThreads,
-        hub: Hub,
-        resolver: Resolver,
-        traffic: Traffic,
+        context: StreamContext,
+        resolve: Resolve,
         limits: StreamLimits,
-        asked: BodyLimits,
+        body_limits: BodyLimits,
         revocations: Revocations,
         parsing: Parsing,
     ) -> None:
-        self._threads = threads
-        self._hub = hub
-        self._resolver = resolver
-        self._traffic = traffic
-        self._limits = limits
-        self.asked = asked
-        """Limits on the lists in a request."""
+        self._context = context
+        self._resolve = resolve
+        self.body_limits = body_limits
         self.parsing = parsing
         self._left_out = LeftOutMemory()
-        self._open: set[Stream] = set()
+        self._open: set[SyncStream] = set()
         self._revocations = revocations
         self._quota, self.websockets, self.requests = (
             user_quota(what, limits.per_user, limits.streams)
@@ -85,33 +91,33 @@ class Streams:
             raise ShuttingDownError("the service is shutting down", fix="connect again")
         self._quota.check(user_id)
 
-    def connected(self) -> list[Connected]:
+    def descriptions(self) -> list[OpenStream]:
         """All open streams. May be called in any thread."""
-        return [stream.connected for stream in self._open.copy()]
+        return [stream.description for stream in self._open.copy()]
 
     def revoke(self, revocations: Sequence[Revocation]) -> None:
         """End the streams that these revocations are about, and those whose token is revoked now."""
         for stream in list(self._open):
-            connected = stream.connected
-            if self._revocations.of(connected.user) is not None:
+            client = stream.description.client
+            if self._revocations.of(client.user) is not None:
                 stream.end(REVOKED)
-            elif any(terminates(each, connected) for each in revocations):
+            elif any(terminates(each, client) for each in revocations):
                 stream.end(TERMINATED)
 
     def begin_shutdown(self, over_seconds: float) -> None:
         """Refuse new streams, and end all open ones normally, at random times within so many seconds."""
         self._closing = True
-        self._hub.end_all(SHUTTING_DOWN, over_seconds)
+        self._context.hub.end_all(SHUTTING_DOWN, over_seconds)
 
     async def serve(self, opening: Opening, sink: Sink) -> None:
         """Run one stream until it ends. Raises errors that occur before `sink.open`. Callers should not keep `opening`,
         which may be large."""
-        self._hub.raise_unless_active()
+        self._context.hub.raise_unless_active()
         user, stream = opening.user, self._stream(opening)
         del opening
         self.raise_unless_admitted(user.user_id)
         with self._quota.hold(user.user_id):
-            self._hub.join(stream)
+            self._context.hub.join(stream)
             self._open.add(stream)
             try:
                 if self._revocations.of(user) is not None:  # revoked after its token was verified
@@ -119,20 +125,45 @@ class Streams:
                 await stream.run(sink)
             finally:
                 self._open.discard(stream)
-                self._hub.leave(stream)
+                self._context.hub.leave(stream)
 
-    def _stream(self, opening: Opening) -> Stream:
-        asked, user = opening.asked, opening.user
-        dialogue = Dialogue(
-            asked.positions,
-            SyncRequest(user.claims, asked.parameters, asked.include_defaults, asked.subscriptions),
-            write_key(user.user_id, asked.client_id),
-            self._resolver,
+    def _stream(self, opening: Opening) -> SyncStream:
+        body, user = opening.body, opening.user
+        session = SyncSession(
+            body.positions,
+            SyncRequest(user.claims, body.parameters, body.include_defaults, body.subscriptions),
+            write_key(user.user_id, body.client_id),
+            self._resolve,
             self._left_out,
             opening.form,
         )
         agent = opening.user_agent and opening.user_agent[:MAX_AGENT]
-        caller = Caller(asked.client_id, agent, asked.app_metadata, opening.request)
-        return Stream(
-            dialogue, opening.form, user, caller, self._threads, self._hub, self._traffic, self._limits.stalled_seconds
-        )
+        client = ClientInfo(user, body.client_id, agent, body.app_metadata, opening.request)
+        return SyncStream(session, client, self._context)
+
+
+def of_tokens(revocations: Iterable[Revocation]) -> list[TokenRevocation]:
+    """The revocations that apply to tokens, in the form that the verifier takes."""
+    return [
+        TokenRevocation(Revoked(each.kind.value), each.value, each.since)
+        for each in revocations
+        if each.kind is not RevokedKind.STREAMS
+    ]
+
+
+def terminates(revocation: Revocation, client: ClientInfo) -> bool:
+    """Whether a revocation of streams ends those of this client. Those of tokens are up to `Revocations`."""
+    if revocation.kind is not RevokedKind.STREAMS:
+        return False
+    user = client.user.user_id
+    return _named(revocation.value) in {(user, None), (user, client.client_id)}
+
+
+def streams_of(user: str, client: str | None) -> str:
+    """The value of a revocation that ends the streams of a user, or of one client of the user."""
+    return orjson.dumps([user, client]).decode()
+
+
+def _named(value: str) -> tuple[str, str | None]:
+    user, client = orjson.loads(value)
+    return user, client

@@ -1,387 +1,512 @@
 """One open stream, from its first line to its end.
 
-A stream holds one batch of lines at a time and reads the next only when the client has taken it. It ends in one of
-three ways: normally, with a complete answer, so that the client connects again; cut off, after an error that occurred
-too late for a status; or at once, when the client disconnects. It does not wait for the store to end.
+A stream holds one batch of lines at a time and reads the next only when the client has taken it. `sync.states` has the
+table of what it does next. It ends in one of three ways: normally, with a complete answer, so that the client connects
+again; cut off, after an error that occurred too late for a status; or at once, when the client disconnects. It does not
+wait for the store to end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, Protocol
 
-from headwater.api.auth.verify import Principal
-from headwater.api.bell import Bell
-from headwater.api.errors import GoneError
-from headwater.api.streams.codings import Piece
-from headwater.api.streams.connected import Caller, Connected
-from headwater.api.streams.dialogue import Dialogue
-from headwater.api.streams.encoding import Batch, WireForm
-from headwater.api.streams.ends import EXPIRED, OVER, Named, tell, tell_of_cut
-from headwater.api.streams.hub import Hub
-from headwater.api.streams.patience import GivenUpError, Patience
-from headwater.api.streams.sink import Sink
+from headwater.api.auth.claims import Principal
+from headwater.api.auth.errors import TokenExpiredError
+from headwater.api.errors import GoneError, NoActiveConfigError
+from headwater.api.http.requests import RequestName
+from headwater.api.streams.encoding import Batch, Piece
+from headwater.api.streams.hub import REPLACED, Hub
+from headwater.api.streams.session import ConfigReplacedError, LimitCrossedError, SyncSession
 from headwater.api.streams.threads import Failure, StoreThreads
-from headwater.api.streams.traffic import CLIENT_GONE, NOT_READING, Traffic
+from headwater.api.streams.traffic import CLIENT_GONE, FAILED, NOT_READING, Traffic
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
-from headwater.sync.interest import Change, Interest, News
+from headwater.sync.interest import Change, News
+from headwater.sync.states import TRANSITIONS, StreamAction, StreamEvent, StreamState
 from headwater.sync.ticks import next_tick
-
-Read = TypeVar("Read")
+from headwater.telemetry.log_facts import log_extra
+from headwater_rules.evaluate.limits import LIMIT_CODE
 
 STUCK_SECONDS = 2.0
 """How long an ending stream waits for a client that does not read."""
 
+OTHER_STREAMS = "other streams fit into the limits"
+"""Why a stream ends when limits now leave out other subscriptions than its device was sent."""
 
-class Stream:
-    """One open stream. The hub and timers change fields and set `_wake`; one task reads the fields between batches."""
+EXPIRED = "token expired"
 
-    __slots__ = (
-        "_bytes", "_caller", "_change", "_cut_off", "_dialogue", "_done", "_error", "_first", "_form", "_hub",
-        "_news", "_ops", "_patience", "_reason", "_resting", "_sending_since", "_sink", "_stalled_seconds",
-        "_task", "_threads", "_tick_due", "_ticker", "_traffic", "_turning", "_user", "_wake", "_watched",
-    )  # fmt: skip
+OVER: Final[Mapping[type[Exception], str]] = {
+    ConfigReplacedError: REPLACED,
+    NoActiveConfigError: REPLACED,
+    LimitCrossedError: OTHER_STREAMS,
+}
+"""Errors of reading that end a stream normally, and the reasons that they are."""
 
-    def __init__(
-        self,
-        dialogue: Dialogue,
-        form: WireForm,
-        user: Principal,
-        caller: Caller,
-        threads: StoreThreads,
-        hub: Hub,
-        traffic: Traffic,
-        stalled_seconds: float,
-    ) -> None:
-        self._dialogue = dialogue
-        self._form = form
-        self._user = user
-        self._caller = caller
-        self._threads = threads
-        self._hub = hub
-        self._traffic = traffic
-        self._stalled_seconds = stalled_seconds
-        self._sending_since: float | None = None
-        self._sink: Sink | None = None
-        self._wake = Bell()
-        self._patience = Patience()  # with the store
-        self._news: News | None = None
-        self._change: Change | None = None  # what the client is being sent
-        self._first: Batch | None = None
-        self._done = True
-        self._resting = False  # whether the task waits for something to do
-        self._turning = False  # whether the next lines are read meanwhile
-        self._error: Exception | None = None  # of that reading
-        self._watched: Interest | None = None
-        self._reason: str | None = None
-        self._tick_due = False
-        self._ticker: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[object] | None = None  # while it may be cut off
-        self._cut_off = False
-        self._ops = 0
-        self._bytes = 0
+log = logging.getLogger(__name__)
+
+
+class StalledError(HeadwaterError):
+    """A device read nothing of its stream for a while. The stream is cut off to free its memory; the device connects
+    again and continues where it was."""
+
+    code = "HW_6020"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """The client of a stream, and since when it is connected, in seconds since 1970."""
+
+    user: Principal
+    client_id: str | None
+    user_agent: str | None
+    app_metadata: Mapping[str, str]
+    request: RequestName
+    since: float = field(default_factory=time.time)
 
     @property
-    def connected(self) -> Connected:
-        """The stream's description for operators."""
-        dialogue, user = self._dialogue, self._user
-        buckets = len(dialogue.interest.buckets)
-        return Connected(user, self._caller, self._ops, self._bytes, dialogue.op_id, buckets)
+    def log_names(self) -> dict[str, object]:
+        """What identifies the stream in the log."""
+        return {**self.request._asdict(), "user_id": self.user.user_id, "client_id": self.client_id}
 
-    # the hub's side (Follower)
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream as operators see it: how many ops and bytes its client was sent, the op id of the checkpoint that the
+    client has or is being sent, and its number of buckets."""
+
+    client: ClientInfo
+    operations: int
+    bytes: int
+    op_id: int
+    buckets: int
+
+
+class Sink(Protocol):
+    """Sends a stream to one client. `send` returns when there is room for the next piece. All methods that send may
+    raise GoneError."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` was called."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """How much was sent, as it went out."""
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when the client has read nothing of what is being sent, by time.monotonic(). None while nothing is."""
+
+    async def open(self) -> None:
+        """Begin the answer. From here on, no error status can be sent."""
+
+    async def send(self, piece: Piece) -> int:
+        """Send a piece. Returns the number of bytes sent."""
+
+    def offer(self, piece: Piece) -> int | None:
+        """Send a small piece now, if there is room for it. Returns the number of bytes sent, None when nothing was."""
+
+    async def end(self) -> None:
+        """End the stream normally; the client may connect again at once."""
+
+    async def expire(self) -> None:
+        """End the stream because its token has expired; the client needs another one."""
+
+    async def fail(self, error: Exception) -> None:
+        """Cut the stream off after `open`, because of an error. Waits only a moment for a client that does not read."""
+
+    def stop(self) -> None:
+        """Do not wait for the client to ask for more: `send` leaves out the lines that it has not asked for."""
+
+    def when_gone(self, then: Callable[[], None]) -> None:
+        """Call `then` when the client disconnects, before `open` or after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """What all streams of a process share. `read_timeout` is how many seconds a client may read nothing of what is
+    being sent."""
+
+    threads: StoreThreads
+    hub: Hub
+    traffic: Traffic
+    read_timeout: float
+
+
+class SyncStream:
+    """One open stream. The hub, timers and finished reads call it; one task runs it."""
+
+    __slots__ = (
+        "_change", "_client", "_context", "_deadline", "_news", "_reason", "_session", "_sink", "_state", "_tick_due",
+        "_timer", "_wakeup",
+    )  # fmt: skip
+
+    def __init__(self, session: SyncSession, client: ClientInfo, context: StreamContext) -> None:
+        self._session = session
+        self._client = client
+        self._context = context
+        self._sink: Sink | None = None
+        self._state = StreamState.READING
+        self._news: News | None = None
+        self._change: Change | None = None  # at the source, that the client is being sent
+        self._reason: str | None = None  # for the end
+        self._tick_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakeup: asyncio.Future[Batch | None] | None = None  # what the sleeping task waits for
+        self._deadline: asyncio.Timeout | None = None  # of what the task does
+
+    @property
+    def description(self) -> OpenStream:
+        """May be called in any thread."""
+        session, sink = self._session, self._sink
+        sent = 0 if sink is None else sink.sent_bytes
+        return OpenStream(self._client, session.operations, sent, session.op_id, len(session.interest.buckets))
+
+    # called by the hub (Follower)
 
     @property
     def write_key(self) -> str:
-        return self._dialogue.write_key
+        return self._session.write_key
 
     @property
     def config_id(self) -> int | None:
-        return self._dialogue.config_id
+        return self._session.config_id
 
     def tell(self, news: News) -> None:
         self._news = news if self._news is None else self._news.also(news)
-        if self._resting:
-            self._turn_ahead()
-        else:
-            self._wake.ring()
+        match self._on(StreamEvent.LOOKUPS if self._news.lookups else StreamEvent.NEWS):
+            case StreamAction.READ_AHEAD:
+                self._read_ahead()
+            case StreamAction.WAKE:
+                self._wake(None)
+            case _:
+                pass  # the task looks at the news when it gets to it
 
     def end(self, reason: str) -> None:
         """End normally, at the next line boundary."""
         if self._reason is not None:
             return
         self._reason = reason
-        self._patience.end()
         if self._sink is not None:
             self._sink.stop()
-        self._wake.ring()
-        asyncio.get_running_loop().call_later(STUCK_SECONDS, self._cut)
+        self._interrupt(STUCK_SECONDS if self._on(StreamEvent.END) is StreamAction.LIMIT else 0)
 
-    # its life
+    # the task
 
     async def run(self, sink: Sink) -> None:
         """Serve until the end. Raises errors before the first line, when a status can still be sent."""
         started = time.monotonic()
         self._sink = sink
         self._schedule_tick()
-        sink.when_gone(self._leave)
+        sink.when_gone(self._on_gone)
         try:
-            with suppress(GivenUpError):
-                await self._begin()
-            reason = CLIENT_GONE if self._reason == CLIENT_GONE else await self._until_over(sink)
+            reason = await self._serve(sink)
         finally:
-            self._sink = None
-            if self._ticker is not None:
-                self._ticker.cancel()
-        self._traffic.end(reason)
-        Named(self._user, self._caller).closed(reason, time.monotonic() - started, self._ops, self._bytes)
+            self._state = StreamState.ENDING
+            self._sink = self._deadline = self._wakeup = None  # which would keep the task, and it this stream
+            if self._timer is not None:
+                self._timer.cancel()
+        self._context.traffic.end(reason)
+        facts = {
+            **self._client.log_names,
+            "user_agent": self._client.user_agent,
+            "app_metadata": self._client.app_metadata or None,
+            "close_reason": reason,
+            "duration_ms": round((time.monotonic() - started) * 1000),
+            "operations": self._session.operations,
+            "bytes": sink.sent_bytes,
+        }
+        log.info("sync stream closed", extra=log_extra(facts))
 
-    async def _begin(self) -> None:
-        """Read the first checkpoint. Raises GivenUpError when the stream is over before."""
-        resolving = partial(self._threads.resolving, self._user.user_id, self._dialogue.open)
-        self._first = await self._patience.wait(resolving)
-        self._watch()
-        if self._dialogue.awaited is not None:
-            self._hub.expect(self._dialogue.awaited)
-        Named(self._user, self._caller).left_out(self._traffic.refusals, self._dialogue.left_out)
-
-    async def _until_over(self, sink: Sink) -> str:
-        """Send lines until the stream ends. Returns the reason for the end."""
+    async def _serve(self, sink: Sink) -> str:
+        """Serve until the end. Returns the reason for it."""
+        deadline = self._deadline = asyncio.timeout(None)
         try:
-            await self._send_all(sink)
+            async with deadline:
+                if self._reason is None:
+                    await self._send_all(sink, await self._open())  # no variable of this long frame keeps the batch
         except GoneError:
             return CLIENT_GONE
-        except asyncio.CancelledError:
-            return await self._after_cut(sink)
-        except Exception as error:  # noqa: BLE001 - it is logged, and the device is told
-            await tell(sink, error)
-            return Named(self._user, self._caller).failed(error)
-        return self._reason or "ended"
+        except Exception as error:
+            if not deadline.expired():  # otherwise `_interrupt` was called
+                if not sink.is_open:
+                    raise
+                await _fail(sink, error)
+                return self._log_failed(error)
+        if deadline.expired() and self._state is StreamState.SENDING:
+            return await self._cut_off(sink)
+        return await self._finish(sink)
 
-    async def _send_all(self, sink: Sink) -> None:
-        self._task = asyncio.current_task()
-        try:
+    async def _open(self) -> Batch:
+        """Read the first checkpoint."""
+        session, hub = self._session, self._context.hub
+        batch = await self._context.threads.resolving(self._client.user.user_id, session.open)
+        self._on(StreamEvent.READ)
+        hub.watch(self, session.interest, session.op_id)
+        if session.awaited is not None:
+            hub.expect(session.awaited)
+        if session.left_out:
+            facts = {
+                "client_id": self._client.client_id,
+                "subscriptions": len(session.left_out),
+                "first": session.left_out[0].message,
+            }
+            self._context.traffic.refusals.note(LIMIT_CODE, self._client.user.user_id, "streams left out", facts)
+        return batch
+
+    async def _send_all(self, sink: Sink, batch: Batch | None) -> None:
+        """Begin the answer, and send lines until the stream is to end."""
+        if self._reason is None:
             await sink.open()
-            while (pieces := await self._pieces()) is not None:
-                self._resting = not pieces
-                await (self._send(pieces, sink) if pieces else self._wake.next())
-                self._resting = False
-                del pieces  # while it waits, a stream must not keep what it sent last
-            await (sink.expire() if self._reason == EXPIRED else sink.end())
-        finally:
-            self._task, self._resting = None, False
+        complete = True  # whether the client was sent its whole checkpoint
+        while self._reason is None:
+            if batch is not None:
+                await self._send_batch(sink, batch, was_complete=complete)
+                complete, batch = batch.done, None  # a sleeping stream must not keep what it sent last
+            elif self._tick_due:
+                await self._send_tick(sink)
+            elif (read := self._next_read(complete)) is not None:
+                batch = await self._read(read)
+            else:
+                self._on(StreamEvent.SENT)
+                self._wakeup = asyncio.get_running_loop().create_future()
+                batch = await self._wakeup
 
-    async def _send(self, pieces: Sequence[Piece], sink: Sink) -> None:
-        for piece in pieces:
-            self._sending_since = time.monotonic()
-            sent = await sink.send(piece)
-            self._bytes += sent
-            self._traffic.sent(piece.length, sent)
-        self._sending_since = None
-        if self._done and self._reason is None:
+    async def _send_batch(self, sink: Sink, batch: Batch, *, was_complete: bool) -> None:
+        self._context.traffic.operations += batch.ops
+        for piece in batch.pieces:
+            self._context.traffic.sent(piece.length, await sink.send(piece))
+        if batch.done and was_complete and not batch.pieces:
+            self._change = None  # the change did not concern this client
+        elif batch.done and self._reason is None:
             self._deliver()
 
     def _deliver(self) -> None:
         """Record that the client was sent its whole checkpoint."""
         change, self._change = self._change, None
         if change is not None:
-            self._traffic.delivered(change, self._user.user_id, self._caller.client_id)
+            self._context.traffic.delivered(change, self._client.user.user_id, self._client.client_id)
 
-    async def _pieces(self) -> Sequence[Piece] | None:
-        """The next lines to send. Empty when there are none yet, None at the end."""
-        while not self._tick_due:
-            if self._reason is not None:
-                return None
-            if self._error is not None:
-                error, self._error = self._error, None  # which keeps this stream alive
-                raise error
-            if self._idle:
-                return ()
-            batch = await self._next()
-            self._ops += batch.ops
-            self._traffic.operations += batch.ops
-            before, self._done = self._done, batch.done
-            if batch.pieces:
-                return batch.pieces
-            if batch.done and before:
-                self._change = None  # it was none for this client
-            elif batch.done and self._reason is None:
-                self._deliver()
-        return (self._tick(),)
-
-    @property
-    def _idle(self) -> bool:
-        return self._turning or (self._first is None and self._done and self._news is None)
-
-    async def _next(self) -> Batch:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        if self._dialogue.interruptible and (news := self._take_news()):
+    def _next_read(self, complete: bool) -> Callable[[], Awaitable[Batch]] | None:
+        """What to read next. None when the client has everything."""
+        session = self._session
+        if session.interruptible and (news := self._take_news()) is not None:
             self._change = self._change or news.change
-            return await self._turn(news)
-        if self._dialogue.overtaken:
-            return await self._turn(News(self._dialogue.op_id))
-        if not self._done:
-            return await self._unless_over(partial(self._threads.reading, self._user.user_id, self._dialogue.more))
-        return Batch()
+            return partial(self._turn, news, complete)
+        if session.overtaken:
+            return partial(self._turn, News(session.op_id), complete)
+        if not complete:
+            return partial(self._context.threads.reading, self._client.user.user_id, session.more)
+        return None
 
-    async def _turn(self, news: News) -> Batch:
-        user, job = self._user.user_id, partial(self._dialogue.turn, news=news)
-        if news.lookups:
-            read = partial(self._threads.resolving, user, job)
-        else:
-            read = partial(self._threads.shared, job) if self._done else partial(self._threads.reading, user, job)
-        batch = await self._unless_over(read)
-        if batch is None:
-            return await self._turn(replace(news, lookups=True))  # which waits its turn
-        self._watch()
-        return batch
-
-    def _watch(self) -> None:
-        if self._dialogue.interest != self._watched:
-            self._watched = self._dialogue.interest
-            self._hub.watch(self, self._watched, self._dialogue.op_id)
-
-    async def _unless_over(self, read: Callable[[], Awaitable[Read]]) -> Read | Batch:
+    async def _read(self, read: Callable[[], Awaitable[Batch]]) -> Batch | None:
+        self._on(StreamEvent.MORE)
         try:
-            return await self._patience.wait(read)
-        except GivenUpError:
-            pass
+            batch = await read()
         except HeadwaterError as error:
             if type(error) not in OVER:
                 raise
             self.end(OVER[type(error)])
-        return Batch()
+            return None
+        self._on(StreamEvent.READ)
+        return batch
 
-    # while its task rests
+    async def _turn(self, news: News, complete: bool) -> Batch:
+        """Read the next checkpoint. If that changes lookups, the request is resolved, for which it waits its turn."""
+        session, threads, user_id = self._session, self._context.threads, self._client.user.user_id
+        if not news.lookups:
+            turn = partial(session.turn, news=news)
+            batch = await (threads.shared(turn) if complete else threads.reading(user_id, turn))
+            if batch is not None:
+                return batch
+        before = session.interest
+        batch = await threads.resolving(user_id, partial(session.turn, news=replace(news, lookups=True)))
+        if session.interest != before:
+            self._context.hub.watch(self, session.interest, session.op_id)
+        assert batch is not None
+        return batch
 
-    def _turn_ahead(self) -> None:
-        """Have the next lines read without waking the task: most of what a small change costs would be that."""
-        if self._news is not None and self._news.lookups:
-            self._waken()  # its request is resolved anew, for which the task waits its turn
-        elif not self._turning and (news := self._take_news()) is not None:
-            self._turning, self._change = True, news.change
-            self._threads.soon(partial(self._dialogue.turn, news=news), partial(self._turned, news))
+    async def _finish(self, sink: Sink) -> str:
+        """End normally, or cut the stream off if its client does not read. Returns the reason for the end."""
+        if self._reason == CLIENT_GONE:
+            return CLIENT_GONE
+        try:
+            async with asyncio.timeout(STUCK_SECONDS) as self._deadline:
+                if not sink.is_open:
+                    await sink.open()
+                if self._tick_due:
+                    await self._send_tick(sink)
+                await (sink.expire() if self._reason == EXPIRED else sink.end())
+        except GoneError:
+            return CLIENT_GONE
+        except TimeoutError:
+            return await self._cut_off(sink)
+        return self._reason or "ended"
 
-    def _turned(self, news: News, batch: Batch | Failure | None) -> None:
-        """Send what was read, or leave it to the task when it is much, or has to wait."""
-        if self._task is not None and isinstance(batch, Batch):
-            self._watch()  # while this turn lasts: what the hub tells at once comes after these lines
-        self._turning = False
-        if self._task is None:
-            return  # the stream has ended meanwhile
-        if isinstance(batch, Failure):
-            self._fail(batch.error)
-        elif batch is None:
-            self.tell(replace(news, lookups=True))  # which the task does, in its turn
-        elif self._resting and self._reason is None and self._offer(batch):
-            if self._news is not None:
-                self._turn_ahead()
+    async def _cut_off(self, sink: Sink) -> str:
+        """Cut the stream off, since its client does not read. Returns the reason for the end."""
+        if self._reason == CLIENT_GONE:
+            return CLIENT_GONE
+        if self._reason == EXPIRED:  # `sink.expire` may wait for the client without limit
+            await _fail(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
         else:
-            self._first = batch
-            self._waken()
+            what = "the stream was cut off, since the client did not read it"
+            await _fail(sink, StalledError(what, fix="connect again"))
+        return ", ".join(filter(None, (self._reason, NOT_READING)))
 
-    def _waken(self) -> None:
-        """Wake the task, which takes turns itself from now on: lines that are left to it are not overtaken."""
-        self._resting = False
-        self._wake.ring()
+    def _log_failed(self, error: Exception) -> str:
+        """Log that an error cut the stream off. Returns the reason for the end."""
+        if isinstance(error, HeadwaterError):
+            log.error("a stream was cut off: %s", error, extra=log_extra(self._client.log_names))
+            return f"{FAILED}: {error.code}"
+        log.error("a stream was cut off", extra=log_extra(self._client.log_names), exc_info=error)
+        return FAILED
 
-    def _offer(self, batch: Batch) -> bool:
-        """Send a complete checkpoint, if that takes no time. Returns whether it was sent."""
-        if not batch.done or len(batch.pieces) > 1:
-            return False
-        for piece in batch.pieces:
-            sent = self._sink.offer(piece) if self._sink is not None else None
-            if sent is None:
-                return False
-            self._ops += batch.ops
-            self._bytes += sent
-            self._traffic.operations += batch.ops
-            self._traffic.sent(piece.length, sent)
-            self._deliver()
-        self._change = None  # without pieces, it was none for this client
-        return True
+    # while the task sleeps
 
-    def _fail(self, error: Exception) -> None:
+    def _read_ahead(self) -> None:
+        """Have the next lines read without waking the task: most of what a small change costs would be that."""
+        news = self._take_news()
+        if news is None:
+            self._on(StreamEvent.SENT)
+            return
+        self._change = news.change
+        self._context.threads.soon(partial(self._session.turn, news=news), partial(self._on_read, news))
+
+    def _on_read(self, news: News, read: Batch | Failure | None) -> None:
+        """Send what was read, or leave it to the task if it is much or has to wait."""
+        if self._state is not StreamState.AHEAD:
+            return  # the stream is ending
+        if isinstance(read, Failure):
+            self._on_failure(read.error)
+        elif read is None:
+            self._on(StreamEvent.SENT)
+            self.tell(replace(news, lookups=True))
+        elif self._offer_batch(read):
+            self._on(StreamEvent.SENT)
+            if self._news is not None:
+                later, self._news = self._news, None
+                self.tell(later)
+        else:
+            self._on(StreamEvent.READ)
+            self._wake(read)
+
+    def _on_failure(self, error: Exception) -> None:
         if type(error) in OVER:
             self.end(OVER[type(error)])
-        else:
-            self._error = error
-            self._waken()
+        elif self._wakeup is not None and not self._wakeup.done():
+            self._on(StreamEvent.READ)
+            self._wakeup.set_exception(error)
+
+    def _wake(self, batch: Batch | None) -> None:
+        """Wake the task, and give it what to send."""
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(batch)
+
+    def _offer_batch(self, batch: Batch) -> bool:
+        """Send a complete checkpoint, if that takes no time. Returns whether it was sent."""
+        if not batch.done or len(batch.pieces) > 1 or self._tick_due:
+            return False
+        if not batch.pieces:
+            self._change = None  # the change did not concern this client
+            return True
+        if not self._offer(batch.pieces[0]):
+            return False
+        self._context.traffic.operations += batch.ops
+        self._deliver()
+        return True
+
+    def _offer(self, piece: Piece) -> bool:
+        sent = self._sink.offer(piece) if self._sink is not None else None
+        if sent is None:
+            return False
+        self._context.traffic.sent(piece.length, sent)
+        return True
 
     def _take_news(self) -> News | None:
         """The news since the last view. None when that view was newer than the hub's news."""
         news, self._news = self._news, None
-        if news is None or (news.write_checkpoint is None and news.upto <= self._dialogue.op_id):
+        if news is None or (news.write_checkpoint is None and news.upto <= self._session.op_id):
             return None
         return news
 
-    # the token's timer
+    # ticks tell the client for how long its token is valid
 
     def _schedule_tick(self) -> None:
-        remaining = self._user.expires_in()
+        remaining = self._client.user.expires_in()
         if remaining <= 0:
             self._on_tick()
         else:
-            self._look_again(next_tick(remaining, random.uniform(-1, 1)))
+            self._call_on_tick(next_tick(remaining, random.uniform(-1, 1)))
+
+    def _call_on_tick(self, seconds: float) -> None:
+        """Call `_on_tick` so many seconds from now, or when the token expires."""
+        soon = max(0.0, min(seconds, self._client.user.expires_in()))
+        self._timer = asyncio.get_running_loop().call_later(soon, self._on_tick)
 
     def _on_tick(self) -> None:
         self._tick_due = True
-        self._wake.ring()
-        if self._user.expires_in() <= 0:
+        if self._client.user.expires_in() <= 0:
             self.end(EXPIRED)
-        elif self._sending_since is not None:
-            self._cut_if_stalled(self._sending_since)
-        else:
-            self._look_again(self._stalled_seconds)  # what is being read now may be sent before the tick is
-
-    def _look_again(self, seconds: float) -> None:
-        """Have the next tick so many seconds from now, or when the token expires."""
-        soon = max(0.0, min(seconds, self._user.expires_in()))
-        self._ticker = asyncio.get_running_loop().call_later(soon, self._on_tick)
-
-    def _cut_if_stalled(self, since: float) -> None:
-        taken_at = since if self._sink is None else max(since, self._sink.taken_at)
-        left = taken_at + self._stalled_seconds - time.monotonic()
-        if left > 0:
-            self._look_again(left)
             return
-        Named(self._user, self._caller).stalled(self._traffic.refusals)
-        self._cut()
+        again = self._context.read_timeout  # what is being read now may be sent before the tick is
+        match self._on(StreamEvent.TICK):
+            case StreamAction.OFFER:
+                if self._offer(self._tick()):
+                    self._tick_due = False
+                    self._schedule_tick()
+                    return
+                if self._on(StreamEvent.FULL) is StreamAction.WAKE:
+                    self._wake(None)
+            case StreamAction.CHECK_CLIENT if self._sink is not None and self._sink.waits_since is not None:
+                again += self._sink.waits_since - time.monotonic()
+                if again <= 0:
+                    user_id, facts = self._client.user.user_id, {"reason": "not reading"}
+                    self._context.traffic.refusals.note(StalledError.code, user_id, "a stream was cut off", facts)
+                    self._interrupt()
+                    return
+        self._call_on_tick(again)
 
-    def _tick(self) -> Piece:
+    async def _send_tick(self, sink: Sink) -> None:
         self._tick_due = False
-        if self._ticker is not None:
-            self._ticker.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._reason is None:
             self._schedule_tick()
-        return self._form.piece(lines.token_expires_in(self._user.expires_in()))
+        tick = self._tick()
+        self._context.traffic.sent(tick.length, await sink.send(tick))
+
+    def _tick(self) -> Piece:
+        return self._session.form.piece(lines.token_expires_in(self._client.user.expires_in()))
 
     # its end
 
-    def _leave(self) -> None:
+    def _on_gone(self) -> None:
         self._reason = CLIENT_GONE
-        self._patience.end()
-        self._cut()
+        self._on(StreamEvent.GONE)
+        self._interrupt()
 
-    def _cut(self) -> None:
-        if self._task is not None and not self._cut_off:
-            self._cut_off = True
-            self._task.cancel()
+    def _interrupt(self, after: float = 0) -> None:
+        """Interrupt the task after so many seconds."""
+        if self._deadline is not None:
+            with suppress(RuntimeError):  # it is interrupted already, or is not waiting
+                self._deadline.reschedule(asyncio.get_running_loop().time() + after)
 
-    async def _after_cut(self, sink: Sink) -> str:
-        task = asyncio.current_task()
-        assert task is not None
-        if not self._cut_off or task.uncancel():
-            raise asyncio.CancelledError  # the task was cancelled from outside
-        if self._reason == CLIENT_GONE:
-            return CLIENT_GONE
-        await tell_of_cut(sink, self._reason)
-        return ", ".join(filter(None, (self._reason, NOT_READING)))
+    def _on(self, event: StreamEvent) -> StreamAction:
+        self._state, action = TRANSITIONS[self._state][event]
+        return action
+
+
+async def _fail(sink: Sink, error: Exception) -> None:
+    """Cut a stream off, and send its client the error as far as possible."""
+    with suppress(GoneError):
+        await sink.fail(error)

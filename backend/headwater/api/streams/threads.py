@@ -9,17 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from headwater.api.streams.reading import Reading, open_reading
+from headwater.api.errors import NoActiveConfigError
+from headwater.api.streams.encoding import Batch, Piece, WireForm
 from headwater.errors import HeadwaterError
-from headwater.storage.shared.cache import CachedReader
+from headwater.oplog.op import OpId
+from headwater.storage.contract.reader import (
+    BucketMarks,
+    BucketTotal,
+    Checkpoint,
+    StoredConfig,
+    StoreSnapshot,
+    Touched,
+    WriteCheckpoint,
+)
+from headwater.storage.shared.cache import CachedReader, Written
+from headwater.sync.session import Download, Reasons, Step
 
 SHARED_JOBS = 64
 """The most jobs that run over one snapshot."""
@@ -51,7 +64,7 @@ class Failure:
 class _Job(Generic[Result]):
     """A function of a reading, and what is called with its result."""
 
-    run: Callable[[Reading], Result]
+    run: Callable[[SnapshotCache], Result]
     then: Callable[[Result | Failure], None]
 
 
@@ -104,7 +117,7 @@ class _Gathering:
         """Run jobs in a thread. Returns the results that are not delivered yet."""
         results: list[object] = []
         began = time.monotonic()
-        with open_reading(self._reader) as reading:
+        with open_snapshot(self._reader) as reading:
             for job in jobs:
                 results.append(_result(job, reading))
                 if time.monotonic() >= began + DELIVER_SECONDS:
@@ -146,12 +159,12 @@ class StoreThreads:
         """Run a short job ahead of those of all streams."""
         return await asyncio.get_running_loop().run_in_executor(self._prompt, run)
 
-    async def reading(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
+    async def reading(self, user_id: str, run: Callable[[SnapshotCache], Result]) -> Result:
         """Run a job of a download, over a reading of its own. One thread is left to others than this user, whose jobs
         count until no thread works on them, also if nobody waits for them."""
 
         def job() -> Result:
-            with open_reading(self._reader) as reading:
+            with open_snapshot(self._reader) as reading:
                 return run(reading)
 
         share, loop = self._shares.setdefault(user_id, asyncio.Semaphore(self._share)), asyncio.get_running_loop()
@@ -160,18 +173,18 @@ class StoreThreads:
         running.add_done_callback(lambda _: loop.call_soon_threadsafe(share.release))
         return await asyncio.wrap_future(running)
 
-    async def resolving(self, user_id: str, run: Callable[[Reading], Result]) -> Result:
+    async def resolving(self, user_id: str, run: Callable[[SnapshotCache], Result]) -> Result:
         """Run a job that resolves the request of a stream, over one reading together with others of that kind. Requests
         can be expensive, so that of each user, only one is resolved at a time, and nobody waits behind many of them."""
         turn = self._turns.setdefault(user_id, asyncio.Lock())
         await turn.acquire()
         return await _awaited(self._resolving, run, turn.release)
 
-    async def shared(self, run: Callable[[Reading], Result]) -> Result:
+    async def shared(self, run: Callable[[SnapshotCache], Result]) -> Result:
         """Run a short job of a woken stream, over one reading together with others of that kind."""
         return await _awaited(self._live, run)
 
-    def soon(self, run: Callable[[Reading], Result], then: Callable[[Result | Failure], None]) -> None:
+    def soon(self, run: Callable[[SnapshotCache], Result], then: Callable[[Result | Failure], None]) -> None:
         """Like `shared`, for callers that do not wait: `then` is called in the event loop. Costs less than a future."""
         self._live.put(cast("_Job[object]", _Job(run, then)))
 
@@ -191,13 +204,13 @@ _CLOSED = Failure(RuntimeError("the store threads are closed"))
 
 
 async def _awaited(
-    gathering: _Gathering, run: Callable[[Reading], Result], over: Callable[[], object] = lambda: None
+    gathering: _Gathering, run: Callable[[SnapshotCache], Result], over: Callable[[], object] = lambda: None
 ) -> Result:
     """The result of the job. `over` is called when no thread works on it any more, also if nobody waits for it."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     outcome: list[Result | Failure] = []
 
-    def unless_left(reading: Reading) -> Result:
+    def unless_left(reading: SnapshotCache) -> Result:
         if future.cancelled():
             raise _LeftError
         return run(reading)
@@ -219,7 +232,7 @@ async def _awaited(
         del result  # an error that its own traceback leads to is freed by the garbage collector only, and late
 
 
-def _result(job: _Job[object], reading: Reading) -> object:
+def _result(job: _Job[object], reading: SnapshotCache) -> object:
     try:
         return job.run(reading)
     except Exception as error:  # noqa: BLE001 - it is raised again where the job came from
@@ -243,3 +256,86 @@ def _deliver(jobs: Iterator[_Job[object]], results: Sequence[object]) -> None:
             job.then(result)
         except Exception:
             log.exception("a result of the store could not be used")
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """What a stream was sent for a step, and where that left its bucket. It is right for every stream that takes the
+    same step, and has the bucket for the same reasons."""
+
+    reasons: Reasons
+    position: OpId
+    batch: Batch
+
+
+class SnapshotCache:
+    """One snapshot of the store. It caches answers, so that jobs that share it ask the store only once."""
+
+    def __init__(self, reader: CachedReader, snapshot: StoreSnapshot) -> None:
+        self._reader = reader
+        self._snapshot = snapshot
+        self._totals: dict[str, BucketTotal] = {}
+        self._marks: dict[str, BucketMarks | None] = {}
+        self._written: dict[tuple[WireForm, str, OpId, OpId], Written[Piece | bytes]] = {}
+        self._touched: dict[OpId, Touched] = {}
+        self.alike: dict[tuple[WireForm, Step], Alike] = {}
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._snapshot.checkpoint
+
+    @property
+    def config(self) -> StoredConfig:
+        return self._snapshot.config
+
+    def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
+        unknown = [name for name in buckets if name not in self._totals]
+        if unknown:
+            self._totals.update(self._snapshot.totals(unknown))
+        return {name: self._totals[name] for name in buckets}
+
+    def lookups(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        return self._snapshot.lookups(keys)
+
+    def touched_since(self, op_id: OpId) -> Touched:
+        """What changed after `op_id`, up to this snapshot."""
+        if op_id >= self.checkpoint.op_id:
+            return Touched(frozenset(), frozenset())
+        if op_id not in self._touched:
+            self._touched[op_id] = self._reader.touched(op_id, self.checkpoint.op_id)
+        return self._touched[op_id]
+
+    def written(
+        self, form: WireForm, download: Download, upcoming: Callable[[], Sequence[str]]
+    ) -> Written[Piece | bytes]:
+        """A chunk, encoded. `upcoming` returns the buckets that will be asked for next, this one first, so that the
+        store can be asked about all of them at once."""
+        marks = self._marks_of(download.bucket, upcoming)
+        key = (form, download.bucket, download.after, download.upto)
+        if key not in self._written:
+            self._written[key] = self._reader.written(*key, marks)
+        return self._written[key]
+
+    def has_nothing(self, download: Download, upcoming: Callable[[], Sequence[str]]) -> bool:
+        """Whether a bucket has no ops after the download's position. Cheap: reads no history. `upcoming` as above."""
+        marks = self._marks_of(download.bucket, upcoming)
+        return marks is None or download.after >= marks.last_op
+
+    def _marks_of(self, bucket: str, upcoming: Callable[[], Sequence[str]]) -> BucketMarks | None:
+        if bucket not in self._marks:
+            names = upcoming()
+            self._marks.update(dict.fromkeys(names))
+            self._marks.update(self._reader.marks(names))
+        return self._marks[bucket]
+
+    def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
+        return self._reader.write_checkpoint(key)
+
+
+@contextmanager
+def open_snapshot(reader: CachedReader) -> Iterator[SnapshotCache]:
+    """A reading at the newest checkpoint. Raises NoActiveConfigError."""
+    with reader.snapshot() as snapshot:
+        if snapshot is None:
+            raise NoActiveConfigError
+        yield SnapshotCache(reader, snapshot)

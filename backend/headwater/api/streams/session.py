@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cachetools import LRUCache
 
 from headwater.api.streams.encoding import Batch, Pieces, WireForm
-from headwater.api.streams.left_out import LeftOutMemory
-from headwater.api.streams.reading import Alike, Reading
+from headwater.api.streams.threads import Alike, SnapshotCache
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.lines import Line
-from headwater.sync.session import Download, Session, View
+from headwater.sync.session import ClientState, Download, View
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
+from headwater_rules.evaluate.requests import resolve
+from headwater_rules.plan import SyncPlan
 from headwater_rules.results import LeftOut, LookupReader, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
@@ -35,68 +42,59 @@ class LimitCrossedError(HeadwaterError):
     code = "HW_6005"
 
 
-class Resolver(Protocol):
-    """Resolves a request to buckets, under a config. `left_out` has the keys of subscriptions that did not fit
-    before."""
-
-    def resolve(
-        self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
-    ) -> Resolution: ...
+Resolve = Callable[[StoredConfig, SyncRequest, LookupReader, frozenset[str]], Resolution]
+"""Resolves a request to buckets, under a config. The last argument are the keys of subscriptions that did not fit
+before."""
 
 
-class Dialogue:
+class SyncSession:
     """Reads for one stream. Use it in one thread at a time. After each call, `interest` has the buckets and lookups
     that the answer depends on, and `op_id` is its checkpoint."""
 
     __slots__ = (
-        "_form",
-        "_memory",
-        "_request",
-        "_resolver",
-        "_session",
-        "awaited",
-        "config_id",
-        "interest",
-        "left_out",
-        "op_id",
-        "write_key",
-    )
+        "_memory", "_request", "_resolve", "_state", "awaited", "config_id", "form", "interest", "left_out", "op_id",
+        "operations", "write_key",
+    )  # fmt: skip
 
     def __init__(
         self,
         positions: Mapping[str, OpId],
         request: SyncRequest,
         write_key: str,
-        resolver: Resolver,
+        resolve: Resolve,
         memory: LeftOutMemory,
         form: WireForm,
     ) -> None:
         self._request = request
         self.write_key = write_key
-        self._resolver = resolver
+        self._resolve = resolve
         self._memory = memory
-        self._session = Session(positions)
-        self._form = form
+        self._state = ClientState(positions)
+        self.form = form
         self.config_id: int | None = None
         self.interest = Interest()
         self.op_id = OpId(0)
+        self.operations = 0
+        """How many ops were read for the client."""
         self.awaited: WriteCheckpoint | None = None
         self.left_out: tuple[LeftOut, ...] = ()
 
     @property
     def interruptible(self) -> bool:
         """Whether `turn` may be called before all data of the checkpoint was sent."""
-        return self._session.interruptible
+        return self._state.interruptible
 
     @property
     def overtaken(self) -> bool:
         """Whether the checkpoint can't be completed any more, since compaction went past it. Call `turn` then."""
-        return self._session.overtaken
+        return self._state.overtaken
 
-    def open(self, reading: Reading) -> Batch:
+    def open(self, reading: SnapshotCache) -> Batch:
         """The first checkpoint. Its data comes with `more`, unless there is none: then this completes it."""
         self.config_id = reading.config.id
-        resolution = self._resolve(reading, self._memory.of(self.write_key, reading.config.id))
+        resolution = self._resolve(
+            reading.config, self._request, reading.lookups, self._memory.of(self.write_key, reading.config.id)
+        )
         self._remember(reading, resolution)
         self.left_out = resolution.left_out
         self.interest = _interest(resolution)
@@ -106,7 +104,7 @@ class Dialogue:
         line = self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
         return self._fill(line, reading, history=False)
 
-    def turn(self, reading: Reading, news: News) -> Batch | None:
+    def turn(self, reading: SnapshotCache, news: News) -> Batch | None:
         """The next checkpoint, as a diff, and the first batch of its data. None if the snapshot has changes of lookups
         that the news lacks: then nothing was done. Raises ConfigReplacedError, or LimitCrossedError when other streams
         are left out than before, which only a first checkpoint can say."""
@@ -116,7 +114,9 @@ class Dialogue:
         if beyond.lookups and not news.lookups:
             return None
         news = news.also(beyond)
-        resolution = self._resolve(reading, _keys(self.left_out)) if news.lookups else None
+        resolution = None
+        if news.lookups:
+            resolution = self._resolve(reading.config, self._request, reading.lookups, _keys(self.left_out))
         if resolution is not None and _keys(resolution.left_out) != _keys(self.left_out):
             self._remember(reading, resolution)
             raise LimitCrossedError("other streams fit into the limits of the request")
@@ -129,28 +129,29 @@ class Dialogue:
             return self._step(reading, next(iter(stale)))
         return self._fill(self._advance(reading, resolution, stale, news.write_checkpoint), reading)
 
-    def more(self, reading: Reading) -> Batch:
+    def more(self, reading: SnapshotCache) -> Batch:
         """The next batch of the checkpoint's data."""
         return self._fill(None, reading)
 
-    def _step(self, reading: Reading, bucket: str) -> Batch:
+    def _step(self, reading: SnapshotCache, bucket: str) -> Batch:
         """A turn in which at most one bucket changed. Many streams have that in common, down to the bytes."""
         total = reading.totals([bucket])
         view = View(reading.checkpoint.op_id, None, total, None)
-        if (step := self._session.step(bucket, view)) is None:
+        if (step := self._state.step(bucket, view)) is None:
             return self._fill(self._advance(reading, None, frozenset([bucket]), None), reading)
-        reasons, key = self._session.reasons(bucket), (self._form, step)
+        reasons, key = self._state.reasons(bucket), (self.form, step)
         alike = reading.alike.get(key)
         if alike is not None and alike.reasons == reasons:
-            self._session.repeat(step, total[bucket], alike.position)
+            self._state.repeat(step, total[bucket], alike.position)
             self.op_id = step.upto
+            self.operations += alike.batch.ops
             return alike.batch
         batch = self._fill(self._advance(reading, None, frozenset([bucket]), None), reading)
         if batch.done:
-            reading.alike[key] = Alike(reasons, self._session.position(bucket), batch)
+            reading.alike[key] = Alike(reasons, self._state.position(bucket), batch)
         return batch
 
-    def _beyond(self, reading: Reading, upto: OpId) -> News:
+    def _beyond(self, reading: SnapshotCache, upto: OpId) -> News:
         """What changed after `upto`, up to the snapshot that is read: a checkpoint line promises all changes up to its
         op id."""
         touched = reading.touched_since(upto)
@@ -160,43 +161,42 @@ class Dialogue:
         return News(reading.checkpoint.op_id, touched.buckets & self.interest.buckets, lookups)
 
     def _advance(
-        self, reading: Reading, resolution: Resolution | None, stale: frozenset[str], write_checkpoint: int | None
+        self, reading: SnapshotCache, resolution: Resolution | None, stale: frozenset[str], write_checkpoint: int | None
     ) -> Line | None:
         """Move the session to the checkpoint of the reading. `stale` are the buckets whose totals may have changed."""
         self.op_id = reading.checkpoint.op_id
-        return self._session.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
+        return self._state.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
 
-    def _resolve(self, reading: Reading, left_out: frozenset[str]) -> Resolution:
-        return self._resolver.resolve(reading.config, self._request, reading.lookups, left_out)
-
-    def _remember(self, reading: Reading, resolution: Resolution) -> None:
+    def _remember(self, reading: SnapshotCache, resolution: Resolution) -> None:
         self._memory.put(self.write_key, reading.config.id, _keys(resolution.left_out))
 
-    def _fill(self, line: Line | None, reading: Reading, *, history: bool = True) -> Batch:
+    def _fill(self, line: Line | None, reading: SnapshotCache, *, history: bool = True) -> Batch:
         """A batch that begins with this line. Without `history`, it ends before the first bucket that has news."""
-        pieces, ops = Pieces(self._form.coding), 0
+        pieces, ops = Pieces(self.form.coding), 0
         if line is not None:
-            pieces.add(self._form.format.line(line))
+            pieces.add(self.form.format.line(line))
         while len(pieces) < BATCH_BYTES:
-            if self._session.overtaken:
+            if self._state.overtaken:
                 break
-            step = self._session.next()
+            step = self._state.next()
             if step is None:
+                self.operations += ops
                 return Batch(pieces.all(), ops)
             if not isinstance(step, Download):
-                pieces.add(self._form.format.line(step))
+                pieces.add(self.form.format.line(step))
                 continue
             if not history and not reading.has_nothing(step, self._upcoming):
                 break
-            written = reading.written(self._form, step, self._upcoming)
-            self._session.receive(step, written.chunk)
+            written = reading.written(self.form, step, self._upcoming)
+            self._state.receive(step, written.chunk)
             ops += written.chunk.size
             if written.content is not None:
                 pieces.add(written.content)
+        self.operations += ops
         return Batch(pieces.all(), ops, done=False)
 
     def _upcoming(self) -> Sequence[str]:
-        return self._session.upcoming(LOOK_AHEAD)
+        return self._state.upcoming(LOOK_AHEAD)
 
 
 def _keys(left_out: Sequence[LeftOut]) -> frozenset[str]:
@@ -205,3 +205,72 @@ def _keys(left_out: Sequence[LeftOut]) -> frozenset[str]:
 
 def _interest(resolution: Resolution) -> Interest:
     return Interest(frozenset(bucket.name for bucket in resolution.buckets), resolution.lookup_keys)
+
+
+MOST_KEYS = 100_000
+"""The most subscriptions that are remembered, of all devices. Those of the device that connected longest ago are
+forgotten first."""
+
+
+class LeftOutMemory:
+    """The keys of the subscriptions that did not fit into a device's limits when it was answered last, so that each new
+    connection leaves out the same ones. Per process, and safe to use from several threads."""
+
+    def __init__(self, most: int = MOST_KEYS) -> None:
+        self._lock = threading.Lock()
+        self._held: LRUCache[bytes, tuple[int, frozenset[str]]] = LRUCache(most, lambda held: len(held[1]))
+
+    def of(self, device: str, config_id: int) -> frozenset[str]:
+        """The keys that were left out for a device under this sync config; none under another one."""
+        with self._lock:
+            held, keys = self._held.get(_name(device), (config_id, frozenset[str]()))
+            return keys if held == config_id else frozenset()
+
+    def put(self, device: str, config_id: int, keys: frozenset[str]) -> None:
+        with self._lock:
+            self._held.pop(name := _name(device), None)
+            if 0 < len(keys) <= self._held.maxsize:
+                self._held[name] = config_id, keys
+
+
+def _name(device: str) -> bytes:
+    """A short name for a device: clients choose ids of up to a kilobyte."""
+    return hashlib.blake2b(device.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one connection may ask for."""
+
+    max_buckets: int = MOST_BUCKETS
+    max_results: int = MOST_RESULTS
+
+
+class PlanCache:
+    """Resolves requests with the compiled plan of a config. Keeps only the newest plan. Safe to use from several
+    threads."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._held: tuple[int, SyncPlan] | None = None
+
+    def resolve(
+        self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
+    ) -> Resolution:
+        """The buckets of a request. `left_out` has the keys of subscriptions that did not fit before. Raises
+        RuleErrors."""
+        return resolve(
+            self._plan(config),
+            request,
+            read,
+            max_buckets=self._limits.max_buckets,
+            max_results=self._limits.max_results,
+            left_out=left_out,
+        )
+
+    def _plan(self, config: StoredConfig) -> SyncPlan:
+        with self._lock:
+            if self._held is None or self._held[0] != config.id:
+                self._held = (config.id, compile_config(config.yaml).plan)
+            return self._held[1]
