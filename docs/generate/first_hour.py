@@ -36,13 +36,12 @@ _KEPT = "\n## your own tables\n"
 _INTRO = """\
 # The first hour
 
-Three ways from nothing to a device that has its rows, each in an empty home on the machine below. `make first-hour`
-runs them and writes this page. Left out are long outputs, marked …, and what only that machine has: paths, names,
-tokens. Most of the time goes to fetching and unpacking packages, and depends on the network. At the end: [your own
-tables](#your-own-tables) on a page, from an empty directory, and what `make demo` and `make test` come to where there
-is [nothing but a bare system](#bare-machines).
+Three ways from nothing to a device with its rows, each in an empty home on the machine below, as `make first-hour` ran
+them and wrote this page. Long outputs are shortened (…), and paths, names and tokens left out. Most of the time goes to
+downloading and unpacking packages. At the end: [your own tables](#your-own-tables) on a page, and `make demo` and `make
+test` on [bare machines](#bare-machines).
 
-| | minutes | of them for the installation |
+| | minutes | of which installation |
 |---|---|---|
 """
 
@@ -68,11 +67,11 @@ def own_app(on: Transcript, uri: str) -> None:
     """A database of one's own, to a device of user 1."""
     on.run("mkdir app")
     on.enter("app")
-    on.run(f"headwater init --yes --sdk none --uri {uri}", most=30)
-    on.run("headwater rules explain sync.yaml", most=12)
-    on.run("headwater source prepare")
-    on.run("headwater doctor", most=20)
-    with on.running("headwater serve", _FOLLOWS, most=12):
+    on.run(f"headwater init --yes --sdk none --uri {uri}", most=14)
+    on.run("headwater rules explain sync.yaml", most=6)
+    on.run("headwater source prepare", most=6)
+    on.run("headwater doctor", most=6)
+    with on.running("headwater serve", _FOLLOWS, most=6):
         a_device(on, "1", "select id, name from projects")
 
 
@@ -147,7 +146,7 @@ def by_compose(on: Transcript, programs: Path) -> float:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("create database app")
         on.give(**settings, POSTGRES_USER="postgres", POSTGRES_DB="app", PGHOST="127.0.0.1", PGPORT=str(server.port))
-        on.run("sh single/init.sh", most=8)
+        on.run("sh single/init.sh", most=4)
         on.say("the mounts: the config where the image has it, the store beside it")
         on.run("sed -i 's/@postgres:/@127.0.0.1:/; s#/var/lib/headwater/##' single/headwater.yaml")
         on.enter("single")
@@ -158,14 +157,14 @@ def by_compose(on: Transcript, programs: Path) -> float:
             )
         )
         on.say("the service `prepare`")
-        on.run(f"headwater {' '.join(services['prepare']['command'])}")
+        on.run(f"headwater {' '.join(services['prepare']['command'])}", most=6)
         on.say("the service `headwater`")
-        with on.running(f"headwater {' '.join(services['headwater']['command'])}", _FOLLOWS, most=12):
+        with on.running(f"headwater {' '.join(services['headwater']['command'])}", _FOLLOWS, most=6):
             on.run(
                 f"{sys.executable} -I {copied(ROOT / 'docker' / 'healthy.py', place)} && echo healthy",
                 shown="healthy && echo healthy   # the health check",
             )
-            on.run("headwater doctor", most=20)
+            on.run("headwater doctor", most=6)
             a_device(on, "user-1", "select title, done from todos")
     return 0.0
 
@@ -182,8 +181,8 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
     machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory"
     sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
     return (
-        f"{_INTRO}{rows}\n{machine}. What a container engine would add, fetching and building images, was not run:\n"
-        f"the steps of the compose file were, as processes.\n{sections}{_kept()}"
+        f"{_INTRO}{rows}\n{machine}. The steps of the compose file ran as processes,\n"
+        f"without a container engine fetching and building images.\n{sections}{_kept()}"
     )
 
 
