@@ -18,8 +18,9 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in PRINTED),
 ]
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
-_FIGURE = re.compile(rf"({_NUMBER}) ?(k|million)? ?((?:rows|ops|commits)/s|CPU-s|µs|B\b)")
+_FIGURE = re.compile(rf"({_NUMBER}) ?(k|million)? ?((?:rows|ops|commits)/s|CPU-s|µs)")
 _SIZE = re.compile(rf"({_NUMBER}) (KB|MB)\b")
+_ROOM = re.compile(rf"({_NUMBER}) (B|bytes) (?:a|per) row")
 _PART = r"\b(?:idle|each|every|a|the) [^.|]*\b(?:stream|device|process|service|replicator|endpoint)s?\b"
 _MEMORY = re.compile(rf"{_PART}[^.|]*\btakes?\b", re.IGNORECASE)
 _CODE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
@@ -31,6 +32,7 @@ def figures(text: str) -> Iterator[tuple[float, str]]:
     text = " ".join(_CODE.sub("", text).replace(" and ", ", ").split())
     for number, scale, unit in _FIGURE.findall(_spread(text)):
         yield float(number.replace(",", "")) * _SCALES[scale], unit
+    yield from ((float(number.replace(",", "")), "B") for number, _ in _ROOM.findall(_spread(text)))
     for sentence in re.split(r"(?<=[.|;:])\s", text):
         if _MEMORY.search(sentence):
             yield from ((float(number.replace(",", "")), unit) for number, unit in _SIZE.findall(sentence))
