@@ -1,132 +1,307 @@
-"""What `storage.contract.archive` and `storage.contract.seal` promise: a store comes out and goes in with every id as
-it is, and one that is told to be out of use can't be written to any more."""
+"""What `storage.archive` and `storage.contract.archive` promise: a store goes through a file with every id as it is,
+nothing half-done is seen, and one that is sealed can't be written to any more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headwater.oplog.lsn import Lsn
-from headwater.storage.address import StoreAddress
-from headwater.storage.contract.archive import ArchiveError, DumpPart, Row, StoreNotEmptyError, StoreState
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.archive import ArchiveHeader, export_store, import_store
+from headwater.storage.contract.archive import ArchiveError, Row, StoreNotEmptyError, StoreState
 from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.seal import SealedStoreError
-from headwater.storage.contract.store import LeaseHeldError
+from headwater.storage.contract.store import LeaseHeldError, StoreError
 from headwater.storage.open import open_backend
+from headwater.storage.postgres.archive import PostgresLoad
+from headwater.storage.sqlite.archive import SqliteLoad
+from tests.support.archived_store import BUCKETS, A, B, everything, fill
+from tests.support.command import headwater
 from tests.support.fix_stores import NewAddress
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
-from tests.support.written_store import SOURCE, WrittenStore, catch_up, compact, shown
+from tests.support.store_file import store_file, store_tables
+from tests.support.written_store import SOURCE, WrittenStore, catch_up, shown
 
-A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
-
-Taken = list[tuple[DumpPart, list[Row]]]
-
-
-@pytest.fixture
-def lived(written: WrittenStore) -> WrittenStore:
-    """Bulk work, live changes, compaction, a comparison that is on its way, a client that waits for its write."""
-    written.publish({str(i): (A if i % 3 else B, f"text {i}\t\\ ü") for i in range(1500)})
-    written.write({str(i): (A, "changed") for i in range(20)})
-    compact(written.address, A)
-    written.write({"1": None, "2": (C, "moved"), "x" * 900: (C, "a long id")})
-    with closing(open_backend(written.address).open_reader()) as reader:
-        reader.create_write_checkpoint(["u/1", "u/2"], {SOURCE: Lsn(5)})
-    written.store.revoke(RevokedKind.USER, "u", 3600.0)
-    return written
+Batches = list[tuple[str, Sequence[Row]]]
 
 
-def taken_out(address: StoreAddress, scratch: Path) -> tuple[StoreState, Taken]:
-    """All of a store, in an order that does not depend on the back end."""
-    with open_backend(address).dump(scratch) as dump:
-        frozen = open_backend(dump.view.address)
-        parts = [
-            (part, sorted((row for rows in frozen.read_part(dump.view.snapshot, part) for row in rows), key=repr))
-            for part in dump.parts
-        ]
-    assert all(part.rows == len(rows) for part, rows in parts if not part.is_range)
-    return dump.state, parts
+def silent(rows: int, expected: int) -> None:
+    """Reports nothing."""
 
 
-def by_dataset(parts: Taken) -> dict[str, list[str]]:
+def export(address: StoreAddress, file: Path, *, seal: bool = False) -> ArchiveHeader:
+    return export_store(address, file, silent, seal=seal)
+
+
+def assert_no_store_at(address: StoreAddress) -> None:
+    assert not open_backend(address).exists()
+    with pytest.raises(StoreError, match="there is no store"):
+        open_backend(address).history_limits()
+
+
+def dumped(address: StoreAddress) -> tuple[StoreState, Batches]:
+    with open_backend(address).dump() as dump:
+        batches = list(dump.batches)
+        assert counted(batches) == {dataset: count for dataset, count in dump.counts.items() if count}
+        return dump.state, batches
+
+
+def counted(batches: Batches) -> dict[str, int]:
+    return {dataset: len(rows) for dataset, rows in by_dataset(batches).items()}
+
+
+def by_dataset(batches: Batches) -> dict[str, list[str]]:
+    """The rows in an order that does not depend on the back end."""
     found: dict[str, list[str]] = {}
-    for part, rows in parts:
-        found.setdefault(part.dataset, []).extend(map(repr, rows))
+    for dataset, rows in batches:
+        found.setdefault(dataset, []).extend(repr(tuple(row)) for row in rows)
     return {dataset: sorted(rows) for dataset, rows in found.items()}
 
 
-def take_in(address: StoreAddress, state: StoreState, parts: Taken, counts: dict[str, int] | None = None) -> None:
-    """Build a store that has so many rows of each dataset, by default as many as there are."""
-    with open_backend(address).load() as load:
-        target = open_backend(load.address)
-        for part, rows in sorted(parts, key=lambda each: each[0].dataset != "tables"):
-            target.load_rows(part.dataset, in_batches(rows))
-        load.finish(state, counts or counted(parts))
+@pytest.fixture
+def filled(written: WrittenStore) -> WrittenStore:
+    fill(written)
+    return written
 
 
-def counted(parts: Taken) -> dict[str, int]:
-    return {dataset: len(rows) for dataset, rows in by_dataset(parts).items()}
+@pytest.fixture
+def archive(filled: WrittenStore, tmp_path: Path) -> Path:
+    export(filled.address, tmp_path / "store.archive")
+    return tmp_path / "store.archive"
 
 
-def in_batches(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    return [rows[i : i + 700] for i in range(0, len(rows), 700)]
+# moving
 
 
-def test_a_store_that_moved_is_the_same_and_goes_on(
-    lived: WrittenStore, new_address: NewAddress, tmp_path: Path
+@pytest.mark.parametrize("to", ["sqlite", "postgres"])
+def test_moved_store_is_the_same_and_continues(
+    filled: WrittenStore, to: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    device = {name: ModelBucket() for name in (A, B, C)}
-    catch_up(lived.address, device)
-    state, parts = taken_out(lived.address, tmp_path / "first")
-    address = new_address()
-    take_in(address, state, parts)
-    again, there = taken_out(address, tmp_path / "second")
-    assert (again.secret, again.checkpoint, again.config) == (state.secret, state.checkpoint, state.config)
-    assert by_dataset(there) == by_dataset(parts)
+    device = {name: ModelBucket() for name in BUCKETS}
+    catch_up(filled.address, device)
+    state, batches = dumped(filled.address)
+    export(filled.address, tmp_path / "archive")
+    before = everything(filled.address)
+    address = request.getfixturevalue(f"new_{to}_address")()
+    import_store(tmp_path / "archive", address, silent)
+    after = everything(address)
+    assert {key for key in before if before[key] != after[key]} == set()
+    moved_state, moved_batches = dumped(address)
+    assert replace(moved_state, next_op=state.next_op) == state
+    assert moved_state.next_op >= state.next_op
+    assert by_dataset(moved_batches) == by_dataset(batches)
     assert problems(address) == []
     with closing(WrittenStore(address)) as moved:
-        moved.rows = dict(lived.rows)
+        moved.rows = dict(filled.rows)
         moved.write({"3": (A, "written after the move"), "4": None})
-        assert catch_up(address, device) == 2, "nothing but the news"
+        assert catch_up(address, device) == 2, "only what is new"
         assert shown(device) == moved.standing()
         moved.truncate()
-        assert moved.table > lived.table, "ids are not given out again"
+        assert moved.table > filled.table, "ids are not given out again"
     with closing(open_backend(address).open_reader()) as reader:
-        assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(9)}) == {"u/1": 2}
+        assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(999)}) == {"u/1": 3}
 
 
-def test_what_is_taken_out_is_of_one_moment(lived: WrittenStore, tmp_path: Path) -> None:
-    _, before = taken_out(lived.address, tmp_path / "before")
-    with open_backend(lived.address).dump(tmp_path / "during") as dump:
-        lived.write({"5": (B, "meanwhile"), "6": None})
-        lived.truncate()
-        frozen = open_backend(dump.view.address)
-        parts = [
-            (part, [row for rows in frozen.read_part(dump.view.snapshot, part) for row in rows]) for part in dump.parts
-        ]
-    assert by_dataset(parts) == by_dataset(before)
+def test_dump_is_of_one_moment(filled: WrittenStore) -> None:
+    _, before = dumped(filled.address)
+    with open_backend(filled.address).dump() as dump:
+        filled.write({"5": (B, "meanwhile"), "6": None})
+        filled.truncate()
+        assert by_dataset(list(dump.batches)) == by_dataset(before)
 
 
-def test_a_store_that_was_not_taken_in_whole_is_not_there(
-    lived: WrittenStore, new_address: NewAddress, tmp_path: Path
+def test_export_beside_a_writer_is_one_moment(
+    written: WrittenStore, new_sqlite_address: NewAddress, tmp_path: Path
 ) -> None:
-    state, parts = taken_out(lived.address, tmp_path / "scratch")
+    first = written.publish({str(i): (A if i % 2 else B, "x") for i in range(500)})
+    truth = {int(first.op_id): written.standing()}
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            changes = {str(i): (A if (i + number) % 2 else B, f"{number}") for i in range(number % 7, 500, 50)}
+            checkpoint = written.write(changes)
+            truth[checkpoint.op_id] = written.standing()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        moment = export_store(written.address, tmp_path / "archive", lambda *_: time.sleep(0.02)).state.checkpoint
+    finally:
+        stop.set()
+        writer.join()
+    assert moment is not None
+    assert max(truth) > moment, "nothing was written meanwhile"
+    copy = new_sqlite_address()
+    import_store(tmp_path / "archive", copy, silent)
+    device = {name: ModelBucket() for name in (A, B)}
+    catch_up(copy, device)
+    assert shown(device) == truth[moment]
+
+
+def test_batches_are_bounded_by_bytes(written: WrittenStore) -> None:
+    written.publish({str(i): (A, "x" * 1_000_000) for i in range(24)})
+    _, batches = dumped(written.address)
+    sizes = [sum(len(cell) for row in rows for cell in row if isinstance(cell, str)) for _, rows in batches]
+    assert sum(sizes) > 2 * max(sizes)
+
+
+def test_progress_ends_with_all_rows(filled: WrittenStore, new_address: NewAddress, tmp_path: Path) -> None:
+    reports: list[tuple[int, int]] = []
+
+    def report(rows: int, expected: int) -> None:
+        reports.append((rows, expected))
+
+    export_store(filled.address, tmp_path / "archive", report)
+    exported = reports.copy()
+    reports.clear()
+    import_store(tmp_path / "archive", new_address(), report)
+    assert reports == exported
+    assert reports[0][0] == 0
+    assert reports[-1][0] == reports[-1][1] > 6000
+
+
+# what is refused
+
+
+def test_there_is_nothing_to_export_without_a_store(new_address: NewAddress, tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="there is no store"):
+        export(new_address(), tmp_path / "archive")
+    assert list(tmp_path.glob("*archive*")) == []
+
+
+def test_archive_is_a_new_file_for_its_owner_alone(filled: WrittenStore, archive: Path, tmp_path: Path) -> None:
+    assert archive.stat().st_mode & 0o077 == 0, "it has the store's secret"
+    assert list(tmp_path.glob(".*")) == [], "nothing unfinished is left"
+    content = archive.read_bytes()
+    for file, reason in ((archive, "exists already"), (archive / "below", "can't be written")):
+        with pytest.raises(ArchiveError, match=reason):
+            export(filled.address, file)
+    assert archive.read_bytes() == content
+
+
+def test_failed_export_leaves_nothing_and_no_seal(filled: WrittenStore, tmp_path: Path) -> None:
+    filled.store.release(filled.lease)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ArchiveError, match="No space left on device"):
+        export_store(filled.address, tmp_path / "archive", full, seal=True)
+    damage = "delete from segment_blobs where id = (select max(id) from segment_blobs)"
+    if isinstance(filled.address, PostgresAddress):
+        with store_tables(filled.address) as tables:
+            tables.execute(damage)
+    else:
+        with store_file(filled.address.directory) as db:
+            db.execute(damage)
+    with pytest.raises(ArchiveError, match="not all rows"):
+        export(filled.address, tmp_path / "archive", seal=True)
+    assert open_backend(filled.address).seal_note() is None
+    assert list(tmp_path.glob("*archive*")) == []
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+CUT = "the end of the archive is missing"
+OTHER = "no archive of a store"
+CHANGED = "damaged or was changed"
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "cut by a byte": (lambda content: content[:-1], CUT),
+    "cut in half": (lambda content: content[: len(content) // 2], CUT),
+    "cut after the first line": (lambda content: content[: content.index(b"\n") + 1], CUT),
+    "cut in the first line": (lambda content: content[:10], OTHER),
+    "empty": (lambda _: b"", OTHER),
+    "another file": (lambda _: b"SQLite format 3\0" * 100, OTHER),
+    "longer": (lambda content: content + b"more", CUT),
+    "changed header": (lambda content: flipped(content, content.index(b"\n") + 20), CHANGED),
+    "changed rows": (lambda content: flipped(content, len(content) // 2), CHANGED),
+    "changed checksum": (lambda content: flipped(content, -1), CHANGED),
+    "a later format": (
+        lambda content: b"headwater-archive 99 99.1" + content[content.index(b"\n") :],
+        r"has format 99, this version reads \d+.*use headwater 99.1",
+    ),
+}
+
+
+def test_damaged_archives_are_refused_before_anything_is_written(
+    archive: Path, new_address: NewAddress, tmp_path: Path
+) -> None:
+    address, copy = new_address(), tmp_path / "copy"
+    for name, (damage, reason) in DAMAGES.items():
+        copy.write_bytes(damage(archive.read_bytes()))
+        with pytest.raises(ArchiveError, match=reason) as failure:
+            import_store(copy, address, silent)
+        assert str(copy) in str(failure.value), name
+        assert_no_store_at(address)
+    with pytest.raises(ArchiveError, match="make sure that the export is finished"):
+        import_store(tmp_path / "missing", address, silent)
+    import_store(archive, address, silent)
+
+
+def test_incomplete_load_is_no_store(filled: WrittenStore, new_address: NewAddress) -> None:
+    state, batches = dumped(filled.address)
     address = new_address()
-    short = [(part, rows[:-1] if part.dataset == "ops" else rows) for part, rows in parts]
-    with pytest.raises(ArchiveError):
-        take_in(address, state, short, counted(parts))
-    assert not open_backend(address).exists()
-    take_in(address, state, parts)
+    with open_backend(address).load() as load:
+        for dataset, rows in batches:
+            load.add(dataset, rows[:-1] if dataset == "ops" else rows)
+        with pytest.raises(ArchiveError, match=r"\d+ of \d+ rows of ops were imported"):
+            load.finish(state, counted(batches))
+    assert_no_store_at(address)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_interrupted_import_leaves_nothing_and_can_be_repeated(
+    filled: WrittenStore, archive: Path, new_address: NewAddress, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    address = new_address()
+
+    def interrupt(rows: int, expected: int) -> None:
+        if rows > expected / 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if killed:  # then nothing is cleaned up
+            patched.setattr(SqliteLoad, "discard", lambda _: None)
+            patched.setattr(PostgresLoad, "discard", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            import_store(archive, address, interrupt)
+    assert_no_store_at(address)
+    import_store(archive, address, silent)
+    assert everything(address)["totals"] == everything(filled.address)["totals"]
+
+
+def test_only_an_empty_store_is_replaced(filled: WrittenStore, archive: Path, new_address: NewAddress) -> None:
+    with pytest.raises(StoreNotEmptyError, match="there is a store already"):
+        import_store(archive, filled.address, silent)
+    new = new_address()
+    open_backend(new).open_reader().close()  # as the endpoint makes it when it is started first
+    if isinstance(new, SqliteAddress):
+        with (
+            closing(open_backend(new).open_reader()),
+            pytest.raises(StoreNotEmptyError, match="another process has the empty store open"),
+        ):
+            import_store(archive, new, silent)
+    import_store(archive, new, silent)
     with pytest.raises(StoreNotEmptyError):
-        take_in(address, state, parts)
+        import_store(archive, new, silent)
 
 
-def test_there_is_nothing_to_take_out_where_no_store_is(new_address: NewAddress, tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError), open_backend(new_address()).dump(tmp_path / "scratch"):
-        pass
+# sealing
 
 
 def test_a_sealed_store_is_read_and_not_written(written: WrittenStore) -> None:
@@ -152,3 +327,53 @@ def test_a_sealed_store_is_read_and_not_written(written: WrittenStore) -> None:
     assert backend.unseal() == "moved away"
     assert backend.unseal() is None
     WrittenStore(written.address).close()
+
+
+def test_export_seals_the_store_for_every_writer(
+    written: WrittenStore, new_address: NewAddress, tmp_path: Path
+) -> None:
+    written.publish({"1": (A, "x")})
+    with closing(open_backend(written.address).open_reader()) as reader:
+        reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(5)})
+        with pytest.raises(LeaseHeldError, match="stop the service"):
+            export(written.address, tmp_path / "too-early", seal=True)
+        written.close()
+        export(written.address, tmp_path / "archive", seal=True)
+        with pytest.raises(SealedStoreError, match=r"exported to .*/archive .*headwater store unseal"):
+            WrittenStore(written.address)
+        with pytest.raises(SealedStoreError):
+            reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(6)})
+        assert catch_up(written.address, {A: ModelBucket()}) == 2
+        export(written.address, tmp_path / "again", seal=True)
+    new = new_address()
+    import_store(tmp_path / "again", new, silent)
+    WrittenStore(new).close()
+    assert open_backend(written.address).unseal() is not None
+    WrittenStore(written.address).close()
+
+
+CONFIG = """\
+replication: {{connections: [{{uri: "postgresql://app@127.0.0.1:1024/shop", sslmode: disable}}]}}
+storage: {{type: sqlite, path: {path}}}
+"""
+
+
+def test_commands_move_a_store_and_name_the_next_step(tmp_path: Path) -> None:
+    with closing(WrittenStore(SqliteAddress(str(tmp_path / "old")))) as written:
+        fill(written)
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.yaml").write_text(CONFIG.format(path=f"./{name}"))
+    done = headwater("store", "export", "moving", "--seal", "-c", "old.yaml", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "3,000 rows, 4 buckets up to op" in done.out
+    assert "the store is sealed" in done.out
+    done = headwater("store", "import", "moving", "-c", "new.yaml", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "3,000 rows, 4 buckets up to op" in done.out
+    failed = headwater("store", "import", "moving", "-c", "new.yaml", cwd=tmp_path)
+    assert failed.code == 1
+    assert "there is a store already" in failed.err
+    assert "Traceback" not in failed.err
+    opened = headwater("store", "unseal", "-c", "old.yaml", cwd=tmp_path)
+    assert "is open again; it was exported to" in opened.out
+    assert everything(SqliteAddress(str(tmp_path / "new")))["totals"] == everything(written.address)["totals"]

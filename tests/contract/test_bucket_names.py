@@ -20,8 +20,8 @@ from headwater.compaction import UpkeepWork
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
-from headwater.pipeline.archive import export_store, import_store
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.archive import export_store, import_store
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.contract.store import BucketKeyTakenError, Progress
@@ -34,7 +34,6 @@ from tests.contract.world import RELATION, SIDES, A, B, Rows, World, named, put,
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_stores import NewAddress
-from tests.support.local_bulk import LocalEngine
 from tests.support.store_checker import problems
 from tests.support.store_file import store_tables
 
@@ -309,8 +308,8 @@ def test_names_of_one_key_are_two_buckets_in_a_store_that_was_moved(
     until_done(lambda: world.write({str(n): (name, "y") for n, name in enumerate(NAMES, 10)}))
     world.store.release(world.lease)
     address = new_address()
-    export_store(LocalEngine(), world.address, tmp_path / "archive", lambda _: None)
-    import_store(LocalEngine(), tmp_path / "archive", address, lambda _: None)
+    export_store(world.address, tmp_path / "archive", lambda *_: None)
+    import_store(tmp_path / "archive", address, lambda *_: None)
     with closing(open_backend(address).open_reader()) as reader:
         assert seen(reader, NAMES) == {name: {str(n), str(n + 10)} for n, name in enumerate(NAMES)}
     with closing(open_backend(address).open_store()) as store:
@@ -354,8 +353,8 @@ def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported
     world.store.release(world.lease)
     address = new_postgres_address()
     with closing(open_backend(address).open_reader()) as reader:
-        export_store(LocalEngine(), world.address, tmp_path / "archive", lambda _: None)
-        import_store(LocalEngine(), tmp_path / "archive", address, lambda _: None)
+        export_store(world.address, tmp_path / "archive", lambda *_: None)
+        import_store(tmp_path / "archive", address, lambda *_: None)
         assert seen(reader, [A, B]) == {A: {"1"}, B: {"2"}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import psycopg
 import pytest
 
 from headwater.oplog.op import OpId
+from headwater.storage import postgres, sqlite
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_backend
-from headwater.storage.shared.formats import OLDEST
 from tests.contract.world import A, World
 from tests.support.fix_stores import LASTING
 from tests.support.store_file import store_file
@@ -28,7 +29,7 @@ OPENERS: dict[str, Callable[[Backend], object]] = {
     "to compact": lambda store: store.open_compaction(),
     "to verify": lambda store: store.open_verify().__enter__(),
     "to forget": lambda store: store.open_forget(),
-    "to export": lambda store: store.dump(Path("never-made")).__enter__(),
+    "to export": lambda store: store.dump().__enter__(),
     "to seal": lambda store: store.seal("moved"),
     "to unseal": lambda store: store.unseal(),
     "for statistics": lambda store: store.store_stats(),
@@ -88,12 +89,25 @@ def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World)
         open_backend(world.address).open_store()
 
 
-@pytest.mark.parametrize("opener", OPENERS)
-def test_a_store_from_before_the_first_release_is_refused(world: World, opener: str) -> None:
+def test_a_store_of_an_older_format_is_migrated_when_it_is_opened(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.release(world.lease)
     world.store.close()
-    note(world.address, "format", str(OLDEST - 1))
-    expected = "from before the first release; nothing reads it any more.*a new store is built from the source"
-    with pytest.raises(StoreError, match=expected):
-        OPENERS[opener](open_backend(world.address))
+    note(world.address, "format_by", "0.0.1")
+    back_end = sqlite if isinstance(world.address, SqliteAddress) else postgres
+    now = back_end.format.FORMAT
+    (tmp_path / f"{now + 1:03d}.sql").write_text(
+        "alter table versions add column author text; create table news (id int)"
+    )
+    for module in (back_end.format, back_end.migrate, back_end.control.stats):
+        monkeypatch.setattr(module, "FORMAT", now + 1)
+    monkeypatch.setattr(back_end.migrate, "_SCRIPTS", tmp_path)
+    backend = open_backend(world.address)
+    assert backend.older_format() == now
+    with closing(backend.open_store()) as store:
+        assert store.noted("format_by") == version("headwater")
+        assert len(store.versions()) == 1
+    write(world.address, "update versions set author = 'ann'", "insert into news values (1)")
+    assert backend.older_format() is None

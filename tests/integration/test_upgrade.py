@@ -35,7 +35,7 @@ from tests.support.store_checker import problems
 from tests.support.stores.keep import ROUNDS, SCHEMA, YAML, change, notes_after
 
 KEPT = Path(__file__).parents[1] / "support" / "stores"
-STORES = ("sqlite-6", "postgres-6")
+STORES = ("sqlite-1", "postgres-1")
 
 
 @dataclass(frozen=True)

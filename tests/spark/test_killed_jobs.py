@@ -6,8 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -22,15 +21,11 @@ from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine, SparkRun
 from headwater.pipeline.spark.session import Spark
-from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract.versions import Origin, VersionState
-from tests.spark.test_archive import export, take_in
-from tests.support.archived_store import everything, fill
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.store_checker import leftovers
 from tests.support.store_file import store_file
-from tests.support.written_store import WrittenStore
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -269,19 +264,3 @@ def test_histories_are_compacted_in_the_end(
     deployment.caught_up()
     assert device.rows() == Device(deployment).rows() == truth(deployment)
     ends_well(deployment)
-
-
-def test_a_store_is_taken_out_and_in(engine: KillingEngine, tmp_path: Path, source_db: SourceDb) -> None:
-    archive = tmp_path / "archive"
-    with closing(WrittenStore(SqliteAddress(str(tmp_path / "old")))) as written:
-        fill(written)
-        export(engine, written.address, archive)
-        assert engine.has_killed("export of a store")
-        assert [path for path in archive.rglob("*") if path.name.startswith(".")] == []
-        before = everything(written.address)
-    for address in (PostgresAddress(source_db.dsn, "new", "test"), SqliteAddress(str(tmp_path / "new"))):
-        engine.killed = [kind for kind in engine.killed if kind != "check of an archive"]
-        take_in(engine, archive, address)
-        assert engine.has_killed("check of an archive", "import of a store")
-        after = everything(address)
-        assert {key for key in before if before[key] != after[key]} == set()

@@ -3,14 +3,13 @@ implementation of `Backend`, and a case in `storage.open`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.archive import Dump, DumpPart, Load, Row
+from headwater.storage.contract.archive import Dump, Load
 from headwater.storage.contract.compaction import UpkeepStore
 from headwater.storage.contract.forget import ForgetStore
 from headwater.storage.contract.history import (
@@ -142,7 +141,7 @@ class Backend(Protocol):
         """The live PUTs in a part of the buckets at a checkpoint, each with its own op id, in unordered batches. Raises
         OvertakenError when compaction went past the checkpoint."""
 
-    # exporting and importing a whole store, see `contract.archive`
+    # dumping and loading a whole store, see `contract.archive`
 
     def seal(self, note: str) -> None:
         """Refuse every write from now on; `note` says why, and where the store went. Raises LeaseHeldError while any
@@ -154,13 +153,9 @@ class Backend(Protocol):
     def seal_note(self) -> str | None:
         """The note of a sealed store, else None."""
 
-    def dump(self, scratch: Path) -> AbstractContextManager[Dump]:
-        """The state of the store now, readable until the context ends whatever is written meanwhile. `scratch` is a
-        directory that executors see too, for back ends without snapshots of their own. Raises ArchiveError when there
-        is no store."""
-
-    def read_part(self, snapshot: str, part: DumpPart) -> Iterator[list[Row]]:
-        """On an executor: the rows of a part of a dump, in batches of bounded size. `snapshot` is the dump's."""
+    def dump(self) -> AbstractContextManager[Dump]:
+        """The state of the store now, readable until the context ends whatever is written meanwhile. Raises
+        ArchiveError when there is no store."""
 
     def check_empty(self) -> None:
         """Raises StoreNotEmptyError when there is a store that was ever used. A store that a process merely created on
@@ -168,6 +163,3 @@ class Backend(Protocol):
 
     def load(self) -> AbstractContextManager[Load]:
         """Begin to build a store. Raises StoreNotEmptyError when there is one that was ever used."""
-
-    def load_rows(self, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-        """Add rows to a store that is being built, all of them or none."""

@@ -64,34 +64,34 @@ def forget_(
     forget(load(configs, warn=False), table, row_id, text, id_too=id_too, dry_run=dry_run, yes=yes)
 
 
-@store.command("export", epilog=examples("headwater store export ./backup-monday -c headwater.yaml",
-                                          "headwater store export ./moving --seal"))  # fmt: skip
-@click.argument("directory", type=click.Path(path_type=Path))
+@store.command("export", epilog=examples("headwater store export ./monday.archive -c headwater.yaml",
+                                          "headwater store export ./moving.archive --seal"))  # fmt: skip
+@click.argument("file", type=click.Path(path_type=Path))
 @config_options
 @click.option("--seal", is_flag=True, help="Refuse writes to the store from then on, because another one replaces it.")
-def export_(configs: ConfigSource, directory: Path, seal: bool) -> None:
-    """Write the whole store into DIRECTORY, as Parquet files, while the service runs.
+def export_(configs: ConfigSource, file: Path, seal: bool) -> None:
+    """Write the whole store to FILE while the service runs.
 
-    The files hold one consistent state, including rows of the source: protect them as you protect the store. See
+    The file holds one consistent state, including rows of the source: protect it as you protect the store. See
     docs/backup.md.
     """
     from headwater.cli.store.archive import export_to
 
-    export_to(load(configs, warn=False), directory, seal=seal)
+    export_to(load(configs, warn=False), file, seal=seal)
 
 
-@store.command("import", epilog=examples("headwater store import ./backup-monday -c headwater.yaml"))
-@click.argument("directory", type=click.Path(path_type=Path))
+@store.command("import", epilog=examples("headwater store import ./monday.archive -c headwater.yaml"))
+@click.argument("file", type=click.Path(path_type=Path))
 @config_options
-def import_(configs: ConfigSource, directory: Path) -> None:
-    """Build the configured store from DIRECTORY, which `headwater store export` wrote.
+def import_(configs: ConfigSource, file: Path) -> None:
+    """Build the configured store from FILE, which `headwater store export` wrote.
 
     All ids stay the same, whatever storage the old and the new store use: connected devices continue where they are and
     download nothing again.
     """
     from headwater.cli.store.archive import import_from
 
-    import_from(load(configs, warn=False), directory)
+    import_from(load(configs, warn=False), file)
 
 
 @store.command(epilog=examples("headwater store unseal -c headwater.yaml"))

@@ -1,17 +1,16 @@
-"""The interface for exporting a whole store from its back end and importing it into another one, keeping every id. It
-knows no files: a store is exported and imported as rows of the datasets below, which mean the same in every back end.
+"""The interface for dumping a whole store from its back end and loading it into another one, keeping every id. It knows
+no files: a store is dumped and loaded as rows of the datasets below, which mean the same in every back end.
 
-Not exported: leases and requests, which belong to running processes, and what an unfinished bulk job staged.
+Not dumped: leases and requests, which belong to running processes, and what an unfinished bulk job staged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.errors import HeadwaterError
-from headwater.storage.address import StoreAddress
 
 Row = Sequence[object]
 
@@ -45,8 +44,8 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
     "revocations": {"seq": int, "kind": str, "value": str, "since": float, "until": float},
     "write_checkpoints": {"key": str, "id": int, "lsns": str, "seq": int},
 }  # fmt: skip
-"""Columns and their types, by dataset. A text may be null where the store has none. `tables` are loaded before
-`rows`."""
+"""Columns and their types, by dataset. A text may be null where the store has none. Datasets are loaded in this order:
+`tables` before `rows`."""
 
 
 class ArchiveError(HeadwaterError):
@@ -56,7 +55,7 @@ class ArchiveError(HeadwaterError):
 
 
 class StoreNotEmptyError(HeadwaterError):
-    """The place where a store is to be imported already holds one."""
+    """There is already a store at the address to import to."""
 
     code = "HW_4103"
 
@@ -76,84 +75,22 @@ class StoreState:
 
 
 @dataclass(frozen=True, slots=True)
-class DumpPart:
-    """Part of a dataset. Large datasets are split by keys from `first` to `last` (buckets for history, places for rows
-    of `table`). `rows` is an estimate for one part, and exact for all parts of a dataset together."""
-
-    dataset: str
-    rows: int
-    table: int = 0
-    first: int = 0
-    last: int = -1
-
-    @property
-    def is_range(self) -> bool:
-        return self.last >= self.first
-
-
-@dataclass(frozen=True, slots=True)
-class DumpView:
-    """What executors need to read one frozen state of a store. `snapshot` is the snapshot's name in back ends that have
-    one."""
-
-    address: StoreAddress
-    snapshot: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Dump:
-    """A frozen state of a store, split into parts that can be read in parallel."""
+    """A store as it was at one moment, readable while its context is open. `counts` has the rows of each dataset.
+    `batches` yields each dataset with some of its rows, in an order in which `Load.add` takes them, and in batches of
+    bounded size."""
 
-    view: DumpView
     state: StoreState
-    parts: tuple[DumpPart, ...]
+    counts: Mapping[str, int]
+    batches: Iterator[tuple[str, Sequence[Row]]]
 
 
 class Load(Protocol):
     """A store being built where no process sees it. Leaving the context without `finish` discards it."""
 
-    @property
-    def address(self) -> StoreAddress:
-        """Where the store is being built, for `load_rows`."""
-
-    @property
-    def parallel(self) -> bool:
-        """Whether several processes may load at once."""
+    def add(self, dataset: str, rows: Sequence[Row]) -> None:
+        """Add rows of a dataset."""
 
     def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
         """Check that it holds `counts` rows of each dataset, and move it into place in one step. Raises ArchiveError
         when the counts differ, and StoreNotEmptyError when another process has created a store there meanwhile."""
-
-
-ROWS_A_PART = 250_000
-_LAST_BUCKET = (1 << 63) - 1
-
-
-def bucket_parts(counts: Iterable[tuple[str, int, int]]) -> list[DumpPart]:
-    """Split history, given as (dataset, bucket, number of rows) in order of dataset and bucket. The parts together
-    cover every possible bucket."""
-    parts: list[DumpPart] = []
-    first = held = 0
-    current = ""
-    for dataset, bucket, count in counts:
-        if dataset != current:
-            if current:
-                parts.append(DumpPart(current, held, 0, first, _LAST_BUCKET))
-            current, first, held = dataset, 0, 0
-        elif held + count > ROWS_A_PART and held:
-            parts.append(DumpPart(dataset, held, 0, first, bucket - 1))
-            first, held = bucket, 0
-        held += count
-    if current:
-        parts.append(DumpPart(current, held, 0, first, _LAST_BUCKET))
-    return parts
-
-
-def place_parts(table: int, first: int, last: int, rows: int) -> list[DumpPart]:
-    """Split a table whose rows have places from `first` to `last`."""
-    width = max(1, (last - first + 1) * ROWS_A_PART // max(1, rows))
-    starts = range(first, last + 1, width)
-    each, rest = divmod(rows, len(starts))
-    return [
-        DumpPart("rows", each + (rest if start == first else 0), table, start, start + width - 1) for start in starts
-    ]

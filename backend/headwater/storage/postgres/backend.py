@@ -3,14 +3,13 @@ readers, on any number of machines. Everything is in one schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.archive import Dump, DumpPart, Load, Row
+from headwater.storage.contract.archive import Dump, Load
 from headwater.storage.contract.history import (
     EVERY_BUCKET,
     START,
@@ -27,8 +26,7 @@ from headwater.storage.contract.reader import Heard
 from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, StoreStats
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.postgres import rows
-from headwater.storage.postgres.bulk import dump, load
+from headwater.storage.postgres import archive, rows
 from headwater.storage.postgres.bulk.stage import StageTables
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control import remove, seal, stats, store_stats
@@ -137,17 +135,11 @@ class PostgresBackend:
     def seal_note(self) -> str | None:
         return seal.note(self.address)
 
-    def dump(self, scratch: Path) -> AbstractContextManager[Dump]:
-        return dump.dump(self.address)
-
-    def read_part(self, snapshot: str, part: DumpPart) -> Iterator[list[Row]]:
-        return dump.read_part(self.address, snapshot, part)
+    def dump(self) -> AbstractContextManager[Dump]:
+        return archive.dump(self.address)
 
     def check_empty(self) -> None:
-        load.check_empty(self.address)
+        archive.check_empty(self.address)
 
     def load(self) -> AbstractContextManager[Load]:
-        return load.load(self.address)
-
-    def load_rows(self, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-        load.load_rows(self.address, dataset, batches)
+        return archive.load(self.address)

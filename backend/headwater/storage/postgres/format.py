@@ -7,7 +7,7 @@ import psycopg
 from headwater.storage.address import PostgresAddress
 from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_unknown
 
-FORMAT = 6
+FORMAT = 1
 
 
 def found_format(connection: psycopg.Connection, address: PostgresAddress) -> int:

@@ -1,4 +1,7 @@
-"""Creates stores in Postgres, and upgrades older formats from OLDEST on."""
+"""Creates stores in Postgres and upgrades older ones: runs the numbered scripts in `migrations` that a store lacks.
+
+A change of the tables is a new script, and FORMAT is its number. Released scripts are never changed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
 from headwater.storage.postgres.format import FORMAT, found_format
 from headwater.storage.shared.common import op_floor
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, OLDEST, own_version
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
+
+_SCRIPTS = resources.files(__package__).joinpath("migrations")
 
 # Two processes that start at once must not both create the schema
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('headwater migrate ' || %s, 0))"
@@ -31,9 +36,8 @@ def migrate(connection: psycopg.Connection, address: PostgresAddress) -> None:
         found = found_format(connection, address)
         if found == 0:
             _create_schema(connection, address)
-        for number in range(max(found + 1, OLDEST), FORMAT + 1):
-            script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
-            connection.execute(script.read_bytes())
+        for number in range(found + 1, FORMAT + 1):
+            connection.execute(_SCRIPTS.joinpath(f"{number:03d}.sql").read_bytes())
             failpoint("migrate.after_step")
         _begin(connection)
         failpoint("migrate.before_commit")

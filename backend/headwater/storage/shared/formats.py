@@ -1,14 +1,11 @@
-"""The format of a store is a number that grows with each change of its tables. Headwater upgrades older stores to its
-own format from OLDEST on, and refuses newer ones, which it might damage."""
+"""The format of a store is the number of its last migration. Headwater upgrades stores of older formats when it opens
+them, and refuses newer ones, which it might damage."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
 from headwater.storage.contract.store import StoreError
-
-OLDEST = 6
-"""The first format that is upgraded. Those before it belong to no release."""
 
 FORMAT_KEY = "format"
 GIVEN_BY_KEY = "format_by"
@@ -21,17 +18,10 @@ def own_version() -> str:
 
 
 def refuse_unknown(found: int, known: int, given_by: str, where: str) -> None:
-    """Raises StoreError when the format `found` in a store is newer than the newest `known` one, or from before the
-    first release."""
-    if found == 0 or OLDEST <= found <= known:
+    """Raises StoreError when the format `found` in a store is newer than the newest `known` one."""
+    if found <= known:
         return
     whose = f", set by headwater {given_by}" if given_by else ""
-    if found < OLDEST:
-        raise StoreError(
-            f"the store has format {found}{whose}, from before the first release; nothing reads it any more",
-            where,
-            "move it away, or configure another place in storage: a new store is built from the source",
-        )
     remedy = f"use headwater {given_by} or newer" if given_by else "use the version of headwater that made it"
     raise StoreError(
         f"the store has format {found}{whose}; this is headwater {own_version()}, which knows formats up to {known}",

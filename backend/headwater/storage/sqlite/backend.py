@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.archive import Dump, DumpPart, Load, Row
+from headwater.storage.contract.archive import Dump, Load
 from headwater.storage.contract.history import (
     EVERY_BUCKET,
     START,
@@ -28,8 +28,7 @@ from headwater.storage.contract.stats import DefinitionStats, Disk, Lacking, Sto
 from headwater.storage.contract.verify import VerifyReader
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.shared.loading import BATCH_BYTES
-from headwater.storage.sqlite import rows
-from headwater.storage.sqlite.bulk import dump, load
+from headwater.storage.sqlite import archive, rows
 from headwater.storage.sqlite.bulk.stage import StageFile
 from headwater.storage.sqlite.control import remove, seal, stats, store_stats, told
 from headwater.storage.sqlite.history import export, verify
@@ -141,17 +140,11 @@ class SqliteBackend:
     def seal_note(self) -> str | None:
         return seal.note(self.address)
 
-    def dump(self, scratch: Path) -> AbstractContextManager[Dump]:
-        return dump.dump(self.address, scratch)
-
-    def read_part(self, snapshot: str, part: DumpPart) -> Iterator[list[Row]]:
-        return dump.read_part(self.address, part)
+    def dump(self) -> AbstractContextManager[Dump]:
+        return archive.dump(self.address)
 
     def check_empty(self) -> None:
-        load.check_empty(self.address)
+        archive.check_empty(self.address)
 
     def load(self) -> AbstractContextManager[Load]:
-        return load.load(self.address)
-
-    def load_rows(self, dataset: str, batches: Iterable[Sequence[Row]]) -> None:
-        load.load_rows(self.address, dataset, batches)
+        return archive.load(self.address)

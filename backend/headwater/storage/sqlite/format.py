@@ -8,7 +8,7 @@ import apsw
 
 from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_unknown
 
-FORMAT = 6
+FORMAT = 1
 
 
 def found_format(connection: apsw.Connection, path: Path) -> int:

@@ -1,4 +1,7 @@
-"""Creates embedded stores, and upgrades older formats from OLDEST on."""
+"""Creates embedded stores and upgrades older ones: runs the numbered scripts in `migrations` that a store lacks.
+
+A change of the tables is a new script, and FORMAT is its number. Released scripts are never changed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ import apsw
 from headwater.failpoints import failpoint
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import op_floor
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, OLDEST, own_version
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
 from headwater.storage.sqlite.connection import immediate
 from headwater.storage.sqlite.format import FORMAT, found_format
+
+_SCRIPTS = resources.files(__package__).joinpath("migrations")
 
 
 def migrate(connection: apsw.Connection, path: Path) -> None:
@@ -24,9 +29,8 @@ def migrate(connection: apsw.Connection, path: Path) -> None:
         return
     with immediate(connection):
         found = found_format(connection, path)
-        for number in range(max(found + 1, OLDEST), FORMAT + 1):
-            script = resources.files(__package__).joinpath("migrations", f"{number:03d}.sql")
-            connection.execute(script.read_text(encoding="utf-8"))
+        for number in range(found + 1, FORMAT + 1):
+            connection.execute(_SCRIPTS.joinpath(f"{number:03d}.sql").read_text(encoding="utf-8"))
             failpoint("migrate.after_step")
         kept = [(FORMAT_KEY, FORMAT), (GIVEN_BY_KEY, own_version())]
         connection.executemany("insert or replace into meta values (?, ?)", kept)

@@ -74,9 +74,6 @@ class WriteCheckpoints:
         self._connection = open_writer(path)
         with sqlite_errors(path), immediate(self._connection):  # other processes may be at the same
             self._connection.execute(_SCHEMA)
-            columns = {row[1] for row in self._connection.execute("pragma table_info (write_checkpoints)")}
-            if "requested_at" not in columns:  # a file of an older version
-                self._connection.execute("alter table write_checkpoints add column requested_at real")
 
     def create(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         with self._lock, sqlite_errors(self._path), immediate(self._connection):
