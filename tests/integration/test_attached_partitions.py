@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
-from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report
+from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract.reason import Cause
 from tests.support.changed_source import Device, compared, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until

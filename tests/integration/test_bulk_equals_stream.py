@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import headwater.pipeline.partition as partitions
+import headwater.pipeline.snapshot as snapshots
 from headwater.bulk.contract import ReprocessJob, ReprocessTable, SnapshotJob, SnapshotTable
 from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
@@ -31,8 +31,8 @@ from headwater.oplog.change import (
 )
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.row_id import content_id
-from headwater.pipeline.partition import CountedCopies, Partition, SnapshotTask
 from headwater.pipeline.reprocess import ReprocessTask
+from headwater.pipeline.snapshot import CountedCopies, Partition, SnapshotTask
 from headwater.replication.stream.fold import Fold
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.tables.live import LiveContext, LiveTable
@@ -186,11 +186,11 @@ class Place:
         chunks = [[join_cells(row) for row in some] for some in (rows[:half], rows[half:])]
         before = Counter(content_id(line) for line in chunks[0])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(partitions, "read_lines", lambda _source, _name, part, _told: iter([chunks[part.first]]))
+            patch.setattr(snapshots, "read_lines", lambda _source, _name, part, _told: iter([chunks[part.first]]))
             parts = [
-                SnapshotTask(Partition(table, leaf, number, None), CountedCopies(before if number else {})).run(
-                    job, number, "0"
-                )
+                SnapshotTask(
+                    Partition(table.published, leaf, number, None, staged.id), CountedCopies(before if number else {})
+                ).run(job, number, "0")
                 for number in (0, 1)
             ]
         self.store.stage(self.lease, parts)

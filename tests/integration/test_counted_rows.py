@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference
-from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report
+from headwater.pipeline.jobs import BulkJobs
 from tests.support.changed_source import settled, unheard
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import LocalEngine

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.contract import SnapshotTable, TableChangedError
-from headwater.pipeline import partition as partitions
-from headwater.pipeline.partition import Partition, read_lines
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings
+from headwater.source.rows import copy as reading
+from headwater.source.rows.copy import PageRange, TableChangedError, read_lines
 from tests.support.fix_headwater import Deploy
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ MEANWHILE = {
 
 
 @pytest.fixture
-def partition(source_db: SourceDb) -> Partition:
+def partition(source_db: SourceDb) -> PageRange:
     for table in ("items", "secrets"):
         source_db.execute(f"create table {table} (id text primary key, body text)")
         source_db.execute(f"insert into {table} select i::text, '{table}' from generate_series(1, 10) i")
@@ -40,7 +39,7 @@ def partition(source_db: SourceDb) -> Partition:
     source_db.execute("create publication headwater for all tables")
     tables = {table.relation.name: table for table in published_tables(source_db.connection, ["headwater"])}
     (leaf,) = tables["items"].leaves
-    return Partition(SnapshotTable(1, tables["items"]), leaf, 0, None)
+    return PageRange(tables["items"], leaf, 0, None)
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def snapshot(source_db: SourceDb) -> Iterator[str]:
 
 
 def test_a_part_has_the_rows_of_the_snapshot(
-    deploy: Deploy, source_db: SourceDb, partition: Partition, snapshot: str
+    deploy: Deploy, source_db: SourceDb, partition: PageRange, snapshot: str
 ) -> None:
     source_db.execute("insert into items values ('new', 'x'); update items set body = 'x'")
     found = [line for lines in read_lines(deploy("").settings, snapshot, partition) for line in lines]
@@ -63,18 +62,18 @@ def test_a_part_has_the_rows_of_the_snapshot(
 def test_a_table_that_changes_after_it_was_looked_at_is_not_read(
     deploy: Deploy,
     source_db: SourceDb,
-    partition: Partition,
+    partition: PageRange,
     snapshot: str,
     monkeypatch: pytest.MonkeyPatch,
     change: str,
 ) -> None:
-    copy = partitions._copy
+    copy = reading._copy
 
-    def late(conn: psycopg.Connection, read: Partition, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
+    def late(conn: psycopg.Connection, read: PageRange, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
         source_db.execute(change)
         yield from copy(conn, read, room, told)
 
-    monkeypatch.setattr(partitions, "_copy", late)
+    monkeypatch.setattr(reading, "_copy", late)
     with pytest.raises(TableChangedError):
         list(read_lines(deploy("").settings, snapshot, partition))
 
@@ -83,35 +82,35 @@ def test_a_table_that_changes_after_it_was_looked_at_is_not_read(
 def test_a_row_that_fails_after_others_is_named_unless_the_table_changed(
     deploy: Deploy,
     source_db: SourceDb,
-    partition: Partition,
+    partition: PageRange,
     snapshot: str,
     monkeypatch: pytest.MonkeyPatch,
     *,
     altered: bool,
 ) -> None:
     """The connection is in the midst of a COPY then."""
-    published = replace(partition.table.published, row_filter="(1 / (length(id) - 2) < 9)")
-    copy = partitions._copy
+    published = replace(partition.table, row_filter="(1 / (length(id) - 2) < 9)")
+    copy = reading._copy
 
-    def late(conn: psycopg.Connection, read: Partition, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
+    def late(conn: psycopg.Connection, read: PageRange, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
         if altered:
             source_db.execute("alter table items add more int")
         yield from copy(conn, read, room, told)
 
-    monkeypatch.setattr(partitions, "_copy", late)
-    read = replace(partition, table=replace(partition.table, published=published))
+    monkeypatch.setattr(reading, "_copy", late)
+    read = replace(partition, table=published)
     expected = "was altered" if altered else "division by zero"
-    with pytest.raises(TableChangedError if altered else partitions.PartitionError, match=expected):
+    with pytest.raises(TableChangedError if altered else reading.PartitionError, match=expected):
         list(read_lines(deploy("").settings, snapshot, read))
 
 
 def test_a_table_that_lent_its_name_to_another_meanwhile_is_not_read(
-    deploy: Deploy, source_db: SourceDb, partition: Partition, snapshot: str, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, source_db: SourceDb, partition: PageRange, snapshot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = partitions._check_unchanged
+    check = reading._check_unchanged
     looks = 0
 
-    def swapping(conn: psycopg.Connection, source: SourceSettings, read: Partition) -> None:
+    def swapping(conn: psycopg.Connection, source: SourceSettings, read: PageRange) -> None:
         nonlocal looks
         looks += 1
         if looks == 2:
@@ -120,6 +119,6 @@ def test_a_table_that_lent_its_name_to_another_meanwhile_is_not_read(
         if looks == 1:
             source_db.execute(MEANWHILE["swapped"])
 
-    monkeypatch.setattr(partitions, "_check_unchanged", swapping)
+    monkeypatch.setattr(reading, "_check_unchanged", swapping)
     with pytest.raises(TableChangedError):
         list(read_lines(deploy("").settings, snapshot, partition))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.bulk.contract import ReprocessJob
-from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.bulk.contract import Report, ReprocessJob
+from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract.parts import BulkOutcome
 from tests.integration.test_locked_tables import locked
 from tests.support.changed_source import Device, compared, published_rows, settled

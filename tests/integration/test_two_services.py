@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from headwater.bulk.contract import BulkProgress, SnapshotJob
-from headwater.bulk.work import BulkWork
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.own_slot import slot_note
 from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, former_slot_name, slot_name
@@ -178,7 +177,7 @@ def test_a_slot_is_in_use_while_its_first_snapshot_is_read(
 ) -> None:
     first, second = service(source_db, "first"), service(source_db, "second")
     held = Held(bulk)
-    first.bulk = cast("BulkWork", held)
+    first.bulk = cast("BulkJobs", held)
     source_db.execute("create publication headwater for all tables")
     first.start(publish=False)
     assert held.begun.wait(60)

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from pyspark import SparkContext
 
-import headwater.pipeline.plan
+import headwater.pipeline.snapshot
 from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.compaction import Upkeep
 from headwater.compaction.background import Rhythm
@@ -100,7 +100,7 @@ class KillingEngine(SparkEngine):
 @pytest.fixture
 def engine(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> KillingEngine:
     """Of jobs in many parts each, small as they are."""
-    monkeypatch.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", 2)
+    monkeypatch.setattr(headwater.pipeline.snapshot, "SMALLEST_PAGES", 2)
     return KillingEngine(spark)
 
 

@@ -16,8 +16,8 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from headwater.pipeline.oplog.source import OplogSource
 from headwater.pipeline.spark.session import Spark
+from headwater.spark import OplogSource
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb

@@ -11,33 +11,33 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import apsw
 import psutil
 import psycopg
 import pytest
 
-import headwater.pipeline.plan
+import headwater.pipeline.snapshot
 from headwater.bulk.contract import (
     CompareJob,
     CompareOutcome,
     Difference,
     RecountJob,
     RekeyJob,
+    Report,
     ReprocessJob,
     SnapshotJob,
-    SnapshotTable,
+    Stop,
     VerifyJob,
     VerifyOutcome,
 )
-from headwater.bulk.work import BulkWork, Report, Stop
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.partition import Partition
+from headwater.pipeline.snapshot import Partition
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.source.catalog.leaves import Leaf
@@ -148,7 +148,7 @@ class Both:
         assert local == spark
         return spark
 
-    def _parts(self, kind: str, run: Callable[[BulkWork], BulkOutcome]) -> BulkOutcome:
+    def _parts(self, kind: str, run: Callable[[BulkJobs], BulkOutcome]) -> BulkOutcome:
         self.done[kind] += 1
         local, spark = run(self.local), run(self.spark)
         assert [contents(part) for part in local.parts] == [contents(part) for part in spark.parts]
@@ -179,7 +179,7 @@ def contents(part: StagedPart) -> dict[str, str]:
 @pytest.fixture
 def both(spark_bulk: BulkJobs, monkeypatch: pytest.MonkeyPatch) -> Both:
     """Of tables in many parts each, small as they are."""
-    monkeypatch.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", 2)
+    monkeypatch.setattr(headwater.pipeline.snapshot, "SMALLEST_PAGES", 2)
     return Both(spark_bulk)
 
 
@@ -190,7 +190,7 @@ def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, both: Bot
     source_db.execute("create table copies (body text, n int); alter table copies replica identity full")
     source_db.execute("insert into copies select 'body ' || i % 70, i % 20 from generate_series(1, 3000) i")
     deployment = deploy(STREAMS)
-    deployment.bulk = both
+    deployment.bulk = cast("BulkJobs", both)
     return deployment.start()
 
 
@@ -213,7 +213,7 @@ def test_every_kind_of_job_comes_to_the_same(
     assert all(outcome.partitions > 1 for outcome in both.compared)
 
     with monkeypatch.context() as small:
-        small.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", 1 << 10)
+        small.setattr(headwater.pipeline.snapshot, "SMALLEST_PAGES", 1 << 10)
         source_db.execute("alter table items drop column extra")
         wait_until(lambda: settled(deployment) and len(both.differences) >= 6000, "the comparison", SECONDS)
     assert both.compared[-1].partitions == both.compared[-1].tasks == 1
@@ -282,7 +282,7 @@ def test_where_rows_meet_nothing_hides_what_differs(spark: Spark) -> None:
             for _ in range(dice.randint(0, 3))
         ]
         dice.shuffle(stored)
-        partition = Partition(SnapshotTable(number, published), leaf, 0, None)
+        partition = Partition(published, leaf, 0, None, number)
         tasks.append(RowsTask(Source(table, partition, tuple(source)), 1, frozenset({0})))
         tasks += [RowsTask(Store(table, 0, 1, tuple(stored[half::2])), 1, frozenset({0})) for half in (0, 1)]
     settings = SourceSettings(host="", database="", user="")

@@ -19,8 +19,7 @@ from pyspark import SparkConf, SparkContext
 import headwater.pipeline.spark.session
 from headwater.bulk.contract import EngineLostError
 from headwater.pipeline.spark.engine import SparkEngine, SparkRun
-from headwater.pipeline.spark.output import launch_jvm
-from headwater.pipeline.spark.session import Spark
+from headwater.pipeline.spark.session import Spark, launch_jvm
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
 
 if TYPE_CHECKING:

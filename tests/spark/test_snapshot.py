@@ -11,16 +11,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable, TableChangedError
+from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.codes import Kind
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline import jobs
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.partition import CountedCopies, SnapshotTask
-from headwater.pipeline.plan import LARGEST_PAGES, partitions
+from headwater.pipeline.snapshot import LARGEST_PAGES, CountedCopies, SnapshotTask, partitions
 from headwater.pipeline.spark.session import Spark, SparkJobError
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import load_types
+from headwater.source.rows.copy import TableChangedError
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract.parts import StagedPart

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession, functions
 
-from headwater.bulk.contract import CompareJob, Difference, GivenUpError, SnapshotTable, TableChangedError
+from headwater.bulk.contract import CompareJob, Difference, GivenUpError
 from headwater.codes import Kind
 from headwater.decode.types import TypeCatalog
 from headwater.errors import HeadwaterError, MachineError
@@ -25,11 +25,12 @@ from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
 from headwater.pipeline.engine import Task
-from headwater.pipeline.partition import Partition
+from headwater.pipeline.snapshot import Partition
 from headwater.pipeline.spark.differences import differing_rows, rows_of
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark, SparkJobError
 from headwater.source.connect import SourceSettings
+from headwater.source.rows.copy import TableChangedError
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.store import StoredTable
 from tests.support.fix_headwater import wait_until
@@ -261,7 +262,7 @@ class Stored(StoreRows):
 
 
 def tasks_for(directory: Path) -> list[RowsTask]:
-    part = Partition(SnapshotTable(1, cast("PublishedTable", None)), cast("Leaf", None), 0, None)
+    part = Partition(cast("PublishedTable", None), cast("Leaf", None), 0, None, 1)
     return [RowsTask(rows, 1, frozenset({0})) for rows in (ReadOnce(TABLE, part, str(directory)), Stored(TABLE, 0, 1))]
 
 

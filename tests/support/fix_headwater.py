@@ -18,7 +18,6 @@ import psycopg
 import pytest
 
 from headwater.bulk.contract import BulkProgress
-from headwater.bulk.work import BulkWork
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.oplog.op import OpId
@@ -94,7 +93,7 @@ class Deployment:
     source: SourceDb
     directory: Path  # of the embedded store
     yaml: str
-    bulk: BulkWork
+    bulk: BulkJobs
     snapshots: list[BulkProgress] = field(default_factory=list)
     keep_stopped: float = 600.0
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))

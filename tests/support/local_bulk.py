@@ -19,12 +19,11 @@ import pytest
 
 from headwater.bulk.contract import CompareJob, GivenUpError
 from headwater.errors import HeadwaterError
-from headwater.pipeline.compare import RowsTask, SourceRows
+from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.small_table import BothSides
+from headwater.pipeline.spark.engine import Done, Failed, explained, outcome_of
 from headwater.pipeline.spark.session import SparkJobError
-from headwater.pipeline.spark.tasks import Done, Failed, explained, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"

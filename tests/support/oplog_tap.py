@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from headwater.pipeline.oplog.source import OplogSource
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.session import Spark
+from headwater.spark import OplogSource
 
 
 def run(store: str, folder: str, ops: str) -> None:

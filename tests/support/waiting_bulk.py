@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, SnapshotJob
-from headwater.pipeline.jobs import BulkJobs, Report
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report, SnapshotJob
+from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract.parts import BulkOutcome
 from tests.support.local_bulk import LocalEngine
 

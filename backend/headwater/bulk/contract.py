@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -34,12 +35,6 @@ class JobKind(StrEnum):
     REBUILD = "rebuild"
     SEARCH = "search for rows"
     REWRITE = "rows put again"
-
-
-class TableChangedError(HeadwaterError):
-    """A table was rewritten, truncated or altered while it was read, so what was read is useless."""
-
-    code = "HW_2301"
 
 
 class TableLockedError(HeadwaterError):
@@ -262,3 +257,8 @@ class BulkProgress:
         if self.over or not self.rows_expected:
             return f"{self.rows:,} rows"
         return f"{self.rows:,} of about {max(self.rows, self.rows_expected):,} rows"
+
+
+Report = Callable[[BulkProgress], None]
+Stop = threading.Event | None
+"""Set to have a job given up soon."""

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from headwater.bulk.contract import CompareJob, Difference, EngineLostError, TableChangedError
+from headwater.bulk.contract import CompareJob, Difference, EngineLostError
 from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
+from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
 
 Job = TypeVar("Job")

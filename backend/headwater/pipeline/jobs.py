@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from headwater.bulk.contract import (
-    BulkProgress,
     CompareJob,
     CompareOutcome,
     CompareTable,
@@ -18,46 +18,71 @@ from headwater.bulk.contract import (
     JobKind,
     RecountJob,
     RekeyJob,
+    Report,
     ReprocessJob,
     SnapshotJob,
     SnapshotTable,
+    Stop,
     VerifyJob,
     VerifyOutcome,
 )
 from headwater.oplog.row_id import IdentityKind, RowIdentity
-from headwater.pipeline.compare import RecountTask, SourceRows
-from headwater.pipeline.digests import find_differences
-from headwater.pipeline.engine import Engine, Run
-from headwater.pipeline.partition import CountedCopies, CountTask, Partition, SnapshotTask
-from headwater.pipeline.plan import expected_rows, partitions
+from headwater.pipeline.compare import (
+    DigestTask,
+    RecountTask,
+    Rows,
+    RowsTask,
+    SourceRows,
+    StoreRows,
+    TableDigests,
+    WholeTask,
+)
+from headwater.pipeline.engine import Engine, Found, Run
 from headwater.pipeline.progress import ProgressReporter
 from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
-from headwater.pipeline.verify import verify_store
-from headwater.pipeline.verify_tasks import BucketRowsTask
+from headwater.pipeline.snapshot import (
+    CountedCopies,
+    CountTask,
+    Partition,
+    SnapshotTask,
+    expected_rows,
+    is_small,
+    partitions,
+)
+from headwater.pipeline.verify import BucketRowsTask, verify_store
 from headwater.source.catalog.published import measured
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.parts import BulkOutcome
 
+_FEWEST_PARTITIONS, _MOST_PARTITIONS = 1 << 10, 1 << 16
+_ROWS_A_PARTITION = 8
+_WHOLE_AT_ONCE = 16  # tables whose differences are in the driver's memory together
+
 Read = TypeVar("Read", SnapshotTable, CompareTable)
 OfTables = TypeVar("OfTables", SnapshotJob, ReprocessJob, CompareJob, VerifyJob)
-Report = Callable[[BulkProgress], None]
-Stop = threading.Event | None
 
 
 class BulkJobs:
-    """Implements the replicator's `BulkWork`."""
+    """Reads and writes whole tables for the replicator. Calls block until the work is done. They raise an error with
+    kind RETRY for what may pass, others for what a person has to fix; GivenUpError soon after `stop` was set;
+    EngineError when the engine is not available."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def warm_up(self) -> None:
+        """Begin to start what the work needs, without waiting for it. Raises an error of ours when something is not
+        installed."""
         self._engine.warm_up()
 
     def preparing(self) -> str:
+        """What work is waiting for now, for a person: `starting Spark`. Empty when for nothing."""
         return self._engine.preparing()
 
     def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
+        """Read every table of the job into parts that a store can take over. Raises TableChangedError when a table
+        was altered or rewritten meanwhile."""
         job = replace(job, tables=_measured(job.source, job.tables))
         with self._engine.run(_for_tasks(job), JobKind.SNAPSHOT) as run:
             parts = partitions(job.tables, run.parallelism)
@@ -69,6 +94,7 @@ class BulkJobs:
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
     def reprocess(self, job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
+        """Evaluate current rows into parts of additions."""
         tasks = [ReprocessTask(table.stored, *places) for table in job.tables for places in table.ranges]
         expected = sum(table.rows for table in job.tables)
         with (
@@ -79,6 +105,7 @@ class BulkJobs:
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
     def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
+        """Write a table's current rows, with other ids, into parts for a new generation."""
         with (
             self._engine.run(job, JobKind.REKEY, stop) as run,
             ProgressReporter(JobKind.REKEY, job.directory, job.rows, len(job.ranges), progress, run.elsewhere),
@@ -91,9 +118,9 @@ class BulkJobs:
             staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
 
-    def compare(
-        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
-    ) -> CompareOutcome:
+    def compare(self, job: CompareJob, progress: Report, found: Found, stop: Stop = None) -> CompareOutcome:
+        """Hand every row in which source and store differ to `found`, in batches. Raises TableChangedError as
+        `snapshot` does."""
         job = replace(job, tables=_measured(job.source, job.tables))
         with self._engine.run(_for_tasks(job), JobKind.COMPARISON, stop) as run:
             snapshot_tables = [SnapshotTable(table.stored.id, table.published) for table in job.tables]
@@ -105,15 +132,15 @@ class BulkJobs:
             with ProgressReporter(JobKind.COMPARISON, job.directory, expected, tasks, progress, run.elsewhere):
                 return find_differences(run, job, parts, found)
 
-    def recount(
-        self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
-    ) -> None:
+    def recount(self, job: RecountJob, progress: Report, found: Found, stop: Stop = None) -> None:
+        """Hand to `found` how often the source has the job's rows. Rows that it does not have are left out. Raises
+        TableChangedError as `snapshot` does."""
         compared = job.compared
         tables = _measured(compared.source, [table for table in compared.tables if table.stored.id in job.contents])
         stored = {table.stored.id: table.stored for table in tables}
         with self._engine.run(job, JobKind.RECOUNT, stop) as run:
             parts = partitions([SnapshotTable(table.stored.id, table.published) for table in tables], run.parallelism)
-            tasks = [RecountTask(SourceRows(stored[part.table.table_id], part)) for part in parts]
+            tasks = [RecountTask(SourceRows(stored[part.table_id], part)) for part in parts]
             expected = sum(table.rows for table in tables)
             with ProgressReporter(JobKind.RECOUNT, compared.directory, expected, len(tasks), progress, run.elsewhere):
                 counted = run.tasks(tasks)
@@ -126,6 +153,8 @@ class BulkJobs:
         found(list(copies.values()))
 
     def verify(self, job: VerifyJob, progress: Report, stop: Stop = None) -> VerifyOutcome:
+        """Verify histories and lookups against current rows, while these may be written. Raises TableChangedError when
+        a table was truncated meanwhile."""
         with (
             self._engine.run(_for_tasks(job), JobKind.VERIFICATION, stop) as run,
             ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress, run.elsewhere),
@@ -135,6 +164,7 @@ class BulkJobs:
     def rows_in_buckets(
         self, job: VerifyJob, buckets: Collection[int], progress: Report, stop: Stop = None
     ) -> dict[int, list[str]]:
+        """By table, ids of the rows that are in any of these buckets (by key)."""
         keys = frozenset(buckets)
         tasks = [BucketRowsTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
@@ -161,16 +191,16 @@ def _measured(source: SourceSettings, tables: Sequence[Read]) -> tuple[Read, ...
 def _number_copies(run: Run[SnapshotJob], job: SnapshotJob, parts: Sequence[Partition]) -> list[SnapshotTask]:
     """For tables without key, give each task the number of copies of its rows in earlier tasks, so that copies are
     numbered as the stream does. Only tables in several parts have to be read for that."""
-    groups = [list(group) for _, group in groupby(parts, key=lambda part: part.table.table_id)]
+    groups = [list(group) for _, group in groupby(parts, key=lambda part: part.table_id)]
     counted = [
         part
         for group in groups
-        if len(group) > 1 and RowIdentity.of(group[0].table.published.relation).kind is IdentityKind.FULL
+        if len(group) > 1 and RowIdentity.of(group[0].table.relation).kind is IdentityKind.FULL
         for part in group
     ]
     counts = run.tasks([CountTask(part) for part in counted])
     before: dict[Partition, CountedCopies] = {}
-    for _, pairs in groupby(zip(counted, counts, strict=True), key=lambda pair: pair[0].table.table_id):
+    for _, pairs in groupby(zip(counted, counts, strict=True), key=lambda pair: pair[0].table_id):
         of_table = list(pairs)
         before |= zip((part for part, _ in of_table), _counted_before([own for _, own in of_table]), strict=True)
     return [SnapshotTask(part, before.get(part, CountedCopies())) for part in parts]
@@ -184,3 +214,105 @@ def _counted_before(counts: Sequence[Counter[str]]) -> list[CountedCopies]:
         before.append(CountedCopies({content: total[content] for content in own if content in total}))
         total.update(own)
     return before
+
+
+def find_differences(
+    run: Run[CompareJob], job: CompareJob, source_parts: Sequence[Partition], found: Found
+) -> CompareOutcome:
+    """Hand every difference to `found`, in batches."""
+    sides = {table.stored.id: _Sides.of(table, source_parts) for table in job.tables}
+    whole = [
+        WholeTask(table.stored.id, sides[table.stored.id].source, sides[table.stored.id].store)
+        for table in job.tables
+        if is_small(table.published) and len(table.ranges) <= 1
+    ]
+    small = _compare_whole(run, whole, found)
+    outcome = _compare_digests(
+        run, {table.stored.id: table for table in job.tables if table.stored.id not in small}, sides, found
+    )
+    return CompareOutcome(
+        source_rows=outcome.source_rows + sum(w.source_rows for w in small.values()),
+        store_rows=outcome.store_rows + sum(w.store_rows for w in small.values()),
+        partitions=outcome.partitions + len(small),
+        differing=outcome.differing + sum(w.differs for w in small.values()),
+        application=run.application,
+        tasks=outcome.tasks + len(whole),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The parts of a table on both sides."""
+
+    source: tuple[SourceRows, ...]
+    store: tuple[StoreRows, ...]
+
+    @classmethod
+    def of(cls, table: CompareTable, source_parts: Sequence[Partition]) -> _Sides:
+        return cls(
+            tuple(SourceRows(table.stored, part) for part in source_parts if part.table_id == table.stored.id),
+            tuple(StoreRows(table.stored, *places) for places in table.ranges),
+        )
+
+
+class _Whole(NamedTuple):
+    """The result for a small table, without the differences, which were handed over."""
+
+    source_rows: int
+    store_rows: int
+    differs: bool
+
+
+def _compare_whole(run: Run[CompareJob], tasks: Sequence[WholeTask], found: Found) -> dict[int, _Whole]:
+    """Results by table. Tables that were larger than expected are left out."""
+    small: dict[int, _Whole] = {}
+    for start in range(0, len(tasks), _WHOLE_AT_ONCE):
+        some = tasks[start : start + _WHOLE_AT_ONCE]
+        for task, outcome in zip(some, run.tasks(some), strict=True):
+            if outcome is None:
+                continue
+            if outcome.differences:
+                found(outcome.differences)
+            small[task.table] = _Whole(outcome.source_rows, outcome.store_rows, bool(outcome.differences))
+    return small
+
+
+def _compare_digests(
+    run: Run[CompareJob], tables: Mapping[int, CompareTable], sides: Mapping[int, _Sides], found: Found
+) -> CompareOutcome:
+    parts: list[Rows] = [part for table in tables for part in sides[table].source]
+    parts += [part for table in tables for part in sides[table].store]
+    sizes = {number: _partitions(table.rows) for number, table in tables.items()}
+    digests = run.tasks([DigestTask(part, sizes[part.table.id]) for part in parts])
+    differing = _differing(digests, sizes)
+    tasks = [
+        RowsTask(part, sizes[part.table.id], differing[part.table.id]) for part in parts if differing[part.table.id]
+    ]
+    if tasks:
+        run.differences(tasks, found)
+    return CompareOutcome(
+        source_rows=sum(d.rows for d in digests if d.of_source),
+        store_rows=sum(d.rows for d in digests if not d.of_source),
+        partitions=sum(sizes.values()),
+        differing=sum(map(len, differing.values())),
+        application=run.application,
+        tasks=len(parts) + len(tasks),
+    )
+
+
+def _partitions(rows: int) -> int:
+    """A power of two that leaves few rows in a partition."""
+    wanted = max(_FEWEST_PARTITIONS, min(_MOST_PARTITIONS, rows // _ROWS_A_PARTITION))
+    return 1 << (wanted - 1).bit_length()
+
+
+def _differing(found: Sequence[TableDigests], sizes: dict[int, int]) -> dict[int, frozenset[int]]:
+    """By table, the partitions in which the two sides differ."""
+    sums = {table: np.zeros(size, dtype=np.uint64) for table, size in sizes.items()}
+    for part in found:
+        digests = np.frombuffer(part.digests, dtype=np.uint64)
+        if part.of_source:
+            sums[part.table] += digests
+        else:
+            sums[part.table] -= digests
+    return {table: frozenset(map(int, np.flatnonzero(total))) for table, total in sums.items()}

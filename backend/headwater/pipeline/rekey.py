@@ -17,8 +17,8 @@ from headwater.decode.wire import DecodeError
 from headwater.oplog.limits import is_stub, read_stub
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, subkey_origin
 from headwater.oplog.transform import rekeyed_members
-from headwater.pipeline.partition import CountedCopies
 from headwater.pipeline.progress import TaskProgress
+from headwater.pipeline.snapshot import CountedCopies
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
 from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress
-from headwater.bulk.work import BulkWork
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
@@ -59,6 +59,10 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
 
+if TYPE_CHECKING:
+    from headwater.pipeline.jobs import BulkJobs
+
+
 _log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
@@ -79,7 +83,7 @@ class Replicator:
     source: SourceSettings
     store: Store
     yaml: str | None
-    bulk: BulkWork
+    bulk: BulkJobs
     owner: str
     progress: Callable[[BulkProgress], None]
     following: Callable[[], None]

@@ -29,7 +29,7 @@ from headwater.storage.open import open_backend
 
 FORMAT: Final = 1
 
-Report = Callable[[int, int], None]
+ReportRows = Callable[[int, int], None]
 """Is called with the rows done so far, and those of the whole store."""
 
 _LENGTH = struct.Struct(">I")
@@ -53,7 +53,7 @@ class ArchiveHeader:
         return sum(self.counts.values())
 
 
-def export_store(address: StoreAddress, path: Path, report: Report, *, seal: bool = False) -> ArchiveHeader:
+def export_store(address: StoreAddress, path: Path, report: ReportRows, *, seal: bool = False) -> ArchiveHeader:
     """Write the store, as it is at one moment, to a new file. With `seal`, the store can't be written to from then on,
     unless the export fails.
 
@@ -105,7 +105,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
             unfinished.unlink()
 
 
-def _messages(dump: Dump, header: ArchiveHeader, path: Path, report: Report) -> Iterator[object]:
+def _messages(dump: Dump, header: ArchiveHeader, path: Path, report: ReportRows) -> Iterator[object]:
     yield header
     written: Counter[str] = Counter()
     report(0, header.rows)
@@ -135,7 +135,7 @@ def _write(file: BinaryIO, messages: Iterator[object]) -> None:
     file.write(_TRAILER.pack(length, digest.digest()))
 
 
-def import_store(path: Path, address: StoreAddress, report: Report) -> ArchiveHeader:
+def import_store(path: Path, address: StoreAddress, report: ReportRows) -> ArchiveHeader:
     """Build a store from an archive. The whole file is verified first, and the store is complete or does not exist.
 
     Raises ArchiveError when the archive is not complete, StoreNotEmptyError when there is a store already.

@@ -12,13 +12,14 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from headwater.pipeline.oplog.options import OplogOptionError, read_options
-from headwater.pipeline.oplog.source import (
+from headwater.spark import (
     ForeignOffsetError,
+    OplogOptionError,
     OplogReader,
     OplogSource,
     OplogStreamReader,
     SnapshotReader,
+    read_options,
 )
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from tests.support.written_store import WrittenStore

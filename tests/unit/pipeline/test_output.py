@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from headwater.cli.watching.logs import set_up_logging
-from headwater.pipeline.spark.output import relay
+from headwater.pipeline.spark.session import relay
 
 SAID = """\
 WARNING: Using incubator modules: jdk.incubator.vector

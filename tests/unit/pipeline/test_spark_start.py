@@ -14,8 +14,7 @@ from pyspark.errors import PySparkException
 import headwater.pipeline.spark.session
 from headwater.embedded.java import java_home
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark.cluster import reason
-from headwater.pipeline.spark.session import Spark, SparkError
+from headwater.pipeline.spark.session import Spark, SparkError, reason
 
 Started = Callable[..., dict[str, str]]
 

@@ -10,7 +10,7 @@ import click
 from headwater.bulk.contract import BulkProgress
 from headwater.cli.progress import BulkProgressDisplay
 from headwater.config.model import ServiceConfig
-from headwater.storage.archive import ArchiveHeader, Report, export_store, import_store
+from headwater.storage.archive import ArchiveHeader, ReportRows, export_store, import_store
 from headwater.storage.open import open_backend
 
 
@@ -39,7 +39,7 @@ def unseal(config: ServiceConfig) -> None:
         click.echo("note: devices that synced with the store that replaced it may be ahead of this one", err=True)
 
 
-def _display(what: str) -> Report:
+def _display(what: str) -> ReportRows:
     display = BulkProgressDisplay()
     return lambda rows, expected: display(BulkProgress(rows, expected, 0, 0, what, over=rows == expected))
 

@@ -1,41 +1,167 @@
 """Starts Spark, once per process, in the background, and keeps it running.
 
 Most jobs need only a SparkContext, which starts twice as fast as a session for DataFrames. The session is made when it
-is first needed.
+is first needed. What the JVM writes to its standard error is logged in our own format: `log4j2.properties` makes Spark
+mark each log line with its level and logger; all other lines come from the JVM itself, from Spark's launcher or from a
+worker's traceback, and are logged as debug output. On a cluster, executors have to reach the driver, and need a Python
+that has Headwater.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import pwd
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import resources
 
-from py4j.protocol import Py4JError
+from py4j.java_gateway import JavaGateway
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.embedded.java import java_home
 from headwater.errors import HeadwaterError
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark.cluster import (
-    NoExecutorsError,
-    address_towards,
-    check_executors,
-    lacks_executors,
-    python_of_executors,
-)
-from headwater.pipeline.spark.output import launch_jvm
+
+_MARKED = re.compile(r"\x1e(\w+) (\S+) (.*)")
+_LEVELS = {
+    "FATAL": logging.CRITICAL, "ERROR": logging.ERROR, "WARN": logging.WARNING, "INFO": logging.INFO,
+    "DEBUG": logging.DEBUG, "TRACE": logging.DEBUG,
+}  # fmt: skip
+
+_LAST_LINES = 10
+
+_spark_log = logging.getLogger("spark")
+
+
+def launch_jvm(conf: SparkConf) -> JavaGateway:
+    """Start the JVM of a driver, with its standard error in our log. When it ends at once, logs its last lines and
+    raises PySparkException."""
+    read, write = os.pipe()
+    said: deque[str] = deque(maxlen=_LAST_LINES)
+    thread = threading.Thread(target=_relay_pipe, args=(read, said), name="spark log", daemon=True)
+    thread.start()
+    try:
+        return launch_gateway(conf, popen_kwargs={"stderr": write})  # type: ignore[no-untyped-call]
+    except PySparkException:
+        for line in tuple(said):
+            _spark_log.error("%s", line)
+        raise
+    finally:
+        os.close(write)
+
+
+def _relay_pipe(descriptor: int, said: deque[str]) -> None:
+    with open(descriptor, encoding="utf-8", errors="replace") as stream:
+        relay(stream, said)
+
+
+def relay(lines: Iterable[str], said: deque[str]) -> None:
+    """Log lines as they come. Lines that Spark did not mark are also added to `said`."""
+    for text in lines:
+        line = text.rstrip("\n")
+        marked = _MARKED.fullmatch(line)
+        if marked is not None:
+            logging.getLogger(f"spark.{marked[2]}").log(_LEVELS.get(marked[1], logging.WARNING), "%s", marked[3])
+        elif line.strip():
+            said.append(line)
+            _spark_log.debug("%s", line)
+
+
+_PYTHON = "spark.pyspark.python"
+_STANDALONE = "spark://"
+
+
+class ExecutorError(EngineError):
+    """The executors of a cluster can't run our tasks."""
+
+    code = "HW_5107"
+
+
+class NoExecutorsError(EngineError):
+    """A cluster took all executors from our application, and gave it none for minutes: it has lost them, or a master
+    that was started anew does not know the application. Another one is begun with the next attempt."""
+
+    code = "HW_5108"
+
+
+def lacks_executors(context: SparkContext | None) -> bool:
+    """Whether an application runs that has none. False while it starts, which Spark itself gives up."""
+    started = getattr(context, "_jsc", None)  # there is none at first
+    if started is None:
+        return False
+    try:
+        return len(started.sc().statusTracker().getExecutorInfos()) <= 1  # the driver counts as one
+    except Exception:  # noqa: BLE001 - the JVM ends just now, where anything may be raised
+        return False
+
+
+def python_of_executors(conf: Mapping[str, str]) -> str:
+    """The Python that executors start, by its path on their machines: as `conf` or PYSPARK_PYTHON says, else as the one
+    that we run on."""
+    return conf.get(_PYTHON) or os.environ.get("PYSPARK_PYTHON") or sys.executable
+
+
+def address_towards(master: str) -> str | None:
+    """The address of this machine on the way to a Spark master, where executors can reach us. None if the master does
+    not say where it is. Spark itself would look the host name up, which in containers often leads nowhere."""
+    if not master.startswith(_STANDALONE):
+        return None
+    host, _, port = master.removeprefix(_STANDALONE).split(",")[0].rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as way:
+            way.connect(address)  # sends nothing
+            return str(way.getsockname()[0])
+    except OSError:  # Spark tells why the master can't be reached
+        return None
+
+
+def check_executors(context: SparkContext) -> None:
+    """Run a trivial task on executors. Waits until there are some. Raises ExecutorError when they have no Headwater, or
+    another one."""
+    ours = importlib.metadata.version("headwater")
+    tasks = context.defaultParallelism
+    try:
+        found = set(context.parallelize(range(tasks), tasks).map(_version).collect())
+    except Py4JJavaError as error:
+        raise _unfit(reason(str(error.java_exception.getMessage()))) from error
+    if found != {ours}:
+        raise _unfit(f"they have Headwater {', '.join(sorted(found))}, and this is {ours}")
+
+
+def _version(_: int) -> str:
+    return importlib.metadata.version("headwater")
+
+
+def _unfit(why: str) -> ExecutorError:
+    return ExecutorError(
+        f"the executors can't run tasks: {why}",
+        fix="give the machines of the cluster the Python and the Headwater of this one (docs/scaling.md)",
+    )
+
+
+def reason(text: str) -> str:
+    """The line that says why, of what Spark says of a failed job."""
+    _, traceback, told = text.partition("Traceback (most recent call last):\n")
+    lines = [line for line in (told if traceback else text).splitlines() if line.strip()]
+    # the frames of a traceback are indented
+    return next((line for line in lines if not (traceback and line[0].isspace())), "no reason given")
+
 
 _log = logging.getLogger(__name__)
 

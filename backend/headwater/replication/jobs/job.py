@@ -7,11 +7,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress, JobKind
-from headwater.bulk.work import BulkWork
 from headwater.decode.types import TypeCatalog
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.tables.live import LiveContext
@@ -23,6 +22,9 @@ from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, Places
 from headwater.storage.contract.store import Lease, StoredTable
 from headwater_rules.plan import SyncPlan
+
+if TYPE_CHECKING:
+    from headwater.pipeline.jobs import BulkJobs
 
 _ROWS_A_TASK = 250_000
 
@@ -46,7 +48,7 @@ class JobContext:
     source: SourceSettings
     store: Store
     lease: Lease
-    bulk: BulkWork
+    bulk: BulkJobs
     stream: StreamAccess
     progress: Callable[[BulkProgress], None]
     connection: SharedConnection

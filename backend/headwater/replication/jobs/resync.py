@@ -28,7 +28,6 @@ from headwater.bulk.contract import (
     Difference,
     JobKind,
     RecountJob,
-    TableChangedError,
 )
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Result, Steps
@@ -39,6 +38,7 @@ from headwater.replication.tables.attached import narrowed
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
+from headwater.source.rows.copy import TableChangedError
 from headwater.source.slot import SnapshotKeeper, end_reader, temporary_slot_name
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from headwater.bulk.contract import EngineError, TableChangedError
+from headwater.bulk.contract import EngineError
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError, MachineError, machine_errors
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
@@ -32,6 +32,7 @@ from headwater.replication.requests import RequestKind
 from headwater.replication.sampling.audit import Sampling, SamplingSettings
 from headwater.replication.stream.intake import FailedTransactions
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
+from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import (

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
 
 from headwater.bulk.contract import BulkProgress, JobKind, SnapshotJob, SnapshotTable, TableLockedError
-from headwater.bulk.work import BulkWork
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.own_slot import OwnSlot
@@ -26,6 +26,10 @@ from headwater.storage.contract.store import Lease, SourceState
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides
 
+if TYPE_CHECKING:
+    from headwater.pipeline.jobs import BulkJobs
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +41,7 @@ class InitialSnapshot:
     store: Store
     plan: SyncPlan
     version: int
-    bulk: BulkWork
+    bulk: BulkJobs
     progress: Callable[[BulkProgress], None]
 
     def run(self, lease: Lease, slot: OwnSlot) -> None:

@@ -14,19 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headwater.pipeline.compare
-import headwater.pipeline.digests
-import headwater.pipeline.plan
-import headwater.pipeline.small_table
-from headwater.bulk.contract import CompareJob, CompareTable, Difference, SnapshotTable
+import headwater.pipeline.jobs
+import headwater.pipeline.snapshot
+from headwater.bulk.contract import CompareJob, CompareTable, Difference
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import content_id
-from headwater.pipeline.digests import find_differences
-from headwater.pipeline.partition import BATCH_ROWS, Partition
+from headwater.pipeline.jobs import find_differences
+from headwater.pipeline.snapshot import Partition
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
+from headwater.source.rows.copy import BATCH_ROWS
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.store import StoredTable
@@ -87,7 +87,7 @@ class TwoSides:
         """A comparison finds the rows that differ and no others, whether the table is taken for small or not."""
         expected = sorted(self.key(number) for number, row in enumerate(self.rows) if row.differ)
         for largest in (0, 1 << 30):
-            self.monkeypatch.setattr(headwater.pipeline.plan, "SMALLEST_PAGES", largest)
+            self.monkeypatch.setattr(headwater.pipeline.snapshot, "SMALLEST_PAGES", largest)
             assert self._differing() == expected
 
     def _differing(self) -> list[str]:
@@ -101,7 +101,7 @@ class TwoSides:
         job = CompareJob(
             source, "", tables, (), TypeCatalog(), StoreKeys(b""), SqliteAddress(self.directory), self.directory
         )
-        parts = [Partition(SnapshotTable(1, published), leaf, 0, None)]
+        parts = [Partition(published, leaf, 0, None, 1)]
         self.found.clear()
         find_differences(LocalRun(job, "comparison", threading.Event()), job, parts, self.found.extend)
         return sorted(difference.key for difference in self.found)
@@ -120,7 +120,7 @@ def test_any_multiset_of_flaws_is_found(sides: TwoSides, data: st.DataObject) ->
     most = 1 if sides.identity == "keyed" else 4
     copies = st.builds(Copies, st.integers(0, most), st.lists(st.booleans(), max_size=most))
     sides.rows = data.draw(st.lists(copies, max_size=12))
-    sides.monkeypatch.setattr(headwater.pipeline.digests, "_FEWEST_PARTITIONS", 1)
+    sides.monkeypatch.setattr(headwater.pipeline.jobs, "_FEWEST_PARTITIONS", 1)
     sides.check()
 
 
@@ -137,6 +137,6 @@ def test_every_flawed_row_of_a_large_table_is_found(sides: TwoSides, rows: int, 
 
 
 def test_a_table_that_is_larger_than_it_was_thought_is_compared_all_the_same(sides: TwoSides) -> None:
-    sides.monkeypatch.setattr(headwater.pipeline.small_table, "MOST_CHARACTERS", 10_000)
+    sides.monkeypatch.setattr(headwater.pipeline.compare, "MOST_CHARACTERS", 10_000)
     sides.rows = [Copies(1, [number % 7 == 0]) for number in range(1000)]
     sides.check()

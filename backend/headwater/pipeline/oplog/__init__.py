@@ -1,1 +1,0 @@
-"""The op log as a data source for Spark."""
