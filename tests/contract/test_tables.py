@@ -84,7 +84,7 @@ def test_a_cause_of_another_version_takes_nothing_for_granted() -> None:
 def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.add_layout(world.lease, world.table, WIDER, "wider")
-    world.store.mark_resync(world.lease, [world.table], ResyncReason(Cause.ATTACHED, "public.p (5)"))
+    world.store.mark_resync(world.lease, [world.table], ResyncReason(Cause.ATTACHED, partitions=((5, "public.p"),)))
     before = world.table
     world.truncate()
     (stored,) = world.store.tables(SOURCE)
@@ -92,7 +92,7 @@ def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> 
     assert (stored.layouts, stored.fingerprint, stored.resync) == (
         (RELATION, WIDER),
         "wider",
-        ResyncReason(Cause.ATTACHED, "public.p (5)"),
+        ResyncReason(Cause.ATTACHED, partitions=((5, "public.p"),)),
     )
 
 

@@ -7,7 +7,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headwater.decode.pgoutput import Decoder
 from headwater.oplog.change import Relation, ReplicaIdentity
-from headwater.replication.tables.reshape import as_streamed
+from headwater.replication.tables.live import as_streamed
 from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.catalog.published import PublishedTable, load_types, published_tables
 from headwater.source.connect import SourceSettings, connect

@@ -13,7 +13,7 @@ from headwater.config.given import ConfigSource
 from headwater.config.load import load_config
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
-from headwater.source.slot import former_slot_name, slot_name
+from headwater.source.slot import slot_name
 from headwater.storage.open import open_backend
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_postgres import SourceDb
@@ -162,8 +162,8 @@ def test_rules_in_the_service_config_are_told_with_a_remedy_that_works(check: Ch
 
 def test_only_slots_of_the_old_service_are_named(check: Check, former: None, source_db: SourceDb) -> None:
     settings = SourceSettings("127.0.0.1", source_db.name, "postgres", slot_prefix="powersync_")
-    theirs, ours = "shop_1_cd34", [slot_name(settings), former_slot_name(settings)]
-    for name in (theirs, *ours):
+    theirs, ours = "shop_1_cd34", slot_name(settings)
+    for name in (theirs, ours):
         source_db.execute(f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
     try:
         _, told = check(service=SERVICE.replace("uri: !env", "slot_name_prefix: powersync_\n      uri: !env", 1))
@@ -173,7 +173,7 @@ def test_only_slots_of_the_old_service_are_named(check: Check, former: None, sou
         assert {"powersync_1_ab12", theirs} <= {*re.findall(r"the slot (\w+) ", told["Good to know"])}
         assert f"SELECT pg_drop_replication_slot('{theirs}')" in told["Good to know"]
     finally:
-        for name in (theirs, *ours):
+        for name in (theirs, ours):
             source_db.execute(f"select pg_drop_replication_slot('{name}')")
 
 

@@ -13,7 +13,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceRefused, SourceSettings, SourceUnreachable, connect
 from headwater.source.readiness.checks import SourceNotReady, check_source
 from headwater.source.readiness.prepare import MoreRightsNeeded, NotAllowed, missing_sql, prepare, sql_block
-from headwater.source.slot import former_slot_name, slot_name
+from headwater.source.slot import slot_name
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_postgres import SourceDb
@@ -250,15 +250,14 @@ def test_a_database_that_was_made_read_only_is_not_said_to_be_a_standby(source_d
         prepare(settings_for(source_db), tables("a"))
 
 
-@pytest.mark.parametrize("name", [slot_name, former_slot_name], ids=["present", "former"])
 def test_the_slot_that_is_ours_already_does_not_count_as_missing(
-    postgres_with: Callable[..., EmbeddedPostgres], name: Callable[[SourceSettings], str]
+    postgres_with: Callable[..., EmbeddedPostgres],
 ) -> None:
     server = postgres_with(max_replication_slots="2")
     settings = SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable")
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         conn.execute("create table a (id int primary key)")
-        conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name(settings)])
+        conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot_name(settings)])
         assert prepare(settings, tables("a")).tables == ("public.a",)
         conn.execute("select pg_create_logical_replication_slot('other', 'pgoutput')")
         with pytest.raises(SourceNotReady, match="0 of 2 replication slots are free, and 1 are needed"):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headwater.pipeline.compare
-from headwater.replication.tables.changes import verified_key
-from tests.support.changed_source import compared, settled
+from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
 from tests.support.local_bulk import patches_tasks
 
@@ -39,11 +38,11 @@ def stale(deployment: Deployment) -> int:
 
 @pytest.fixture
 def with_stale_rows(deploy: Deploy, source_db: SourceDb) -> Callable[..., Deployment]:
-    """A deployment as an earlier version has left it, which took none of the rows for wrong."""
+    """A deployment whose comparison took none of the rows for wrong."""
 
-    def make(rows: int, *, on_postgres: bool = False) -> Deployment:
+    def make(rows: int) -> Deployment:
         fill(source_db, rows)
-        deployment = deploy(CONFIG, on_postgres=on_postgres).start()
+        deployment = deploy(CONFIG).start()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(headwater.pipeline.compare, "_in_right_buckets", lambda *_: True)
             source_db.execute("alter table items drop column gone")
@@ -90,24 +89,3 @@ def test_a_resync_finds_rows_that_only_the_rules_tell_from_what_they_should_be(
     assert deployment.ask("resync")["differences"] == {"public.items": 1000}
     assert stale(deployment) == 0
     assert deployment.ask("resync")["differences"] == {}
-
-
-@patches_tasks
-@pytest.mark.parametrize("on_postgres", [False, True])
-def test_stores_of_earlier_versions_are_looked_over_once(
-    with_stale_rows: Callable[..., Deployment], on_postgres: bool
-) -> None:
-    deployment = with_stale_rows(1000, on_postgres=on_postgres)
-    comparisons = len(deployment.bulk_records())
-    deployment.stop()
-    with deployment.store() as store:
-        lease = store.acquire("default", "test", 10.0)
-        store.note(lease, verified_key("default"), "")
-        store.release(lease)
-    deployment.start()
-    wait_until(lambda: len(deployment.bulk_records()) == comparisons + 1 and settled(deployment), "the comparison")
-    assert stale(deployment) == 0
-    deployment.stop()
-    deployment.start()
-    assert not compared(deployment)
-    assert len(deployment.bulk_records()) == comparisons + 1

@@ -13,11 +13,10 @@ import pytest
 from headwater.bulk.contract import BulkProgress, SnapshotJob
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.own_slot import slot_note
-from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, former_slot_name, slot_name
+from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, slot_name
 from headwater.storage.contract.parts import BulkOutcome
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
-from tests.support.store_file import store_file
 
 Service = Callable[[SourceDb, str], Deployment]
 
@@ -244,63 +243,6 @@ def test_a_slot_of_another_database_is_never_touched(
     with pytest.raises(SlotForeignError, match=f"belongs to database {other_db.name} .*slot_name_prefix"):
         deployment.start()
     assert other_db.fetch("select slot_name, database from pg_replication_slots") == [(name, other_db.name)]
-
-
-# stores of earlier versions
-
-
-def as_an_earlier_version_left_it(deployment: Deployment) -> str:
-    """Have the store know its slot as it would have from an earlier version; what that called it."""
-    stop(deployment)
-    name, former = slot_name(deployment.settings), former_slot_name(deployment.settings)
-    deployment.source.execute(f"select pg_copy_logical_replication_slot('{name}', '{former}')")
-    deployment.source.execute(f"select pg_drop_replication_slot('{name}')")
-    execute = f"update sources set slot = '{former}'; delete from meta where key = 'slot default'"
-    if deployment.storage is not None:
-        with psycopg.connect(deployment.storage.conninfo, autocommit=True) as conn:
-            conn.execute(f"set search_path = {deployment.storage.schema}".encode())
-            conn.execute(execute.encode())
-    else:
-        with store_file(deployment.directory) as db:
-            db.execute(execute)
-    return former
-
-
-@pytest.mark.parametrize("on_postgres", [False, True], ids=["sqlite", "postgres"])
-def test_a_store_of_an_earlier_version_keeps_its_slot_and_its_name(
-    service: Service, source_db: SourceDb, request: pytest.FixtureRequest, on_postgres: bool
-) -> None:
-    deployment = service(source_db, "store")
-    deployment.storage = request.getfixturevalue("postgres_storage") if on_postgres else None
-    name = as_an_earlier_version_left_it(deployment.start())
-    deployment.start()
-    assert [slot for slot, _ in readers(source_db)] == [name]
-    query = "select application_name from pg_stat_replication r join pg_replication_slots s on s.active_pid = r.pid"
-    assert source_db.fetch(query) == [(name,)], "what synchronous_standby_names holds"
-    assert kinds(deployment) == ["snapshot"]
-    stop(deployment)
-    source_db.execute(f"select pg_drop_replication_slot('{name}')")
-    deployment.start()
-    wait_until(lambda: kinds(deployment) == ["snapshot", "re-sync"], "the lost slot to be made up for", 30)
-    assert [slot for slot, _ in readers(source_db)] == [name], "also when it has to be made anew"
-    assert right(deployment)
-
-
-def test_of_two_old_stores_with_one_name_that_of_the_slot_s_database_has_it(
-    service: Service, source_db: SourceDb, other_db: SourceDb
-) -> None:
-    one, other = service(source_db, "store").start(), service(other_db, "other").start()
-    name = as_an_earlier_version_left_it(one)
-    source_db.execute(f"select pg_drop_replication_slot('{name}')")
-    assert as_an_earlier_version_left_it(other) == name
-    one.start()
-    other.start()
-    assert [slot for slot, _ in readers(source_db)] == [slot_name(one.settings)]
-    assert [slot for slot, _ in readers(other_db)] == [name]
-    wait_until(lambda: kinds(one) == ["snapshot", "re-sync"], "what was missed to be found", 30)
-    assert kinds(other) == ["snapshot"]
-    assert right(one)
-    assert right(other)
 
 
 # how the store knows

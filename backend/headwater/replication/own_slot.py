@@ -31,7 +31,6 @@ from headwater.source.slot import (
     drop_unread_slot,
     end_reader,
     end_sessions,
-    former_slot_name,
     slot_busy_error,
     slot_name,
     slot_status,
@@ -59,8 +58,7 @@ class SlotNote:
 
 
 def slot_note(source: SourceSettings, store: Store) -> SlotNote:
-    """What the store noted. A store of an earlier version, or an imported one, noted nothing: it owns the slot that it
-    followed."""
+    """What the store noted. An imported store has no note: it owns the slot that it followed."""
     text = store.noted(_key(source))
     if text:
         return SlotNote(**orjson.loads(text))
@@ -72,8 +70,6 @@ def slot_of(source: SourceSettings, store: Store) -> str:
     """The name of the store's slot, made or still to be made: the noted one, unless slot_name_prefix was changed
     since."""
     note = slot_note(source, store)
-    if note.prefix is None:
-        return note.name if note.name == former_slot_name(source) else slot_name(source)
     return note.name if note.prefix == source.slot_prefix else slot_name(source)
 
 
@@ -121,7 +117,7 @@ class OwnSlot:
         self._conn.close()
 
     def keep(self) -> None:
-        """Claim the slot anew if our session has ended. Call this often while the stream is followed.
+        """Claim the slot again if our session has ended. Call this often while the stream is followed.
 
         When it ended since the source shuts down, Postgres waits until the stream has brought everything and all is
         confirmed. That may take the source offline for as long as a large transaction is applied, so it gets some
@@ -167,11 +163,11 @@ class OwnSlot:
         return False
 
     def make(self) -> SnapshotKeeper:
-        """Make a new slot and drop the former one. Raises SlotForeignError when another service has the name."""
+        """Make a new slot and drop the old one. Raises SlotForeignError when another service has the name."""
         before = slot_note(self._source, self._store)
         name = self._free_name()
         if before.name != name and not before.taken and not claims_of_others(self._conn, before.name, self._store_id):
-            # Of a former configuration, or of the store that ours is a copy of
+            # Of an older configuration, or of the store that ours is a copy of
             drop_unread_slot(self._conn, before.name)
         self._make_room(name, ours=before.name == name and not before.taken)
         self._write(SlotNote(name, self._source.slot_prefix))
@@ -187,7 +183,7 @@ class OwnSlot:
         self._claimed = name
 
     def _free_name(self) -> str:
-        """The name to use. Earlier versions gave the same name in every database, where it may be taken."""
+        """The name to use: another than the noted one where a slot of another database has that."""
         name = self.name
         return name if slot_status(self._conn, name) is None or self.find(name) else slot_name(self._source)
 
@@ -227,7 +223,7 @@ class OwnSlot:
         self._store.note(self._lease, _key(self._source), orjson.dumps(asdict(note)).decode())
 
     def adopt(self) -> None:
-        """Write the note that an earlier version or an import did not write, before anything is changed."""
+        """Write the note that an import did not write, before anything is changed."""
         note = slot_note(self._source, self._store)
         if note.name and not self._store.noted(_key(self._source)):
             self._write(note)
@@ -237,7 +233,7 @@ _SESSION = "headwater slot"
 
 
 def _has_ended(conn: psycopg.Connection) -> bool:
-    """Whether the server has ended a session that nothing is asked of."""
+    """Whether the server has ended an idle session."""
     try:
         while select.select([conn.pgconn.socket], [], [], 0)[0]:
             conn.pgconn.consume_input()

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.jobs.scheduler import JobScheduler
-from headwater.replication.tables.changes import adapt, table_changes
-from headwater.replication.tables.roots import NameBook, distrust_named
+from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.schema_watch import SchemaWatch
 
 

@@ -32,11 +32,9 @@ from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.apply import Applier
 from headwater.replication.stream.flush import StreamFlush
 from headwater.replication.stream.intake import FailedTransactions, StreamIntake
-from headwater.replication.tables.changes import adapt, table_changes, verify_once
+from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.live import LiveContext
-from headwater.replication.tables.partly_published import UnseenAudit
-from headwater.replication.tables.roots import NameBook, distrust_named
-from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
+from headwater.replication.tables.schema_watch import SchemaWatch, UnseenAudit, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.readiness.checks import unseen_findings
@@ -248,7 +246,6 @@ class Replicator:
             self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         with contextlib.closing(SharedConnection(self.source)) as connection:
             self._adapt(lease, state, plans, connection)
-            verify_once(self.store, lease, self.source.tag)
             self._stream(slot, lease, state, plans, connection, stop, watch, recovery)
 
     def _stream(

@@ -81,11 +81,6 @@ def slot_name(settings: SourceSettings) -> str:
     return f"{stem}_{_allowed(settings.database)[:17]}_{_hash(unique)}"
 
 
-def former_slot_name(settings: SourceSettings) -> str:
-    """The name that earlier versions gave, the same for all databases."""
-    return _allowed(f"{settings.slot_prefix}{settings.tag}")[:63]
-
-
 def temporary_slot_name(slot: str) -> str:
     """The name of the temporary slot of the service that owns `slot`."""
     return f"{slot[:47]}_{_hash(slot)}_resync"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.source.connect import SourceSettings
-from headwater.source.slot import former_slot_name, slot_name, temporary_slot_name
+from headwater.source.slot import slot_name, temporary_slot_name
 
 APP = SourceSettings("db", "app", "headwater")
 LONG = replace(
@@ -19,7 +19,6 @@ LONG = replace(
 def test_the_name_tells_prefix_tag_and_database() -> None:
     assert re.fullmatch("headwater_default_app_[0-9a-f]{8}", slot_name(APP))
     assert slot_name(APP) == slot_name(replace(APP, host="another", user="another"))
-    assert former_slot_name(APP) == "headwater_default"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_what_is_another_source_or_prefix_has_another_name(other: SourceSettings
 def test_any_name_is_one_that_postgres_allows() -> None:
     shorter = replace(LONG, database=LONG.database[:-1])
     names = [slot_name(LONG), slot_name(shorter)]
-    temporary = [temporary_slot_name(name) for name in [*names, former_slot_name(LONG), former_slot_name(LONG)[:-1]]]
-    for name in [*names, *temporary, former_slot_name(LONG)]:
+    temporary = [temporary_slot_name(name) for name in names]
+    for name in [*names, *temporary]:
         assert re.fullmatch("[a-z0-9_]{1,63}", name)
-    assert len({*names, *temporary}) == 6
+    assert len({*names, *temporary}) == 4

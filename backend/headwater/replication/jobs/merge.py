@@ -26,8 +26,7 @@ from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.lacking import completed
 from headwater.replication.stream.touches import TableTouches, TouchLog
-from headwater.replication.tables.generated import filled
-from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.replication.tables.live import FullCells, LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow
 
 _FEWEST, _MOST = 100, 2_000

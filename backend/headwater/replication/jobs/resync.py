@@ -34,7 +34,7 @@ from headwater.replication.jobs.job import Background, Job, JobContext, JobOutco
 from headwater.replication.jobs.merge import Findings, Merge
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.attached import narrowed
+from headwater.replication.tables.changes import attached_only
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
@@ -216,7 +216,7 @@ class Resync(Job):
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:
         attached = self._request.reason.cause is Cause.ATTACHED and stored.has(Cause.ATTACHED)
         if attached and not self._request.verify:
-            part = narrowed(published, stored)
+            part = attached_only(published, stored)
             return CompareTable(part, stored, (), part.estimated_rows)
         return CompareTable(published, stored, *self._context.places(stored.id))
 

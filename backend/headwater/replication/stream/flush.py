@@ -17,10 +17,8 @@ from headwater.replication.stream.followed import Followed, same_name
 from headwater.replication.stream.lacking import Lacking, completed
 from headwater.replication.stream.source_rows import SourceReads
 from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.changes import empty
-from headwater.replication.tables.generated import Filler
-from headwater.replication.tables.live import FullCells, LiveContext, LiveTable
-from headwater.replication.tables.roots import NameBook
+from headwater.replication.tables.changes import NameBook, empty
+from headwater.replication.tables.live import Filler, FullCells, LiveContext, LiveTable
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
 from headwater.storage.contract.reader import FlushMark

@@ -19,8 +19,7 @@ from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.replication.stream.contents import content_of
 from headwater.replication.stream.lacking import Lacking
 from headwater.replication.stream.row_writer import AS_STORED, KnownCells, RowState, RowWriter
-from headwater.replication.tables.generated import Fill, filled
-from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.replication.tables.live import Fill, FullCells, LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush
 

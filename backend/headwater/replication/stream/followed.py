@@ -6,11 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from headwater.oplog.change import Relation
 from headwater.oplog.lsn import Lsn
-from headwater.replication.tables.attached import compared_whole
-from headwater.replication.tables.changes import changed_unseen
-from headwater.replication.tables.live import LiveContext, LiveTable
-from headwater.replication.tables.reshape import Reshape, as_kept, reshape
-from headwater.replication.tables.roots import is_root
+from headwater.replication.tables.changes import changed_unseen, compared_whole, is_root
+from headwater.replication.tables.live import LiveContext, LiveTable, Reshape, as_kept, reshape
 from headwater.source.catalog.shape import files
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable

@@ -16,8 +16,7 @@ from headwater.oplog.change import UNCHANGED, Cells, Delete, Insert, RowChange, 
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.stream.contents import content_of
-from headwater.replication.tables.generated import Fill, filled
-from headwater.replication.tables.live import LiveTable
+from headwater.replication.tables.live import Fill, LiveTable, filled
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,39 @@
 A new table is created, and a changed one gets another layout; both are compared with the source beside the stream, so
 that devices are sent what differs. If the replica identity changed, rows get other ids before. All rows of a table are
 removed if it is gone, no longer published, or if the new ids of its rows can't be derived.
+
+Of a table to which only partitions were attached, only these are compared. The stream goes on for the other partitions,
+and no stored row is from the new ones, so all their rows are new, or were streamed since. That takes a key: without
+one, rows are counted over all partitions.
+
+The stream does not bring renames of partitioned tables that are published as one table (roots). Postgres describes a
+table in the stream once, and again after a change to it. Renaming a root does not change its partitions, whose rows go
+on under its old name. So before a flush with rows of a root commits, its name is read from the catalog, which includes
+every rename from before those rows were written. Only the event triggers see a name that is gone again by then. Changes
+that came under another name than the stored one are left to a comparison, up to a position that is kept in the store.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from typing import Final
 
+import orjson
+import psycopg
+
 from headwater.oplog.change import Column, Relation
 from headwater.oplog.keys import StoreKeys
+from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
-from headwater.replication.tables.attached import attach_reason
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog.published import PublishedTable
+from headwater.source.catalog.shape import leaf_oids
+from headwater.source.slot import end_of_log
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
 
@@ -28,7 +43,6 @@ _log = logging.getLogger(__name__)
 
 REMOVED_AT_ONCE = 5_000
 """How many rows of a table to remove at once; more would take too much memory."""
-
 
 _UNSEEN: Final = frozenset(
     {
@@ -157,10 +171,10 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
             store.mark_resync(lease, [table.id], ResyncReason(Cause.REPLACED))
         store.add_layout(lease, table.id, published.relation, published.shape)
     for table, published in changes.altered:
-        partly = attach_reason(table, published)
-        if partly:
-            _log.info("comparing a part of %s with the source: %s", published.qualified_name, partly)
-            store.mark_resync(lease, [table.id], partly)
+        attached = attach_reason(table, published)
+        if attached:
+            _log.info("comparing a part of %s with the source: %s", published.qualified_name, attached)
+            store.mark_resync(lease, [table.id], attached)
             store.add_layout(lease, table.id, published.relation, published.shape)
             continue
         rekeyed = table.has(Cause.REKEYED) or ids_after(table, published.relation) is Ids.DERIVED
@@ -187,26 +201,6 @@ def is_another(table: StoredTable, published: PublishedTable) -> bool:
     return (before.oid, before.schema, before.name) != (now.oid, now.schema, now.name)
 
 
-def verified_key(tag: str) -> str:
-    """The key under which the store notes that `verify_once` is done."""
-    return f"altered tables verified {tag}"
-
-
-def verify_once(store: StoreWriter, lease: Lease, tag: str) -> None:
-    """Mark altered tables to be compared and evaluated, once in the life of a store: earlier versions could leave rows
-    in buckets where they belonged before the table was altered."""
-    key = verified_key(tag)
-    if store.noted(key):
-        return
-    altered = [t for t in store.tables(tag) if len(t.layouts) > 1 and not t.has(Cause.REKEYED, Cause.IDS_LOST)]
-    if altered:
-        _log.info("comparing %d tables with the source once, since they were altered", len(altered))
-    for table in altered:
-        cause = Cause.REPLACED if changed_unseen(table) else Cause.REDEFINED
-        store.mark_resync(lease, [table.id], ResyncReason(cause))
-    store.note(lease, key, "done")
-
-
 def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, table: StoredTable) -> int:
     """Remove all rows of a table, from devices too. Returns the id of its empty generation."""
     flush = store.begin(lease)
@@ -223,7 +217,7 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
 def empty(flush: Flush, table: LiveTable, keys: StoreKeys) -> int:
     """Remove all rows of a table: by one CLEAR a bucket, or by REMOVEs where buckets also have rows of other tables.
     Returns the id of its new, empty generation."""
-    # By a former name, its rows may have been in other buckets
+    # By an older name, its rows may have been in other buckets
     names = {(layout.schema, layout.name) for layout in table.layouts}
     exclusive = table.bound.exclusive and len(names) == 1
     if not exclusive:
@@ -236,3 +230,85 @@ def empty(flush: Flush, table: LiveTable, keys: StoreKeys) -> int:
 def _removes(table_id: int, keys: StoreKeys, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:
     """Ops that remove a row from all its buckets."""
     return row_ops(decode_members(members, row_id), (), RowKeys(table_id, row_id, keys, subkey))[0]
+
+
+# attached partitions
+
+
+def attach_reason(table: StoredTable, published: PublishedTable) -> ResyncReason | None:
+    """Why to compare a stored table to which only partitions were attached. None if anything else changed, or if the
+    whole table is to be compared already."""
+    if compared_whole(table) or RowIdentity.of(published.relation).kind is not IdentityKind.KEY:
+        return None
+    new = published.attached_since(table.fingerprint)
+    if not new:
+        return None
+    partitions = tuple((leaf.oid, f"{leaf.schema}.{leaf.name}") for leaf in published.leaves if leaf.oid in new)
+    return ResyncReason(Cause.ATTACHED, partitions=(*(table.resync.partitions if table.resync else ()), *partitions))
+
+
+def compared_whole(table: StoredTable) -> bool:
+    """Whether a stored table is marked to be compared as a whole."""
+    return table.resync is not None and not table.has(Cause.ATTACHED)
+
+
+def attached_only(published: PublishedTable, table: StoredTable) -> PublishedTable:
+    """The table with only those partitions that are to be compared."""
+    named = {oid for oid, _ in table.resync.partitions} if table.resync else set[int]()
+    return replace(published, leaves=tuple(leaf for leaf in published.leaves if leaf.oid in named))
+
+
+# names of partitioned tables
+
+
+def is_root(table: StoredTable) -> bool:
+    """Whether a table's rows are in partitions, by its stored shape."""
+    return leaf_oids(table.fingerprint) != {table.relation.oid}
+
+
+class NameBook:
+    """By oid, up to which position the stream may use a wrong name for a root. Kept in the store."""
+
+    def __init__(self, store: StoreWriter, tag: str) -> None:
+        self._store = store
+        self._key = f"names of partitioned tables {tag}"
+
+    def read(self) -> dict[int, Lsn]:
+        known = orjson.loads(self._store.noted(self._key) or "{}")
+        return {int(oid): parse_lsn(upto) for oid, upto in known.items()}
+
+    def distrust(self, lease: Lease, oids: Collection[int], upto: Lsn) -> None:
+        """Leave changes of these tables up to a position to comparisons."""
+        self._write(lease, self.read() | dict.fromkeys(oids, upto))
+
+    def pass_over(self, lease: Lease, position: Lsn) -> None:
+        """Delete entries up to the position from which the stream is read."""
+        known = self.read()
+        ahead = {oid: upto for oid, upto in known.items() if upto > position}
+        if ahead != known:
+            self._write(lease, ahead)
+
+    def forget(self, lease: Lease) -> None:
+        """Delete all, since the source has another history: its positions mean other transactions."""
+        if self.read():
+            self._write(lease, {})
+
+    def _write(self, lease: Lease, known: Mapping[int, Lsn]) -> None:
+        text = orjson.dumps({str(oid): format_lsn(upto) for oid, upto in known.items()}).decode()
+        self._store.note(lease, self._key, text)
+
+
+def distrust_named(book: NameBook, lease: Lease, conn: psycopg.Connection, changes: TableChanges) -> Mapping[int, Lsn]:
+    """Note roots that are new or renamed, before they are taken up: the stream may use their new names for rows that
+    were written before. Returns the positions by oid."""
+    named = [table for table in changes.new if _is_root(table)]
+    named += [found for stored, found in changes.altered if _is_root(found) and is_another(stored, found)]
+    if not named:
+        return {}
+    oids, upto = [table.relation.oid for table in named], end_of_log(conn)
+    book.distrust(lease, oids, upto)
+    return dict.fromkeys(oids, upto)
+
+
+def _is_root(table: PublishedTable) -> bool:
+    return [leaf.oid for leaf in table.leaves] != [table.relation.oid]

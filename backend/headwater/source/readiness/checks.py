@@ -16,7 +16,7 @@ from headwater.source.catalog.published import PublishedTable, published_tables,
 from headwater.source.catalog.schema import unpublished_findings
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.finding import Finding, Reading, unreadable
-from headwater.source.slot import former_slot_name, slot_name, slot_status, temporary_slot_name
+from headwater.source.slot import slot_name, slot_status, temporary_slot_name
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Deciding, TablePattern
 
@@ -278,7 +278,7 @@ def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: 
     """Whether the server has the slots and WAL senders that we need besides those that we have. `followed` is the name
     of our slot, where that is known."""
     findings = []
-    names = (followed, slot_name(settings), former_slot_name(settings))
+    names = (followed, slot_name(settings))
     own = next((slot for name in names if (slot := slot_status(conn, name)) is not None), None)
     if own is not None and own.database != conn.info.dbname:
         own = None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import orjson
+
 
 class Cause(StrEnum):
     """What happened to a table. Values are stored: add new ones, never change them."""
@@ -31,7 +33,7 @@ class Cause(StrEnum):
     IDS_LOST = "ids_lost"
     """The table is to be emptied and filled again."""
     ATTACHED = "attached"
-    """Only some partitions are compared. Detail: their names, each with its oid in brackets."""
+    """Only the partitions that the reason names are compared."""
     ASKED = "asked"
     AUDIT = "audit"
     SAMPLED = "sampled"
@@ -60,18 +62,23 @@ _CODES: Final = frozenset(cause.value for cause in Cause)
 
 @dataclass(frozen=True, slots=True)
 class ResyncReason:
-    """Why a table is being compared; `detail` completes the sentence of `cause`."""
+    """Why a table is being compared; `detail` completes the sentence of `cause`. `partitions` are, when ATTACHED, oid
+    and name of those that are compared."""
 
     cause: Cause
     detail: str = ""
+    partitions: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
-        return _SENTENCES[self.cause] + self.detail
+        return _SENTENCES[self.cause] + (self.detail or ", ".join(name for _, name in self.partitions))
 
 
 def reason_columns(reason: ResyncReason | None) -> tuple[str, str]:
     """Cause and detail as stored; both are empty for a table that is not being compared."""
-    return ("", "") if reason is None else (reason.cause.value, reason.detail)
+    if reason is None:
+        return "", ""
+    detail = orjson.dumps(reason.partitions).decode() if reason.cause is Cause.ATTACHED else reason.detail
+    return reason.cause.value, detail
 
 
 def stored_reason(cause: str, detail: str) -> ResyncReason | None:
@@ -79,4 +86,6 @@ def stored_reason(cause: str, detail: str) -> ResyncReason | None:
     fewest assumptions."""
     if not cause:
         return None
+    if cause == Cause.ATTACHED:
+        return ResyncReason(Cause.ATTACHED, partitions=tuple((oid, name) for oid, name in orjson.loads(detail)))
     return ResyncReason(Cause(cause), detail) if cause in _CODES else ResyncReason(Cause.REPLACED)

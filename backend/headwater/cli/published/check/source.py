@@ -13,7 +13,7 @@ from headwater.source.catalog.publications import load_publications
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import publication_findings, server_findings, source_findings
 from headwater.source.readiness.finding import Finding
-from headwater.source.slot import former_slot_name, slot_name
+from headwater.source.slot import slot_name
 from headwater_rules.plan import TablePattern
 
 PUBLICATION = "powersync"
@@ -73,7 +73,7 @@ def _findings(
 
 def _former_slots(conn: psycopg.Connection, settings: SourceSettings, noted: str) -> Iterator[Outcome]:
     """The old service names its slots as slot_name_prefix says, and so do we: ours are left out."""
-    own = [slot_name(settings), former_slot_name(settings), noted]
+    own = [slot_name(settings), noted]
     for name, active in conn.execute(_SLOTS, [settings.slot_prefix, own]).fetchall():
         reading = "is read by the old service" if active else "is read by nobody, and keeps the database's log"
         fix = f"when the old service is gone for good: SELECT pg_drop_replication_slot('{name}')"
