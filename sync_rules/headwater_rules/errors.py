@@ -1,7 +1,8 @@
-"""Errors in a sync config, and their places.
+"""Errors in a sync config, and where they are in it.
 
-All errors of a file are reported at once. An error is picklable and has a place in the YAML text, so that a terminal
-can underline it and an editor can mark it.
+All errors of a file are reported at once. An error is picklable and has a span of the YAML text, so that a terminal can
+underline it and an editor can mark it. The compiler carries nodes of its trees; the span of a node is looked up when an
+error is made.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import difflib
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import NoReturn
 
-_SHOWN = 140  # characters of a source line beside its error
+_MOST_SHOWN = 140  # characters of a source line beside its error
 _MOST_TOLD = 1_000  # characters of a source line in JSON
 _MOST_FINDINGS = 1_000
 _MOST_WORK = 150_000
@@ -102,9 +103,8 @@ class Code(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A range of the YAML text: character offsets in `document`. Everything else is looked up on demand, because every
-    name of a config has a place and few have errors. Lines and columns count from 1."""
+class Span:
+    """A range of the YAML text: character offsets in `document`. Lines and columns count from 1."""
 
     document: str = field(repr=False)
     start: int
@@ -145,10 +145,10 @@ class Place:
         return _line_starts(self.document)[self.line - 1]
 
 
-def place_in(document: str, start: int, end: int) -> Place:
-    """The place of `document[start:end]`; offsets outside the document are moved to its end."""
+def span_in(document: str, start: int, end: int) -> Span:
+    """`document[start:end]`; offsets outside the document are moved to its end."""
     start = min(max(start, 0), len(document))
-    return Place(document, start, min(max(end, start), len(document)))
+    return Span(document, start, min(max(end, start), len(document)))
 
 
 @lru_cache(maxsize=4)
@@ -158,39 +158,39 @@ def _line_starts(document: str) -> Sequence[int]:
 
 
 class RuleError(Exception):
-    """An error or warning in a sync config: `message` says what, `place` where, `suggestion` what to do."""
+    """An error or warning in a sync config: `message` says what, `span` where, `suggestion` what to do."""
 
     def __init__(
         self,
         code: Code,
         message: str,
-        place: Place | None = None,
+        span: Span | None = None,
         suggestion: str = "",
         severity: Severity = Severity.FATAL,
     ) -> None:
-        super().__init__(code, message, place, suggestion, severity)  # args are what pickle replays
+        super().__init__(code, message, span, suggestion, severity)  # args are what pickle replays
         self.code = code
         self.message = message
-        self.place = place
+        self.span = span
         self.suggestion = suggestion
         self.severity = severity
 
     def as_fatal(self) -> RuleError:
         """The same finding as an error that rejects the config."""
-        return RuleError(self.code, self.message, self.place, self.suggestion)
+        return RuleError(self.code, self.message, self.span, self.suggestion)
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON: code, severity, message, suggestion, and the place or null."""
+        """For JSON: code, severity, message, suggestion, and the span or null."""
         return {
             "code": self.code.value,
             "severity": self.severity.value,
             "message": self.message,
             "suggestion": self.suggestion or None,
-            "place": _place_dict(self.place) if self.place else None,
+            "place": _span_dict(self.span) if self.span else None,
         }
 
     def __str__(self) -> str:
-        where = f" (line {self.place.line}, column {self.place.column})" if self.place else ""
+        where = f" (line {self.span.line}, column {self.span.column})" if self.span else ""
         remedy = f"; {self.suggestion}" if self.suggestion else ""
         return f"[{self.code.value}] {self.message}{where}{remedy}"
 
@@ -198,15 +198,15 @@ class RuleError(Exception):
         """The error with the source line underlined, for a terminal."""
         head = f"{'error' if self.severity is Severity.FATAL else 'warning'} [{self.code.value}]: {self.message}"
         lines = [head]
-        if self.place:
-            width = len(str(self.place.line))
-            line, column = _cropped(self.place.source_line, self.place.column)
+        if self.span:
+            width = len(str(self.span.line))
+            line, column = _cropped(self.span.source_line, self.span.column)
             before = line[: column - 1]
             indent = "".join(character if character == "\t" else " " for character in before)
-            marked = min(self.place.end - self.place.start, len(line) - len(before))
+            marked = min(self.span.end - self.span.start, len(line) - len(before))
             lines += [
-                f"{' ' * width} --> line {self.place.line}, column {self.place.column}",
-                f"{self.place.line} | {line}",
+                f"{' ' * width} --> line {self.span.line}, column {self.span.column}",
+                f"{self.span.line} | {line}",
                 f"{' ' * width} | {indent}{'^' * max(marked, 1)}",
             ]
         if self.suggestion:
@@ -214,25 +214,25 @@ class RuleError(Exception):
         return "\n".join(lines)
 
 
-def _place_dict(place: Place) -> dict[str, object]:
+def _span_dict(span: Span) -> dict[str, object]:
     return {
-        "start": place.start,
-        "end": place.end,
-        "line": place.line,
-        "column": place.column,
-        "text": place.text[:_MOST_TOLD],
-        "source_line": place.source_line[:_MOST_TOLD],
-        "end_line": place.end_line,
-        "end_column": place.end_column,
+        "start": span.start,
+        "end": span.end,
+        "line": span.line,
+        "column": span.column,
+        "text": span.text[:_MOST_TOLD],
+        "source_line": span.source_line[:_MOST_TOLD],
+        "end_line": span.end_line,
+        "end_column": span.end_column,
     }
 
 
 def _cropped(line: str, column: int) -> tuple[str, int]:
     """The part of a long line around `column`, and the column in that part."""
-    start = max(column - _SHOWN // 3, 1) - 1 if len(line) > _SHOWN else 0
+    start = max(column - _MOST_SHOWN // 3, 1) - 1 if len(line) > _MOST_SHOWN else 0
     lead = "…" if start else ""
-    tail = "…" if start + _SHOWN < len(line) else ""
-    return f"{lead}{line[start : start + _SHOWN]}{tail}", column - start + len(lead)
+    tail = "…" if start + _MOST_SHOWN < len(line) else ""
+    return f"{lead}{line[start : start + _MOST_SHOWN]}{tail}", column - start + len(lead)
 
 
 class RuleErrors(Exception):
@@ -306,14 +306,14 @@ class Report:
         if len(self.errors) >= _MOST_FINDINGS:
             self.stop(RuleError(Code.TOO_MANY, "there are more errors, which were not looked for"))
 
-    def spend(self, work: int, place: Place) -> None:
+    def spend(self, work: int, at: Callable[[], Span]) -> None:
         """Count work that grows with the config: words of SQL, and steps of the planner. Raises StoppedError when it is
         more than one config may cause."""
         self._work += work
         if self._work > _MOST_WORK:
             message = "the queries of this config are too many or too long to compile"
             hint = "shorten them, or split the config; aliases and `with` queries count wherever they are used"
-            self.stop(RuleError(Code.TOO_MANY, message, place, hint))
+            self.stop(RuleError(Code.TOO_MANY, message, at(), hint))
 
     def stop(self, error: RuleError) -> NoReturn:
         """End the compilation with a last error."""
@@ -321,14 +321,14 @@ class Report:
         raise StoppedError
 
     @contextmanager
-    def collecting(self, place: Place | None = None) -> Iterator[None]:
-        """Collect an error that ends the block, including a query at `place` that is nested too deeply."""
+    def collecting(self, at: Callable[[], Span] | None = None) -> Iterator[None]:
+        """Collect an error that ends the block, including a query `at` a span that is nested too deeply."""
         try:
             yield
         except RuleError as error:
             self.add(error)
         except RecursionError:
-            self.add(RuleError(Code.TOO_MANY, "the query is nested too deeply", place, "simplify it"))
+            self.add(RuleError(Code.TOO_MANY, "the query is nested too deeply", at and at(), "simplify it"))
 
     def sorted_errors(self) -> list[RuleError]:
         """Errors in the order of the file, without duplicates: an error in a shared expression is found by all its
@@ -340,4 +340,4 @@ class Report:
 
 
 def _position(error: RuleError) -> int:
-    return error.place.start if error.place else -1
+    return error.span.start if error.span else -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater_rules.compiler.drafts import MAX_VARIANTS
+from headwater_rules.compiler.variants import MAX_VARIANTS
 
 STREAMS = """
 config: {edition: 3}

@@ -84,4 +84,4 @@ def _taken_already(config: ServiceConfig, yaml: str) -> bool:
 
 def _with_way_out(error: RuleError) -> RuleError:
     hint = "if a migration will add it, set sync_config.allow_missing: true"
-    return RuleError(error.code, error.message, error.place, f"{error.suggestion}; {hint}")
+    return RuleError(error.code, error.message, error.span, f"{error.suggestion}; {hint}")

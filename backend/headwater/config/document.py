@@ -15,7 +15,7 @@ from typing import Final
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from headwater.config.errors import ConfigError, ConfigIssue, Mark, shown
-from headwater_rules.text.yaml import TAG, NotYamlError, compose
+from headwater_rules.text.document import TAG, NotYamlError, compose
 
 Scalar = None | bool | int | float | str
 

@@ -1,4 +1,5 @@
-"""Compares the tables and columns that a config names with those of the source.
+"""Findings about a query: errors inside expressions, so that later errors are found too, and, if the source's schema is
+known, tables, columns and comparisons that do not fit it.
 
 A missing table or column is an error where it decides who gets which rows, else a warning. For rules that come before
 their migration it is a warning everywhere. With `strict: true`, warnings reject the config, too.
@@ -6,32 +7,24 @@ their migration it is a warning everywhere. With `strict: true`, warnings reject
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headwater_rules.errors import Code, Place, Report, RuleError, Severity, did_you_mean
+from sqlglot import exp
+
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind
+from headwater_rules.compiler.relations import Column, Each, Everything, Table
+from headwater_rules.errors import Code, Report, RuleError, Severity, did_you_mean
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Expr, TablePattern
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
+from headwater_rules.text.sqltext import error_at, identifier, span_of
 
 _NAMED = 8  # tables or columns that a hint lists
 
 _Absent = tuple[TablePattern, str]
 """A column that a table lacks, or (without a name) the table itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A name as written in the SQL, and whether it is in double quotes."""
-
-    text: str
-    quoted: bool
-    place: Place
-
-    @property
-    def folded(self) -> bool:
-        """Whether SQL converts it to lower case."""
-        return not self.quoted and self.text != self.text.lower()
 
 
 class SourceChecks:
@@ -44,9 +37,9 @@ class SourceChecks:
         self._found: list[tuple[RuleError, bool, _Absent | None]] = []
         self._deciding: set[_Absent] = set()
 
-    def find(self, code: Code, message: str, place: Place, suggestion: str, *, grave: bool = True) -> None:
+    def find(self, code: Code, message: str, node: exp.Expr, suggestion: str, *, grave: bool = True) -> None:
         """Keep a finding; `grave` ones reject a strict config."""
-        self._found.append((RuleError(code, message, place, suggestion, Severity.WARNING), grave, None))
+        self._found.append((error_at(code, message, node, suggestion, Severity.WARNING), grave, None))
 
     def report_to(self, report: Report, *, strict: bool) -> None:
         """Report all findings. Called last, because an error stops further checks of the query that contains it."""
@@ -57,7 +50,7 @@ class SourceChecks:
                 fatal = not self._allow_missing and (strict or absent in self._deciding)
             report.add(warning.as_fatal() if fatal else warning)
 
-    def decides(self, pattern: TablePattern, exprs: Sequence[Expr], place: Place) -> None:
+    def decides(self, pattern: TablePattern, exprs: Sequence[Expr], node: exp.Expr) -> None:
         """Note that the rows of a table are decided about by these expressions."""
         tables = self._schema.matching(pattern)
         if not tables and pattern.exact:
@@ -69,35 +62,35 @@ class SourceChecks:
             if absent:
                 message = f"`{_quoted(table.name)}` has no column {_listed(absent)}, so nobody gets rows of it"
                 hint = f"that column decides who gets rows of `{pattern.name}`: add it, or name the tables that have it"
-                self.find(Code.PARTLY, message, place, hint, grave=False)
+                self.find(Code.PARTLY, message, node, hint, grave=False)
 
-    def _absent(self, absent: _Absent, code: Code, message: str, place: Place, hint: str) -> None:
-        self._found.append((RuleError(code, message, place, hint, Severity.WARNING), True, absent))
+    def _absent(self, absent: _Absent, code: Code, message: str, node: exp.Expr, hint: str) -> None:
+        self._found.append((error_at(code, message, node, hint, Severity.WARNING), True, absent))
 
-    def table(self, pattern: TablePattern, name: Written) -> None:
+    def table(self, pattern: TablePattern, node: exp.Identifier) -> None:
         """Check that a table exists, or at least one that matches a wildcard."""
         found = self._schema.matching(pattern)
         for table in found:
             if table.lacks:
                 shown = f"`{_quoted(table.schema)}.{_quoted(table.name)}`"
                 message = f"no row of {shown} reaches a device: it is not published, or may not be read"
-                self.find(Code.NOT_SENT, message, name.place, f"run {'; '.join(table.lacks)}")
+                self.find(Code.NOT_SENT, message, node, f"run {'; '.join(table.lacks)}")
         if found:
             return
         if other := self._schema.not_streamed_by(pattern):
             message = f"`{other.schema}.{other.name}` is {other.form}, which Postgres does not stream"
-            self.find(Code.NO_TABLE, message, name.place, "name the tables that hold its rows")
+            self.find(Code.NO_TABLE, message, node, "name the tables that hold its rows")
             return
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
             what = f"no table is called like {shown}"
-            self._absent((pattern, ""), Code.NO_TABLE, what, name.place, self._table_hint(pattern))
+            self._absent((pattern, ""), Code.NO_TABLE, what, node, self._table_hint(pattern))
             return
         others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
-        hint = _case_hint(name, [each.name for each in others]) or self._table_hint(pattern)
-        self._absent((pattern, ""), Code.NO_TABLE, f"no table {shown}", name.place, hint)
+        hint = _case_hint(node, [each.name for each in others]) or self._table_hint(pattern)
+        self._absent((pattern, ""), Code.NO_TABLE, f"no table {shown}", node, hint)
 
-    def column(self, pattern: TablePattern, column: str, name: Written) -> None:
+    def column(self, pattern: TablePattern, column: str, node: exp.Identifier) -> None:
         """Check that a column exists and is published, unless its table does not exist."""
         tables = self._schema.matching(pattern)
         if not tables or (column == "_table_suffix" and not pattern.exact):
@@ -106,12 +99,12 @@ class SourceChecks:
             if all(column in table.unsent for table in tables if table.column(column) is not None):
                 what = f"`{column}` of `{pattern.name}` is not published, so its values are not known here"
                 hint = "name it in the publication's column list (ALTER PUBLICATION … SET TABLE), or do without it"
-                self._absent((pattern, column), Code.COLUMN_NOT_SENT, what, name.place, hint)
+                self._absent((pattern, column), Code.COLUMN_NOT_SENT, what, node, hint)
             return
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
-        hint = _case_hint(name, known) or _near(column, known) or f"its columns are {_listed(known)}"
+        hint = _case_hint(node, known) or _near(column, known) or f"its columns are {_listed(known)}"
         what = f"no column `{column}` in `{pattern.name}`"
-        self._absent((pattern, column), Code.NO_COLUMN, what, name.place, hint)
+        self._absent((pattern, column), Code.NO_COLUMN, what, node, hint)
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""
@@ -145,13 +138,13 @@ class SourceChecks:
         return _near(pattern.name, here) or (f"its tables are {_listed(here)}" if here else "the schema has no table")
 
 
-def _case_hint(name: Written, known: Sequence[str]) -> str:
+def _case_hint(node: exp.Identifier, known: Sequence[str]) -> str:
     """A hint for a name that differs from a known one only in case."""
-    same = [each for each in known if each.lower() == name.text.lower()]
+    same = [each for each in known if each.lower() == node.name.lower()]
     if not same:
         return ""
-    if name.folded:
-        means = f"`{name.text}` is written without quotes and so means `{name.text.lower()}`"
+    if node.name != identifier(node):
+        means = f"`{node.name}` is written without quotes and so means `{identifier(node)}`"
         return f'{means}; write `"{same[0]}"`'
     return f"did you mean `{_quoted(same[0])}`?"
 
@@ -172,3 +165,196 @@ def _listed(names: Sequence[str]) -> str:
 
 def _quoted(name: str) -> str:
     return name if name == name.lower() else f'"{name}"'
+
+
+_NUMBERS = frozenset({Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER})
+_NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
+_MAX_SHOWN = 60
+_SIZE_PER_WORD = 300  # building so large an expression takes as long as compiling a word
+_ELEMENT = "\x00element"  # after an array: an element of it is meant
+
+
+class QueryChecks:
+    """Findings about one query, whose tables are `instances`. They go to `report`."""
+
+    def __init__(self, checks: SourceChecks | None, instances: Sequence[Table | Each], report: Report) -> None:
+        self._checks = checks
+        self._instances = instances
+        self.report = report
+
+    def failed(self, error: RuleError, node: exp.Expr) -> Frag:
+        """Report an error, and return a placeholder value. The query is rejected in the end."""
+        self.report.add(error)
+        return Frag(("NULL",), Kind.ANY, node)
+
+    def built(self, value: Frag) -> None:
+        """Count the memory and time that a value takes. Raises StoppedError where that is too much in all."""
+        self.report.spend(value.size // _SIZE_PER_WORD, value.span)
+
+    def cases(self, node: exp.Select) -> None:
+        """Report names in a SELECT that SQL converts to lower case."""
+        for found in node.find_all(exp.Identifier):
+            if found.name != identifier(found) and found.parent_select is node:
+                message = f"`{found.name}` is written without quotes and so means `{identifier(found)}`"
+                hint = f'write "{found.name}" in quotes to keep the case'
+                self.report.add(error_at(Code.LOWERED, message, found, hint, Severity.WARNING))
+
+    def table(self, table: Table, node: exp.Identifier) -> None:
+        if self._checks is not None:
+            self._checks.table(table.pattern, node)
+
+    def column(self, table: Table, name: str, node: exp.Identifier) -> None:
+        if self._checks is not None:
+            self._checks.column(table.pattern, name, node)
+
+    def compared(self, left: Frag, right: Frag, node: exp.Expr, *, equality: bool = True) -> None:
+        """Report a comparison of a number with text, or with a blob. The language converts neither."""
+        if self._checks is None:
+            return
+        sides = self._side(left), self._side(right)
+        if None in (sides[0].kind, sides[1].kind) or sides[0].kind == sides[1].kind:
+            return
+        what = "they are never equal" if equality else "all of one kind are greater than all of the other"
+        message = f"{sides[0].description} and {sides[1].description}: {what}"
+        self._checks.find(Code.NEVER_EQUAL, message, node, _cast_hint(sides[0], sides[1], node))
+
+    def searched(self, left: Frag, array: Frag, node: exp.Expr) -> None:
+        """Report a search for a number among texts or the other way round, or in a value that is not an array."""
+        if self._checks is None:
+            return
+        self.json(array, array.node, "`IN`")
+        self.compared(left, replace(array, parts=(*array.parts, _ELEMENT)), node)
+
+    def json(self, value: Frag, node: exp.Expr, what: str) -> None:
+        """Report that `what` reads a column that can't hold JSON."""
+        known = self._column(value)
+        if self._checks is None or known is None:
+            return
+        kind, column = known
+        plain = kind in {ValueKind.INTEGER, ValueKind.REAL, ValueKind.BLOB} or column.type.startswith(_NEVER_JSON)
+        if plain and kind is not ValueKind.JSON:
+            message = f"{what} needs JSON, and `{column.name}` is of type {column.type}"
+            self._checks.find(Code.NOT_JSON, message, node, "use a column of type json, jsonb, an array or JSON text")
+
+    def selected(self, table: Table, columns: Sequence[Column | Everything], node: exp.Expr) -> None:
+        """Report columns of the synced table that devices don't get, and rows without a column `id`."""
+        if self._checks is None or not self._checks.knows(table.pattern):
+            return
+        for column in columns:
+            if isinstance(column, Everything):
+                self._blobs(table.pattern, column.node)
+            else:
+                self._blob(column)
+        named = {column.name for column in columns if isinstance(column, Column)}
+        everything = any(isinstance(column, Everything) for column in columns)
+        if "id" not in named and (not everything or self._checks.lacks_id(table.pattern)):
+            message = f"no column `id` is selected from `{table.pattern.name}`: rows get `row_id()` as their id"
+            hint = "select `… AS id`, or `row_id() AS id` if that is meant"
+            self._checks.find(Code.NO_ID, message, columns[0].node if columns else node, hint, grave=False)
+
+    def _blobs(self, pattern: TablePattern, node: exp.Expr) -> None:
+        assert self._checks is not None
+        for name in self._checks.blobs(pattern):
+            message = f"`{name}` of `{pattern.name}` is bytea, and devices get no blobs"
+            hint = f"name the columns, with `base64({name}) AS {name}` or `hex({name}) AS {name}` if they need it"
+            self._checks.find(Code.BLOB, message, node, hint, grave=False)
+
+    def _blob(self, column: Column) -> None:
+        known = self._column(column.value)
+        if self._checks is not None and known is not None and known[0] is ValueKind.BLOB:
+            message = f"`{column.name}` is bytea, and devices get no blobs"
+            name = known[1].name
+            hint = f"write `base64({name}) AS {column.name}` or `hex({name}) AS {column.name}`"
+            self._checks.find(Code.BLOB, message, column.node, hint)
+
+    # kinds of values
+
+    def _column(self, value: Frag) -> tuple[ValueKind, SourceColumn] | None:
+        """The source column that a fragment consists of, if any."""
+        ref = value.ref
+        if self._checks is None or ref is None or ref.table == REQUEST:
+            return None
+        instance = self._instances[ref.table]
+        return self._checks.column_kind(instance.pattern, ref.column) if isinstance(instance, Table) else None
+
+    def _side(self, value: Frag) -> _Side:
+        """One side of a comparison."""
+        if value.parts[-1] == _ELEMENT:
+            return self._element(replace(value, parts=value.parts[:-1]), value)
+        known, ref = self._column(value), value.ref
+        if known is not None:
+            return _Side(value, _of(known[0]), known[1].name, known[1].type)
+        if ref is not None and ref.table == REQUEST:
+            return _Side(value, "text")
+        if ref is not None:
+            instance = self._instances[ref.table]
+            if isinstance(instance, Each) and ref.column == "value":
+                return self._element(instance.array, value)
+            return _Side(value, None)
+        kind = "number" if value.kind in _NUMBERS else "text" if value.kind is Kind.TEXT else None
+        return _Side(value, kind, literal=value.simple)
+
+    def _element(self, array: Frag, value: Frag) -> _Side:
+        known = self._column(array)
+        kind = known[1].elements if known is not None else None
+        return _Side(value, kind and _of(kind), elements_of=known[1].name if known else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One side of a comparison, its kind (number, text or blob), and what it is."""
+
+    value: Frag
+    kind: str | None
+    column: str = ""
+    type: str = ""
+    elements_of: str = ""
+    literal: bool = False
+
+    @property
+    def text(self) -> str:
+        return _shortened(self.value)
+
+    @property
+    def description(self) -> str:
+        kind = {"number": "a number", "blob": "a blob"}.get(self.kind or "", "text")
+        if self.elements_of:
+            return f"an element of `{self.elements_of}` is {kind}"
+        return f"`{self.column}` ({self.type}) is {kind}" if self.column else f"`{self.text}` is {kind}"
+
+
+def _cast_hint(left: _Side, right: _Side, node: exp.Expr) -> str:
+    """The comparison to write instead: cast a column rather than a literal, and to text rather than to a number."""
+    if "blob" in {left.kind, right.kind}:
+        return "compare `hex(…)` or `base64(…)` of it with text"
+    number, other = (left, right) if left.kind == "number" else (right, left)
+    if number.type == "boolean":
+        return f"write `{number.text}` alone, or `{number.text} = true`: a boolean is 1 or 0 here"
+    if number.column and other.literal and _is_number(other.text):
+        return f"write {other.text} without the quotes"
+    chosen, target = (other, "numeric") if number.literal or number.elements_of else (number, "text")
+    cast = f"{chosen.text}::{target}"
+    whole = " ".join(span_of(node).text.split())
+    return (
+        f"write `{whole.replace(chosen.text, cast, 1) if chosen.text in whole and len(whole) <= _MAX_SHOWN else cast}`"
+    )
+
+
+def _is_number(literal: str) -> bool:
+    return re.fullmatch(r"'[+-]?[0-9]+(\.[0-9]+)?'", literal) is not None
+
+
+def _of(kind: ValueKind) -> str:
+    """The kind for comparisons: values of the same one can be equal."""
+    match kind:
+        case ValueKind.INTEGER | ValueKind.REAL:
+            return "number"
+        case ValueKind.BLOB:
+            return "blob"
+        case _:
+            return "text"
+
+
+def _shortened(value: Frag) -> str:
+    text = " ".join(value.span().text.split())
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headwater_rules.compiler.catalog import Catalog
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.definitions import check_event, compile_definition
-from headwater_rules.compiler.drafts import Job
-from headwater_rules.compiler.everybody import ForEverybody, warnings
-from headwater_rules.compiler.streams import compile_stream, warn_of_unused
-from headwater_rules.describe.per_row import buckets_per_row
+from headwater_rules.compiler.flatten import flatten, flatten_select
+from headwater_rules.compiler.names import Context
+from headwater_rules.compiler.per_row import buckets_per_row
+from headwater_rules.compiler.planner import VariantDraft, find_mixed
+from headwater_rules.compiler.relations import All
+from headwater_rules.compiler.request_values import Requests
+from headwater_rules.compiler.variants import (
+    Catalog,
+    Compilation,
+    ForEverybody,
+    add_variants,
+    check_number,
+    draft_query,
+    everybody_warnings,
+    merged,
+)
 from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity, StoppedError
+from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS
-from headwater_rules.plan import Stream, SyncPlan
+from headwater_rules.plan import RequestInput, Stream, SyncPlan, Variant
 from headwater_rules.schema import SourceSchema
-from headwater_rules.text.config import Config, read_config
+from headwater_rules.text.config import Config, StreamSource, read_config
 from headwater_rules.text.document import load
+from headwater_rules.text.sqltext import SqlText, parse_select
 
 MAX_QUERIES = 5_000
 
@@ -43,7 +57,7 @@ def compile_config(
     schema lacks is no error: a migration will add it. Raises RuleErrors with all errors."""
     report = Report()
     try:
-        config = read_config(load(text), report)
+        config = read_config(load(text, report))
         custom_types = config.options.conversion.custom_postgres_types
         checks = None
         if schema is not None:
@@ -69,7 +83,7 @@ def _compiled(
     config: Config, default_schema: str, checks: SourceChecks | None, report: Report, *, advise: bool
 ) -> Compiled:
     _bound(config)
-    job = Job(config.options, Catalog(config.options.conversion), default_schema, report, checks)
+    job = Compilation(config.options, Catalog(config.options.conversion), default_schema, report, checks)
     streams = _streams(job, config)
     if checks is not None:
         checks.report_to(report, strict=config.options.strict)
@@ -77,42 +91,94 @@ def _compiled(
         raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
     if advise:
-        _advise(config, plan, report)
-        for warning in warnings(job.everybody):
+        _advise(config, plan)
+        for warning in everybody_warnings(job.everybody):
             report.add(warning)
     return Compiled(plan, tuple(report.sorted_warnings()), tuple(job.everybody))
 
 
-def _advise(config: Config, plan: SyncPlan, report: Report) -> None:
-    places = {source.name: source.place for source in config.streams}
-    places |= {source.name: source.place for source in config.buckets}
+def _advise(config: Config, plan: SyncPlan) -> None:
+    keys = {source.name: source.key for source in config.streams} | {each.name: each.key for each in config.buckets}
     for found in buckets_per_row(plan):
         message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
         hint = (
             f"a device may have {MOST_BUCKETS:,} buckets (api.parameters.max_buckets_per_connection); if one gets more"
             " rows of it, select by a value that many rows share, such as their owner or project"
         )
-        report.add(RuleError(Code.BUCKET_PER_ROW, message, places[found.stream], hint, Severity.WARNING))
+        keys[found.stream].warn(Code.BUCKET_PER_ROW, message, hint)
 
 
 def _bound(config: Config) -> None:
     """Limit the number of queries. YAML aliases can repeat a query any number of times."""
-    counted = [(source.place, len(source.queries)) for source in config.streams]
-    counted += [(source.place, len(source.data) * max(len(source.parameters), 1)) for source in config.buckets]
+    counted = [(source.key, len(source.queries)) for source in config.streams]
+    counted += [(source.key, len(source.data) * max(len(source.parameters), 1)) for source in config.buckets]
     total = 0
-    for place, count in counted:
+    for key, count in counted:
         total += count
         if total > MAX_QUERIES:
             message = f"the sync config has more than {MAX_QUERIES} queries"
-            raise RuleError(Code.TOO_MANY, message, place, "split the config")
+            raise key.fail(message, "split the config", Code.TOO_MANY)
 
 
-def _streams(job: Job, config: Config) -> tuple[Stream, ...]:
+def _streams(job: Compilation, config: Config) -> tuple[Stream, ...]:
     used: set[str] = set()
     streams = [compile_definition(job, source) for source in config.buckets]
-    streams += [compile_stream(job, source, used) for source in config.streams]
+    streams += [_stream(job, source, used) for source in config.streams]
     for event in config.events:
         check_event(job, event)
     for name in sorted(config.shared_ctes.keys() - used):
-        warn_of_unused(job, name, config.shared_ctes[name], "any stream")
+        _warn_of_unused(job, name, config.shared_ctes[name], "any stream")
     return tuple(streams)
+
+
+_CHOSEN = (RequestInput.SUBSCRIPTION.value,)
+
+
+def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
+    """Compile a stream: each query separately, merged where requests lead to them in the same way. The names of the
+    `with` queries that it uses are added to `used`."""
+    drafts: list[VariantDraft] = []
+    variants: list[Variant] = []
+    names: set[str] = set()
+    for query in source.queries:
+        with job.report.collecting(query.span):
+            node = parse_select(query)
+            context = _context(job, source.ctes, names)
+            before = len(job.report.errors)
+            selection = flatten_select(context, query, node)
+            if len(job.report.errors) > before:
+                find_mixed(context, selection.condition)
+                continue
+            own = draft_query(context, selection, All(()), frozenset(), node)
+            drafts += own
+            variants += add_variants(
+                job, source.name, own, node, automatic=source.auto_subscribe, open_=source.accepts_dangerous,
+                deciding=(query, node),
+            )  # fmt: skip
+    if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
+        message = f"`{source.name}` has `auto_subscribe`, but gives nothing without subscription parameters"
+        source.key.warn(Code.NO_EFFECT, message, "remove `auto_subscribe`, or add a query without `subscription.…`")
+    check_number(variants, f"stream `{source.name}`", source.key)
+    for name in sorted(set(source.own_ctes) - names):
+        _warn_of_unused(job, name, source.ctes[name], "any query of the stream")
+    used |= names - set(source.own_ctes)
+    return Stream(source.name, source.auto_subscribe, source.priority, merged(variants))
+
+
+def _needs_subscription(draft: VariantDraft) -> bool:
+    """Whether null subscription parameters lead to no bucket."""
+    chosen = [source for source in draft.requested() if source.expr.inputs == _CHOSEN]
+    return not all(Inputs({}, None, None).values(source) for source in chosen)
+
+
+def _warn_of_unused(job: Compilation, name: str, query: SqlText, where: str) -> None:
+    """Report a `with` query that nothing uses, and errors in it."""
+    with job.report.collecting(query.span):
+        flatten(_context(job, {}, set()), query)
+    message = f"`{name}` is not used by {where}"
+    job.report.add(RuleError(Code.NO_EFFECT, message, query.span(), "remove it", Severity.WARNING))
+
+
+def _context(job: Compilation, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
+    semantics = job.semantics(Requests.STREAM)
+    return Context(semantics, ctes, job.default_schema, job.report, used=used, checks=job.checks)

@@ -12,20 +12,17 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from headwater_rules.compiler.catalog import merged
-from headwater_rules.compiler.conditions import All, Atom
-from headwater_rules.compiler.drafts import Job, check_danger, check_number, draft_query, find_everybody
-from headwater_rules.compiler.expressions.fragment import Frag, Kind, Ref, equal, truth
-from headwater_rules.compiler.expressions.scalars import identifier
-from headwater_rules.compiler.expressions.semantics import Requests
-from headwater_rules.compiler.flatten import flatten, flatten_select
-from headwater_rules.compiler.planner import VariantDraft, find_mixed
-from headwater_rules.compiler.relations import Column, Context, Scope, Selection, Table
-from headwater_rules.compiler.target import find_target
-from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
+from headwater_rules.compiler.flatten import flatten_select
+from headwater_rules.compiler.fragment import Frag, Kind, Ref, equal, truth
+from headwater_rules.compiler.names import Context, Scope
+from headwater_rules.compiler.planner import VariantDraft, find_mixed, find_target
+from headwater_rules.compiler.relations import All, Atom, Column, Selection, Table
+from headwater_rules.compiler.request_values import Requests
+from headwater_rules.compiler.variants import Compilation, add_variants, check_danger, check_number, draft_query, merged
+from headwater_rules.errors import Code, did_you_mean
 from headwater_rules.plan import Stream, TablePattern, Variant
 from headwater_rules.text.config import BucketSource, EventSource
-from headwater_rules.text.sqltext import SqlText, parse_select
+from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select
 
 _BUCKET = "bucket"
 _PRIORITY = "_priority"
@@ -40,54 +37,51 @@ class _Parameters:
     priority: int | None
 
 
-def compile_definition(job: Job, source: BucketSource) -> Stream:
+def compile_definition(job: Compilation, source: BucketSource) -> Stream:
     """Compile the bucket definition to a stream that everybody is subscribed to. Its parts go to the catalog, findings
     to the report."""
     variants: list[Variant] = []
     parameters = _parameters(job, source)
     for query in source.data:
-        with job.report.collecting(query.place()):
+        with job.report.collecting(query.span):
             node = parse_select(query)
             if not _is_covered(job, query, node, parameters):
                 _check_only(job, query, node)
                 continue
             for each in parameters:
-                deciding = each.query[0] if each.query else query
-                drafts = _drafts(job, each, query, node)
-                found = [job.catalog.variant(source.name, draft, query.place(), each.priority) for draft in drafts]
-                variants += found
-                for draft in drafts if not source.accepts_dangerous else ():
-                    check_danger(job, draft, deciding.place())
-                pairs = list(zip(drafts, found, strict=True))
-                find_everybody(job, source.name, pairs, deciding, automatic=True)
+                variants += add_variants(
+                    job, source.name, _drafts(job, each, query, node), node, automatic=True,
+                    open_=source.accepts_dangerous, deciding=each.query or (query, node), priority=each.priority,
+                )  # fmt: skip
     for each in parameters if not source.data else ():
         _check_parameters(job, source, each)
-    check_number(variants, f"bucket definition `{source.name}`", source.place, job.report)
+    check_number(variants, f"bucket definition `{source.name}`", source.key)
     return Stream(source.name, auto_subscribe=True, priority=source.priority, variants=merged(variants))
 
 
-def check_event(job: Job, source: EventSource) -> None:
+def check_event(job: Compilation, source: EventSource) -> None:
     """Report errors in the payload queries of an event, and that nothing reads events here."""
     for query in source.payloads:
-        with job.report.collecting(query.place()):
+        with job.report.collecting(query.span):
             context = _context(job).naming(Requests.NONE)
             before = len(job.report.errors)
-            selection = flatten(context, query)
+            node = parse_select(query)
+            selection = flatten_select(context, query, node)
             if len(job.report.errors) == before:
-                find_target(context, selection, query.place())
+                find_target(context, selection, node)
     message = f"event `{source.name}` is checked, but has no effect: events are not supported"
     hint = 'remove it, or read changes with Spark: `spark.readStream.format("headwater")`'
-    job.report.add(RuleError(Code.NO_EFFECT, message, source.place, hint, Severity.WARNING))
+    source.key.warn(Code.NO_EFFECT, message, hint)
 
 
-def _context(job: Job) -> Context:
+def _context(job: Compilation) -> Context:
     return Context(job.semantics(Requests.PARAMETERS), {}, job.default_schema, job.report, checks=job.checks)
 
 
 # parameter queries
 
 
-def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
+def _parameters(job: Compilation, source: BucketSource) -> list[_Parameters]:
     """All parameter queries without errors. A definition without any has one bucket for everybody."""
     if not source.parameters:
         return [_Parameters(None, frozenset(), None)]
@@ -95,7 +89,7 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
     for text in source.parameters:
         before = len(job.report.errors)
         names, priority = frozenset[str](), None
-        with job.report.collecting(text.place()):
+        with job.report.collecting(text.span):
             node = parse_select(text)
             selection, priority = _without_priority(flatten_select(_context(job), text, node), source)
             names = frozenset(selection.named())
@@ -104,7 +98,7 @@ def _parameters(job: Job, source: BucketSource) -> list[_Parameters]:
         if found and names != found[0].names:
             message = f"this query gives {_listed(names)}, the first one {_listed(found[0].names)}"
             hint = "all parameter queries of a definition must select the same names"
-            job.report.add(RuleError(Code.STRUCTURE, message, text.place(), hint))
+            job.report.add(error_at(Code.STRUCTURE, message, node, hint))
             continue
         found.append(_Parameters((text, node), names, priority))
     return found
@@ -115,41 +109,41 @@ def _without_priority(selection: Selection, source: BucketSource) -> tuple[Selec
     chosen = [item for item in selection.columns if isinstance(item, Column) and item.name == _PRIORITY]
     if not chosen:
         return selection, None
-    value, place = chosen[-1].value.parts[0], chosen[-1].value.place
+    value, node = chosen[-1].value.parts[0], chosen[-1].node
     if len(chosen) > 1 or value not in {"0", "1", "2", "3"}:
         message = f"`{_PRIORITY}` must be one of 0, 1, 2, 3"
-        raise RuleError(Code.STRUCTURE, message, place, f"write `1 AS {_PRIORITY}`")
-    if source.own_priority is not None:
+        raise error_at(Code.STRUCTURE, message, node, f"write `1 AS {_PRIORITY}`")
+    if source.has_priority:
         message = f"`{source.name}` sets its priority twice"
-        raise RuleError(Code.STRUCTURE, message, place, f"remove `priority:` or the column `{_PRIORITY}`")
+        raise error_at(Code.STRUCTURE, message, node, f"remove `priority:` or the column `{_PRIORITY}`")
     others = tuple(item for item in selection.columns if item is not chosen[0])
     return replace(selection, columns=others), int(str(value))
 
 
-def _check_parameters(job: Job, source: BucketSource, parameters: _Parameters) -> None:
+def _check_parameters(job: Compilation, source: BucketSource, parameters: _Parameters) -> None:
     """Check a parameter query without any data query, as if there were one that compares every parameter."""
     if parameters.query is None:
         return
     text, node = parameters.query
-    with job.report.collecting(text.place()):
+    with job.report.collecting(text.span):
         context = _context(job)
         given, _ = _without_priority(flatten_select(context, text, node), source)
-        number = context.add(Table(TablePattern("", "", _BUCKET), None, alias_quoted=False, place=text.place()))
+        number = context.add(Table(TablePattern("", "", _BUCKET), None, alias_quoted=False, node=node))
         selected, *compared = (
-            Frag((Ref(number, str(position)),), Kind.ANY, text.place()) for position in range(len(given.columns) + 1)
+            Frag((Ref(number, str(position)),), Kind.ANY, node) for position in range(len(given.columns) + 1)
         )
         links = [(left, right) for left, right in zip(compared, given.named().values(), strict=True)]
-        condition = All(tuple(Atom(truth(equal(*link, text.place())), link) for link in links))
+        condition = All(tuple(Atom(truth(equal(*link, node)), link) for link in links))
         data = Selection((Column("id", selected),), condition, frozenset({number}))
-        for draft in draft_query(context, data, given.condition, given.tables, text.place()):
+        for draft in draft_query(context, data, given.condition, given.tables, node):
             if not source.accepts_dangerous:
-                check_danger(job, draft, text.place())
+                check_danger(job, draft, node)
 
 
 # data queries
 
 
-def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select) -> list[VariantDraft]:
+def _drafts(job: Compilation, parameters: _Parameters, query: SqlText, node: exp.Select) -> list[VariantDraft]:
     context = _context(job)
     before = len(job.report.errors)
     given = Selection((), All(()), frozenset())
@@ -161,28 +155,28 @@ def _drafts(job: Job, parameters: _Parameters, query: SqlText, node: exp.Select)
     if len(job.report.errors) > before:
         find_mixed(context, selection.condition)
         return []
-    return draft_query(context, selection, given.condition, given.tables, query.place())
+    return draft_query(context, selection, given.condition, given.tables, node)
 
 
-def _is_covered(job: Job, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
+def _is_covered(job: Compilation, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
     """Whether a data query can be joined to the parameter queries. Reports what prevents it."""
     before = len(job.report.errors)
-    with job.report.collecting(query.place()):
-        _check_cover(query, node, parameters)
+    with job.report.collecting(query.span):
+        _check_cover(node, parameters)
     return len(job.report.errors) == before and bool(parameters)  # without any, all were wrong
 
 
-def _check_only(job: Job, query: SqlText, node: exp.Select) -> None:
+def _check_only(job: Compilation, query: SqlText, node: exp.Select) -> None:
     """Report other errors in a data query, whatever its parameters are."""
     used = {
-        identifier(found.this): Frag(("NULL",), Kind.ANY, query.place_of(found))
+        identifier(found.this): Frag(("NULL",), Kind.ANY, found)
         for found in node.find_all(exp.Column)
         if found.table == _BUCKET
     }
     flatten_select(_context(job).naming(Requests.NONE), query, node, Scope(None, {_BUCKET: used}))
 
 
-def _check_cover(query: SqlText, node: exp.Select, parameters: Iterable[_Parameters]) -> None:
+def _check_cover(node: exp.Select, parameters: Iterable[_Parameters]) -> None:
     """Raise RuleError unless the data query compares every parameter. Otherwise a row would be in the buckets of all
     values, which are unlimited."""
     used = [(identifier(found.this), found) for found in node.find_all(exp.Column) if found.table == _BUCKET]
@@ -191,12 +185,12 @@ def _check_cover(query: SqlText, node: exp.Select, parameters: Iterable[_Paramet
             if name not in each.names:
                 hint = did_you_mean(name, each.names) or f"the parameters are {_listed(each.names)}"
                 message = f"the parameter queries give no `{name}`"
-                raise RuleError(Code.UNKNOWN_NAME, message, query.place_of(found), hint)
+                raise error_at(Code.UNKNOWN_NAME, message, found, hint)
         missing = each.names - {name for name, _ in used}
         if missing:
             message = f"this data query does not use {_listed(missing)}"
             hint = f"add a condition such as `… = bucket.{min(missing)}`: every parameter has to be compared"
-            raise RuleError(Code.STRUCTURE, message, query.place(), hint)
+            raise error_at(Code.STRUCTURE, message, node, hint)
 
 
 def _listed(names: Iterable[str]) -> str:

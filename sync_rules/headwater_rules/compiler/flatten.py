@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater_rules.compiler.conditions import All, Atom, Condition, Either, bound_terms
-from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
-from headwater_rules.compiler.expressions.scalars import Scalars, identifier, in_list
-from headwater_rules.compiler.expressions.semantics import Requests
-from headwater_rules.compiler.expressions.trust import element
-from headwater_rules.compiler.names import ELEMENT, ScopeNames
-from headwater_rules.compiler.relations import Column, Context, Each, Everything, Relation, Scope, Selection
-from headwater_rules.compiler.watch import Watch
-from headwater_rules.errors import Code, Place, RuleError, Severity
-from headwater_rules.text.sqltext import SqlText, parse_select
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
+from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
+from headwater_rules.compiler.relations import (
+    All,
+    Atom,
+    Column,
+    Condition,
+    Each,
+    Either,
+    Everything,
+    Relation,
+    Selection,
+    bound_terms,
+)
+from headwater_rules.compiler.request_values import Requests
+from headwater_rules.compiler.scalars import Scalars, in_list
+from headwater_rules.compiler.trust import element
+from headwater_rules.errors import Code, RuleError, Severity
+from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select, selecting_nothing, source_of
 
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
@@ -33,34 +42,32 @@ def flatten(context: Context, text: SqlText, outer: Scope | None = None) -> Sele
 
 def flatten_select(context: Context, text: SqlText, node: exp.Select, outer: Scope | None = None) -> Selection:
     """`flatten` for a parsed SELECT of `text`."""
-    context.report.spend(text.words(), text.place())
-    return _Select(context, text, outer).run(node)
+    context.report.spend(text.words(), text.span)
+    return _Select(context, outer).run(node)
 
 
 class _Select:
     """Flattens one SELECT."""
 
-    def __init__(self, context: Context, text: SqlText, outer: Scope | None) -> None:
+    def __init__(self, context: Context, outer: Scope | None) -> None:
         self._context = context
-        self._text = text
-        self._watch = Watch(context.checks, context.instances, context.report)
-        self._scalars = Scalars(text, context.semantics, self._watch)
         self._scope = Scope(outer)
-        self._names = ScopeNames(context, text, self._watch, self._scope)
+        self._names = ScopeNames(context, self._scope)
+        self._checks = self._names.checks
+        self._scalars = Scalars(self._names)
         self._tables: set[int] = set()
         self._conditions: list[Condition] = []
 
     def run(self, node: exp.Select) -> Selection:
         self._scalars.only(node, _SELECT_PARTS)
         if node.args.get("distinct"):
-            self._scalars.only(
-                node.args["distinct"], frozenset()
-            )  # a device has each row once anyway, but ON would select rows
-        self._watch.cases(node, self._text)
+            # a device has each row once anyway, but ON would select rows
+            self._scalars.only(node.args["distinct"], frozenset())
+        self._checks.cases(node)
         if node.args.get("from_"):
             self._from(node.args["from_"].this)
         elif self._context.semantics.requests is not Requests.PARAMETERS:
-            raise self._fail(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
+            raise error_at(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
         for join in node.args.get("joins") or []:
             self._join(join)
         columns = self._columns(node)
@@ -69,23 +76,20 @@ class _Select:
         return Selection(tuple(columns), All(tuple(self._conditions)), frozenset(self._tables))
 
     def _value(self, node: exp.Expr) -> Frag:
-        return self._scalars.frag(node, self._names)
+        return self._scalars.frag(node)
 
-    def _fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
-        return self._scalars.fail(code, message, node, suggestion)
-
-    def _warn(self, code: Code, message: str, place: Place, suggestion: str) -> None:
-        self._context.report.add(RuleError(code, message, place, suggestion, Severity.WARNING))
+    def _report(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> None:
+        self._context.report.add(error_at(code, message, node, suggestion))
 
     # FROM
 
     def _join(self, join: exp.Join) -> None:
         if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
             hint = "list the tables in FROM and compare in WHERE"
-            self._watch.failed(self._fail(Code.UNSUPPORTED, "only inner joins are supported", join, hint))
+            self._report(Code.UNSUPPORTED, "only inner joins are supported", join, hint)
         if join.args.get("using"):
             hint = "write `ON a.x = b.x`"
-            self._watch.failed(self._fail(Code.UNSUPPORTED, "`USING` is not supported", join, hint))
+            self._report(Code.UNSUPPORTED, "`USING` is not supported", join, hint)
         self._scalars.only(join, _JOIN_PARTS)
         self._from(join.this)
         if join.args.get("on"):
@@ -95,16 +99,16 @@ class _Select:
         alias = node.args.get("alias")
         columns = alias.args.get("columns") if alias is not None else None
         if columns and not isinstance(node.this, exp.Anonymous):
-            raise self._fail(Code.UNSUPPORTED, "column names after an alias are not supported", node)
+            raise error_at(Code.UNSUPPORTED, "column names after an alias are not supported", node)
         name = identifier(alias.this) if alias is not None else None
         if isinstance(node, exp.Subquery):
             self._scalars.only(node, frozenset({"this", "alias"}))
             if name is None or not isinstance(node.this, exp.Select):
-                raise self._fail(Code.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
+                raise error_at(Code.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
             self._derive(node, name, self._inner(node.this))
             return
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier | exp.Anonymous):
-            raise self._fail(Code.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
+            raise error_at(Code.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
         self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
         if isinstance(node.this, exp.Anonymous):
             self._from_each(node, node.this, name, columns or [])
@@ -112,9 +116,9 @@ class _Select:
             cte = identifier(node.this)
             self._derive(node, name or cte, self._expand(cte))
         else:
-            self._context.warn_of_hidden(node, self._text.place_of(node))
-            table = self._context.table(node, self._text.place_of(node))
-            self._watch.table(table, node.this, self._text)
+            self._context.warn_of_hidden(node)
+            table = self._context.table(node)
+            self._checks.table(table, node.this)
             self._name(table.alias or table.pattern.name, self._context.add(table), node)
         for join in node.args.get("joins") or []:
             self._join(join)
@@ -123,8 +127,8 @@ class _Select:
         function = str(call.this).lower()
         if function != "json_each" or len(call.expressions) != 1:
             hint = "there is `json_each(array) AS name`"
-            error = self._fail(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
-            array = self._watch.failed(error)
+            error = error_at(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
+            array = self._checks.failed(error, call)
         else:
             array = self._value(call.expressions[0])
         number, _ = self._element(array)
@@ -135,12 +139,11 @@ class _Select:
         names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
         if len(names) != len(columns) or len(set(names)) != len(ELEMENT):
             hint = "write two different names, for key and value, or none: `AS a (position, element)`"
-            raise self._fail(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
+            raise error_at(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
         self._tables.add(number)
-        place = self._text.place_of(node)
         trust = element(array.trust)
         return {
-            name: Frag((Ref(number, column),), Kind.ANY, place, trust)
+            name: Frag((Ref(number, column),), Kind.ANY, node, trust)
             for name, column in zip(names, ELEMENT, strict=True)
         }
 
@@ -153,14 +156,14 @@ class _Select:
     def _name(self, name: str, relation: Relation, node: exp.Expr) -> None:
         if name in self._scope.relations:
             hint = "give one of them an alias"
-            self._watch.failed(self._fail(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint))
+            self._report(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint)
             return
         self._scope.relations[name] = relation
         if isinstance(relation, int):
             self._tables.add(relation)
 
     def _inner(self, node: exp.Select) -> Selection:
-        return _Select(self._context, self._text, self._scope).run(node)
+        return _Select(self._context, self._scope).run(node)
 
     def _cte(self, node: exp.Table | exp.Column) -> SqlText | None:
         qualified = node.args.get("db") or node.args.get("table")
@@ -195,17 +198,17 @@ class _Select:
         value = self._value(item)
         if isinstance(item, exp.Column):
             return [Column(identifier(item.this), value)]
-        name = self._text.source_of(item)
+        name = source_of(item)
         message = f"this column has no name and will be called `{name}`"
-        self._warn(Code.UNNAMED_COLUMN, message, value.place, "add `AS name`")
+        self._context.report.add(error_at(Code.UNNAMED_COLUMN, message, value.node, "add `AS name`", Severity.WARNING))
         return [Column(name, value)]
 
     def _star(self, relation: Relation, item: exp.Expr) -> list[Column | Everything]:
         if isinstance(relation, dict):
             return [Column(name, value) for name, value in relation.items()]
         if isinstance(self._context.instances[relation], Each):
-            raise self._fail(Code.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
-        return [Everything(relation, self._text.place_of(item))]
+            raise error_at(Code.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
+        return [Everything(relation, item)]
 
     # WHERE and ON
 
@@ -262,14 +265,14 @@ class _Select:
         query = node.args["query"]
         inner = query.this if isinstance(query, exp.Subquery) else query
         if not isinstance(inner, exp.Select):
-            raise self._fail(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
+            raise error_at(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
         selection = self._inner(inner)
         if not isinstance(node.this, exp.Tuple):
             return self._member(self._value(node.this), selection, node)
         values, columns = node.this.expressions, list(selection.named().values())
         if len(values) != len(columns):
             message = f"{len(values)} values are compared with {len(columns)} columns"
-            raise self._fail(Code.UNSUPPORTED, message, node)
+            raise error_at(Code.UNSUPPORTED, message, node)
         links = (
             self._link(self._value(value), column, node, selection.tables)
             for value, column in zip(values, columns, strict=True)
@@ -277,13 +280,10 @@ class _Select:
         return All((*links, selection.condition))
 
     def _exists(self, node: exp.Exists, inner: exp.Select, *, negate: bool) -> Condition:
-        """Only the subquery's tables and conditions matter, not what it selects."""
         if negate:
             raise self._no_negation(node, "NOT EXISTS (SELECT …)")
-        bare = inner.copy()
-        bare.set("expressions", [])
-        selection = self._inner(bare)
-        found = Atom(build(Kind.CERTAIN, self._text.place_of(node), "1"), tables=selection.tables)
+        selection = self._inner(selecting_nothing(inner))  # only its tables and conditions matter
+        found = Atom(build(Kind.CERTAIN, node, "1"), tables=selection.tables)
         return All((found, selection.condition))
 
     def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
@@ -293,11 +293,11 @@ class _Select:
                 raise self._no_negation(node, "NOT IN")
             return self._member(left, self._expand(identifier(array.this)), node)
         if isinstance(array, exp.Column):
-            self._context.refuse_hidden(array, self._text.place_of(array))
+            self._context.refuse_hidden(array)
         elements = self._value(array)
         together = {self._context.owner(source) for source in left.sources | elements.sources}
         if negate or len(together) <= 1:
-            self._watch.searched(left, elements, self._text.place_of(node))
+            self._checks.searched(left, elements, node)
             found = self._scalars.in_array(left, elements)
             return Atom(negated(found) if negate else truth(found))
         number, element = self._element(elements)
@@ -309,7 +309,7 @@ class _Select:
         if len({self._context.owner(source) for source in whole.sources}) <= 1:
             return Atom(whole)
         items, left = in_list(node) or [], self._value(node.this)
-        bound_terms(len(items), self._text.place_of(node))
+        bound_terms(len(items), node)
         return Either(tuple(self._link(left, self._value(item), node) for item in items))
 
     def _member(self, left: Frag, selection: Selection, node: exp.Expr) -> Condition:
@@ -319,13 +319,13 @@ class _Select:
     def _single(self, selection: Selection, node: exp.Expr) -> Frag:
         columns = selection.columns
         if len(columns) != 1 or isinstance(columns[0], Everything):
-            raise self._fail(Code.UNSUPPORTED, "this subquery must select exactly one named column", node)
+            raise error_at(Code.UNSUPPORTED, "this subquery must select exactly one named column", node)
         return columns[0].value
 
     def _element(self, array: Frag) -> tuple[int, Frag]:
-        self._watch.json(array, array.place, "an expanded array")
+        self._checks.json(array, array.node, "an expanded array")
         number = self._context.add_each(array)
-        return number, Frag((Ref(number, "value"),), Kind.ANY, array.place, element(array.trust))
+        return number, Frag((Ref(number, "value"),), Kind.ANY, array.node, element(array.trust))
 
     def _overlap(self, node: exp.ArrayOverlaps, *, negate: bool) -> Condition:
         if negate:
@@ -347,12 +347,11 @@ class _Select:
         return All((self._link(sides[0], sides[1], node, frozenset(tables)), *conditions))
 
     def _link(self, left: Frag, right: Frag, node: exp.Expr, tables: frozenset[int] = frozenset()) -> Atom:
-        place = self._text.place_of(node)
-        self._watch.compared(left, right, place)
-        linked = truth(equal(left, right, place))
-        self._watch.built(linked)
+        self._checks.compared(left, right, node)
+        linked = truth(equal(left, right, node))
+        self._checks.built(linked)
         return Atom(linked, (left, right), tables)
 
     def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
         hint = "access can follow from a row that is there, not from one that is missing"
-        return self._fail(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)
+        return error_at(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)

@@ -1,17 +1,22 @@
-"""Resolves the names in a SELECT: columns, tables and row functions."""
+"""Names in a SELECT: what a query's SELECTs share, and what columns, tables and row functions mean in one of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
 from sqlglot import exp
 
-from headwater_rules.compiler.expressions.fragment import Frag, Kind, Ref
-from headwater_rules.compiler.expressions.scalars import identifier
-from headwater_rules.compiler.expressions.trust import NEITHER, element
-from headwater_rules.compiler.relations import Context, Each, Relation, Scope, Table
-from headwater_rules.compiler.watch import Watch
-from headwater_rules.errors import Code, RuleError, Severity, did_you_mean
-from headwater_rules.plan import RowFunction
-from headwater_rules.text.sqltext import SqlText
+from headwater_rules.compiler.checks import QueryChecks, SourceChecks
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref
+from headwater_rules.compiler.relations import Each, Relation, Table
+from headwater_rules.compiler.request_values import Requests, Semantics
+from headwater_rules.compiler.trust import NEITHER, element
+from headwater_rules.errors import Code, Report, Severity, did_you_mean
+from headwater_rules.plan import RowFunction, TablePattern
+from headwater_rules.text.sqltext import SqlText, error_at, identifier
+
+MAX_TABLES = 100  # planning takes time in the cube of their number
 
 ELEMENT = ("key", "value")
 """The columns of `json_each`."""
@@ -25,58 +30,141 @@ _ROW_FUNCTIONS = {
 _SUFFIX = "_table_suffix"
 
 
-class ScopeNames:
-    """The names of one SELECT, for its expressions. See `Names`."""
+@dataclass(slots=True)
+class Scope:
+    """The names that one SELECT can use."""
 
-    def __init__(self, context: Context, text: SqlText, watch: Watch, scope: Scope) -> None:
-        self._context = context
-        self._text = text
-        self._watch = watch
-        self._scope = scope
+    outer: Scope | None
+    relations: dict[str, Relation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the SELECTs of one query share. `ctes` are the SQL texts that names in FROM may refer to, `used` collects
+    those that were used, and `hidden` are the names of CTEs that can't be used inside the CTE `within`. Findings go to
+    `report`; after a fatal one the result must not be used. `checks` compares with the source, if its schema is
+    known."""
+
+    semantics: Semantics
+    ctes: Mapping[str, SqlText]
+    default_schema: str
+    report: Report
+    instances: list[Table | Each] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    checks: SourceChecks | None = None
+    hidden: frozenset[str] = frozenset()
+    within: str = ""
+
+    def inside(self, cte: str) -> Context:
+        """The context for the inside of a CTE. CTEs can't use each other."""
+        return replace(self, ctes={}, hidden=frozenset(self.ctes), within=cte)
+
+    def refuse_hidden(self, node: exp.Column) -> None:
+        """Raises RuleError where a CTE uses another one like a column, which would silently give nothing."""
+        if identifier(node.this) in self.hidden and not node.args.get("table"):
+            message = "the queries under `with` cannot name each other"
+            raise error_at(Code.UNSUPPORTED, message, node, "write the subquery in full")
+
+    def warn_of_hidden(self, node: exp.Table) -> None:
+        """Warn where a CTE reads a table with the name of another CTE. Its own name is allowed."""
+        name = identifier(node.this)
+        if name not in self.hidden or node.args.get("db") or name == self.within:
+            return
+        message = f"`{name}` means the table here: the queries under `with` cannot name each other"
+        hint = f"write `{self.default_schema}.{name}` if that is meant, else the subquery in full"
+        self.report.add(error_at(Code.NOT_THE_CTE, message, node, hint, Severity.WARNING))
+
+    def naming(self, requests: Requests) -> Context:
+        """The same context with other names for request values."""
+        return replace(self, semantics=self.semantics.naming(requests))
+
+    def owner(self, number: int) -> int:
+        """The table that the values of an instance belong to. An array of a row belongs to the row's table; an array of
+        the request is its own owner."""
+        if number == REQUEST:
+            return REQUEST
+        instance = self.instances[number]
+        if isinstance(instance, Each):
+            tables = instance.array.sources - {REQUEST}
+            return self.owner(next(iter(tables))) if tables else number
+        return number
+
+    def add(self, instance: Table | Each) -> int:
+        """Add a table or array, and return its number. Raises RuleError beyond MAX_TABLES."""
+        if len(self.instances) >= MAX_TABLES:
+            message = f"the query reads more than {MAX_TABLES} tables and arrays"
+            raise error_at(Code.TOO_MANY, message, instance.node, "split the query")
+        self.instances.append(instance)
+        return len(self.instances) - 1
+
+    def add_each(self, array: Frag) -> int:
+        """Expand an array, and return its number. Raises RuleError when its values mix sources."""
+        nested = any(source != REQUEST and isinstance(self.instances[source], Each) for source in array.sources)
+        if len(array.sources) > 1 or nested:
+            message = "an expanded array must come from one row, or from the request"
+            raise error_at(Code.MIXED_FILTER, message, array.node)
+        return self.add(Each(array))
+
+    def table(self, node: exp.Table) -> Table:
+        """The source table that a name in FROM refers to."""
+        alias = node.args.get("alias")
+        schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
+        tag, dot, rest = schema.partition(".")
+        pattern = TablePattern(tag if dot else "default", rest if dot else schema, identifier(node.this))
+        quoted = bool(alias and alias.this.args.get("quoted"))
+        return Table(pattern, identifier(alias.this) if alias else None, quoted, node)
+
+
+class ScopeNames:
+    """The meaning of names in one SELECT."""
+
+    def __init__(self, context: Context, scope: Scope) -> None:
+        self.context = context
+        self.checks = QueryChecks(context.checks, context.instances, context.report)
+        self.scope = scope
 
     def column(self, node: exp.Column) -> Frag:
-        """See `Names`."""
-        name, place = identifier(node.this), self._text.place_of(node)
+        """The value of a column. Raises RuleError when there is no such column, or more than one."""
+        name = identifier(node.this)
         relation = self.relation(identifier(node.args["table"]), node) if node.table else self._holder(name, node)
         if isinstance(relation, dict):
             if name not in relation:
                 hint = did_you_mean(name, relation)
-                raise self._fail(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
+                raise error_at(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
             return relation[name]
-        instance = self._context.instances[relation]
+        instance = self.context.instances[relation]
         if isinstance(instance, Each) and name not in ELEMENT:
             hint = "there are `value` and `key`"
-            raise self._fail(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
+            raise error_at(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
         if name == _SUFFIX and self._has_suffix(relation):
             name = RowFunction.TABLE_SUFFIX.value
         elif isinstance(instance, Table):
-            self._watch.column(instance, name, node.this, self._text)
+            self.checks.column(instance, name, node.this)
         trust = element(instance.array.trust) if isinstance(instance, Each) else NEITHER
-        return Frag((Ref(relation, name),), Kind.ANY, place, trust)
+        return Frag((Ref(relation, name),), Kind.ANY, node, trust)
 
     def _has_suffix(self, relation: int) -> bool:
         """Whether the older name of `table_suffix()`, which is a column, applies."""
-        table = self._context.instances[relation]
+        table = self.context.instances[relation]
         return isinstance(table, Table) and table.pattern.name.endswith("%")
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
-        """See `Names`."""
+        """The value of `alias.table_suffix()` and similar functions."""
         relation = self.relation(qualifier, node) if qualifier else self.only_relation(node)
-        table = self._context.instances[relation] if isinstance(relation, int) else None
+        table = self.context.instances[relation] if isinstance(relation, int) else None
         if not isinstance(relation, int) or not isinstance(table, Table):
-            raise self._fail(Code.UNKNOWN_NAME, f"`{name}()` needs a table", node)
-        place = self._text.place_of(node)
+            raise error_at(Code.UNKNOWN_NAME, f"`{name}()` needs a table", node)
         if name == "table_suffix" and table.pattern.exact:
             message = "`table_suffix()` is empty: the table is named without a wildcard"
             hint = 'name the table `"prefix_%"`'
-            self._context.report.add(RuleError(Code.NO_EFFECT, message, place, hint, Severity.WARNING))
-        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, place)
+            self.context.report.add(error_at(Code.NO_EFFECT, message, node, hint, Severity.WARNING))
+        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, node)
 
     def _holder(self, name: str, node: exp.Expr) -> Relation:
         """The relation that has the unqualified column `name`. Columns of subqueries and of `json_each` are known; any
         other must be one of the table's, if there is just one table."""
-        named = [relation for relation in self._scope.relations.values() if self._has(relation, name)]
-        if len(named) == 1 and len(self._scope.relations) > 1:
+        named = [relation for relation in self.scope.relations.values() if self._has(relation, name)]
+        if len(named) == 1 and len(self.scope.relations) > 1:
             return named[0]
         return self.only_relation(node)
 
@@ -86,26 +174,21 @@ class ScopeNames:
         return self.is_table(relation) or name in ELEMENT
 
     def is_table(self, relation: Relation) -> bool:
-        return isinstance(relation, int) and isinstance(self._context.instances[relation], Table)
+        return isinstance(relation, int) and isinstance(self.context.instances[relation], Table)
 
     def only_relation(self, node: exp.Expr) -> Relation:
-        relations = self._scope.relations
+        relations = self.scope.relations
         if len(relations) != 1:
             hint = f"write `{next(iter(relations))}.…`" if relations else ""
-            raise self._fail(
-                Code.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint
-            )
+            raise error_at(Code.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint)
         return next(iter(relations.values()))
 
     def relation(self, name: str, node: exp.Expr) -> Relation:
-        scope: Scope | None = self._scope
+        scope: Scope | None = self.scope
         while scope is not None:
             if name in scope.relations:
                 return scope.relations[name]
             scope = scope.outer
-        known = list(self._scope.relations)
+        known = list(self.scope.relations)
         hint = did_you_mean(name, known) or f"in scope: {', '.join(known) or 'nothing'}"
-        raise self._fail(Code.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)
-
-    def _fail(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
-        return RuleError(code, message, self._text.place_of(node), suggestion)
+        raise error_at(Code.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)

@@ -1,21 +1,23 @@
 """Splits one term of a query's condition into the row side, the lookups and the request side.
 
-Planning starts at the request: tables are placed one after another, each found by values of the request and of the
+Planning starts at the request: tables are added one after another, each found by values of the request and of the
 tables before it, until only the synced table is left. The values that it is compared with are its bucket parameters.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from headwater_rules.compiler.conditions import Atom, Condition, dependencies
-from headwater_rules.compiler.expressions.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
-from headwater_rules.compiler.expressions.trust import Proof, Trust, element
-from headwater_rules.compiler.relations import Column, Context, Each, Everything, Table
-from headwater_rules.compiler.target import Target
-from headwater_rules.compiler.trials import every_user_passes
-from headwater_rules.errors import Code, RuleError
+from sqlglot import exp
+
+from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
+from headwater_rules.compiler.names import Context
+from headwater_rules.compiler.relations import Atom, Column, Condition, Each, Everything, Selection, Table, dependencies
+from headwater_rules.compiler.trust import Proof, Trust, element
+from headwater_rules.errors import Code, EvaluationError, RuleError
+from headwater_rules.evaluate.engine import small_engine
 from headwater_rules.evaluate.naming import expr_order
 from headwater_rules.plan import (
     Expr,
@@ -23,12 +25,42 @@ from headwater_rules.plan import (
     FromStage,
     Output,
     ParamSource,
+    RequestInput,
     RequestStage,
     RowSource,
     Star,
     TablePattern,
+    Value,
     element_input,
 )
+from headwater_rules.text.sqltext import error_at
+
+_SAMPLES: tuple[Value, ...] = (None, 0, 1, -1, 2.5, "", "a", "B", "1", "[]", "{}", "2020-01-31", b"")
+_WRITTEN = re.compile(r"'((?:[^']|'')*)'|\b(\d+(?:\.\d+)?)\b")
+
+
+def samples(test: Expr) -> tuple[Value, ...]:
+    """Values to try, among them those that the condition names."""
+    written = [text.replace("''", "'") if text or not number else float(number)
+               for text, number in _WRITTEN.findall(test.sql)]  # fmt: skip
+    return (*_SAMPLES, *written)
+
+
+def holds(test: Expr, values: Sequence[Value]) -> bool:
+    """Whether a condition is true of these values of its inputs."""
+    try:
+        return bool(small_engine().rows(f"SELECT {test.sql}", list(values))[0][0])
+    except EvaluationError:
+        return False
+
+
+def every_user_passes(gate: Expr) -> bool:
+    """Whether a condition on the request asks for nothing but the user's id and is true of all that were tried. A token
+    always has one."""
+    if not {*gate.inputs} <= {RequestInput.USER_ID.value}:
+        return False
+    users = [value for value in samples(gate) if isinstance(value, str) and value] if gate.inputs else [""]
+    return all(holds(gate, [user] * len(gate.inputs)) for user in users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +98,62 @@ class VariantDraft:
         return [source for source in sources if isinstance(source, FromRequest)]
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The synced table of a query, and the columns selected from it."""
+
+    table: int
+    output_table: str | None
+    columns: tuple[Column | Everything, ...]
+
+
+def find_target(context: Context, selection: Selection, node: exp.Expr) -> Target:
+    """The one table that all selected columns come from. Raises RuleError when there is none or more than one, and for
+    columns that are not values of a row."""
+    owners: dict[int, exp.Expr] = {}
+    foreign = [error for column in selection.columns if (error := _foreign(context, column)) is not None]
+    for error in foreign[:-1]:
+        context.report.add(error)
+    if foreign:
+        raise foreign[-1]
+    for column in selection.columns:
+        if isinstance(column, Everything):
+            owners.setdefault(column.table, column.node)
+            continue
+        for source in column.value.sources:
+            owners.setdefault(context.owner(source), column.value.node)
+    tables = [number for number in sorted(selection.tables) if isinstance(context.instances[number], Table)]
+    if not owners and len(tables) == 1:
+        owners[tables[0]] = node
+    if len(owners) != 1:
+        message = "all selected columns must come from one table" if owners else "no column of a table is selected"
+        raise error_at(Code.SINGLE_TABLE, message, list(owners.values())[-1] if owners else node,
+                        "sync the other table by a query of its own, under `queries`")  # fmt: skip
+    number = next(iter(owners))
+    table = context.instances[number]
+    assert isinstance(table, Table)
+    name = table.alias or (None if table.pattern.name.endswith("%") else table.pattern.name)
+    return Target(number, name, selection.columns)
+
+
+def _foreign(context: Context, column: Column | Everything) -> RuleError | None:
+    """The error for a selected value that is not a row's: of the request, or of an array's elements. A device has a row
+    once, however many of its elements pass."""
+    if isinstance(column, Everything):
+        return None
+    arrays = [context.instances[source] for source in column.value.sources - {REQUEST}]
+    elements = [instance for instance in arrays if isinstance(instance, Each)]
+    hint = "select columns of the synced table"
+    if REQUEST in column.value.sources or any(REQUEST in instance.array.sources for instance in elements):
+        message = f"column `{column.name}` is a value of the request, which cannot be synced"
+    elif elements:
+        message = f"column `{column.name}` has values of `json_each`, which cannot be selected: a row is synced once"
+        hint = "select the array, and expand it in the device's own query"
+    else:
+        return None
+    return error_at(Code.SINGLE_TABLE, message, column.node, hint)
+
+
 def plan_term(context: Context, target: Target, tables: frozenset[int], term: Sequence[Atom]) -> VariantDraft:
     """The variant for the rows for which every atom of `term` holds. `tables` are those of the whole query; atoms may
     add further ones. Raises RuleError for a condition that can't be split."""
@@ -95,12 +183,8 @@ def _sources(context: Context, frag: Frag) -> set[int]:
 def _mixed(context: Context, atom: Atom) -> RuleError:
     owners = dependencies(atom.frag, context.owner)
     what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
-    return RuleError(
-        Code.MIXED_FILTER,
-        f"this condition combines {what} other than by `=`",
-        atom.place,
-        "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it",
-    )
+    hint = "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it"
+    return error_at(Code.MIXED_FILTER, f"this condition combines {what} other than by `=`", atom.node, hint)
 
 
 _ELEMENTS = -2
@@ -152,7 +236,7 @@ class _Term:
     def plan(self, term: Sequence[Atom]) -> VariantDraft:
         self._classify_all(term)
         self._combine_arrays()
-        stages = self._place_tables()
+        stages = self._order_tables()
         if self._elements.arrays:
             stages.insert(0, _ELEMENTS)
         provided = {table: stage for stage, table in enumerate(stages)}
@@ -162,7 +246,7 @@ class _Term:
         for number, uses in self._request_arrays.items():
             if not uses:
                 array = self._array(number)
-                self._gates.append(build(Kind.CERTAIN, array.place, "EXISTS (SELECT 1 FROM json_each(", array, "))"))
+                self._gates.append(build(Kind.CERTAIN, array.node, "EXISTS (SELECT 1 FROM json_each(", array, "))"))
         return VariantDraft(
             self._row_source(tuple(row_params)),
             tuple(self._sorted(self._gates)),
@@ -263,19 +347,19 @@ class _Term:
 
     # the order of lookups
 
-    def _place_tables(self) -> list[int]:
+    def _order_tables(self) -> list[int]:
         """The tables besides the synced one, each after those that its key comes from. A table that nothing leads to is
         looked up as a whole, without a key."""
         waiting = [table for table in self._parts if table != self._target.table]
         known = {REQUEST, _ELEMENTS, *self._request_arrays}
-        placed: list[int] = []
+        ordered: list[int] = []
         while waiting:
             reachable = [table for table in waiting if self._connected(table, known)]
             table = (reachable or waiting)[0]
             waiting.remove(table)
-            placed.append(table)
+            ordered.append(table)
             known.add(table)
-        return placed
+        return ordered
 
     def _connected(self, table: int, known: set[int]) -> bool:
         return any(link.side(table) is not None and link.other(table)[1] in known for link in self._links)

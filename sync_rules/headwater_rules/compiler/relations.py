@@ -1,22 +1,147 @@
-"""The tables and expanded arrays of a query, numbered, and the parts of a flattened SELECT."""
+"""The tables, columns and conditions of a flattened query."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
 
 from sqlglot import exp
 
-from headwater_rules.compiler.checks import SourceChecks
-from headwater_rules.compiler.conditions import Condition
-from headwater_rules.compiler.expressions.fragment import REQUEST, Frag
-from headwater_rules.compiler.expressions.scalars import identifier
-from headwater_rules.compiler.expressions.semantics import Requests, Semantics
-from headwater_rules.errors import Code, Place, Report, RuleError, Severity
+from headwater_rules.compiler.fragment import Frag, Kind, joined
+from headwater_rules.compiler.trust import Trust, any_of, every
+from headwater_rules.errors import Code
 from headwater_rules.plan import TablePattern
-from headwater_rules.text.sqltext import SqlText
+from headwater_rules.text.sqltext import error_at
 
-MAX_TABLES = 100  # planning takes time in the cube of their number
+MAX_TERMS = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Atom:
+    """One condition with the value 0 or 1. `link` holds both sides if it is an equality; `tables` are further tables
+    that have to be joined for it."""
+
+    frag: Frag
+    link: tuple[Frag, Frag] | None = None
+    tables: frozenset[int] = frozenset()
+
+    @property
+    def node(self) -> exp.Expr:
+        return self.frag.node
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    items: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    items: tuple[Condition, ...]
+
+
+Condition = Atom | All | Either
+Owner = Callable[[int], int]
+"""The table or request that a number in a fragment belongs to. An expanded array belongs to its table."""
+
+
+def terms(condition: Condition, owner: Owner, node: exp.Expr) -> list[list[Atom]]:
+    """The alternatives of a condition: it holds if all atoms of any list hold. Conditions on a single source stay one
+    atom, so that `a OR b` on the same row is one term. Raises RuleError for more than MAX_TERMS."""
+    return [list(dict.fromkeys(term)) for term in _expand(_gather(condition, owner), node)]
+
+
+def dependencies(frag: Frag, owner: Owner) -> frozenset[int]:
+    return frozenset(owner(source) for source in frag.sources)
+
+
+def _expand(condition: Condition, node: exp.Expr) -> list[tuple[Atom, ...]]:
+    match condition:
+        case Atom():
+            return [(condition,)]
+        case Either(items):
+            expanded = [term for item in items for term in _expand(item, node)]
+            bound_terms(len(expanded), node)
+            return expanded
+        case All(items):
+            sides = [_expand(item, node) for item in items]
+            size = 1
+            for side in sides:
+                size *= len(side)
+                bound_terms(size, node)
+            return [tuple(atom for part in choice for atom in part) for choice in product(*sides)]
+
+
+def bound_terms(size: int, node: exp.Expr) -> None:
+    """Raise RuleError for more than MAX_TERMS alternatives."""
+    if size > MAX_TERMS:
+        message = f"the condition has more than {MAX_TERMS} combinations of AND and OR"
+        raise error_at(Code.TOO_MANY, message, node, "split the query, or compare with a list: `x IN (…)`")
+
+
+def _gather(condition: Condition, owner: Owner) -> Condition:
+    """Merge the conditions on a single source within each OR."""
+    match condition:
+        case Atom():
+            return condition
+        case All(items):
+            return All(tuple(_gather(item, owner) for item in items))
+        case Either(items):
+            return _merged([_gather(item, owner) for item in items], owner)
+
+
+def _merged(items: list[Condition], owner: Owner) -> Condition:
+    groups: dict[frozenset[int], list[Atom]] = {}
+    result: list[Condition | frozenset[int]] = []
+    for item in items:
+        atom = _as_filter(item, owner)
+        if atom is None:
+            result.append(item)
+            continue
+        key = dependencies(atom.frag, owner)
+        if key not in groups:
+            result.append(key)
+        groups.setdefault(key, []).append(atom)
+    merged = tuple(_either(groups[item]) if isinstance(item, frozenset) else item for item in result)
+    return merged[0] if len(merged) == 1 else Either(merged)
+
+
+def _either(atoms: list[Atom]) -> Atom:
+    return atoms[0] if len(atoms) == 1 else _combined(atoms, " OR ", any_of)
+
+
+def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
+    """The whole condition as one atom, if it depends on a single source and joins nothing."""
+    if isinstance(condition, Either):
+        return None  # gathered already: mergeable conditions are atoms by now
+    atoms = list(_atoms(condition))
+    if not atoms or any(atom is None for atom in atoms):
+        return None
+    found = [atom for atom in atoms if atom is not None]
+    sources = frozenset[int]().union(*(dependencies(atom.frag, owner) for atom in found))
+    # an array expanded for one alternative would need elements for the other alternatives to hold
+    joins = frozenset[int]().union(*(atom.tables for atom in found))
+    if len(sources) > 1 or not joins <= sources:
+        return None
+    return found[0] if len(found) == 1 else _combined(found, " AND ", every)
+
+
+def _atoms(condition: Condition) -> Iterator[Atom | None]:
+    match condition:
+        case Atom():
+            yield condition
+        case All(items):
+            for item in items:
+                yield from _atoms(item)
+        case Either():
+            yield None
+
+
+def _combined(atoms: list[Atom], between: str, trusted: Callable[[list[Trust]], Trust]) -> Atom:
+    trust = trusted([atom.frag.trust for atom in atoms])
+    frag = joined(Kind.CERTAIN, atoms[0].node, [atom.frag for atom in atoms], between, trust)
+    return Atom(frag, tables=frozenset[int]().union(*(atom.tables for atom in atoms)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +151,7 @@ class Table:
     pattern: TablePattern
     alias: str | None
     alias_quoted: bool
-    place: Place
+    node: exp.Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +159,10 @@ class Each:
     """The elements of a JSON array, as a table with the columns `value` and `key`."""
 
     array: Frag
-    place: Place
+
+    @property
+    def node(self) -> exp.Expr:
+        return self.array.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +170,7 @@ class Everything:
     """`*`: all columns of a table."""
 
     table: int
-    place: Place
+    node: exp.Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +181,8 @@ class Column:
     value: Frag
 
     @property
-    def place(self) -> Place:
-        return self.value.place
+    def node(self) -> exp.Expr:
+        return self.value.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,99 +200,13 @@ class Selection:
         for column in self.columns:
             if isinstance(column, Everything):
                 message = "`*` is not supported in a subquery or a `with` query"
-                raise RuleError(Code.UNSUPPORTED, message, column.place, "name the columns")
+                raise error_at(Code.UNSUPPORTED, message, column.node, "name the columns")
             if column.name in columns:
                 message = f"two columns of this subquery are called `{column.name}`"
-                raise RuleError(Code.UNKNOWN_NAME, message, column.place, "give one of them another name")
+                raise error_at(Code.UNKNOWN_NAME, message, column.node, "give one of them another name")
             columns[column.name] = column.value
         return columns
 
 
 Relation = int | dict[str, Frag]
 """What a name in FROM refers to: a table by its number, or the columns of a derived table."""
-
-
-@dataclass(slots=True)
-class Scope:
-    """The names that one SELECT can use."""
-
-    outer: Scope | None
-    relations: dict[str, Relation] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What the SELECTs of one query share. `ctes` are the SQL texts that names in FROM may refer to, `used` collects
-    those that were used, and `hidden` are the names of CTEs that can't be used inside the CTE `within`. Findings go to
-    `report`; after a fatal one the result must not be used. `checks` compares with the source, if its schema is
-    known."""
-
-    semantics: Semantics
-    ctes: Mapping[str, SqlText]
-    default_schema: str
-    report: Report
-    instances: list[Table | Each] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
-    checks: SourceChecks | None = None
-    hidden: frozenset[str] = frozenset()
-    within: str = ""
-
-    def inside(self, cte: str) -> Context:
-        """The context for the inside of a CTE. CTEs can't use each other."""
-        return replace(self, ctes={}, hidden=frozenset(self.ctes), within=cte)
-
-    def refuse_hidden(self, node: exp.Column, place: Place) -> None:
-        """Raises RuleError where a CTE uses another one like a column, which would silently give nothing."""
-        if identifier(node.this) in self.hidden and not node.args.get("table"):
-            message = "the queries under `with` cannot name each other"
-            raise RuleError(Code.UNSUPPORTED, message, place, "write the subquery in full")
-
-    def warn_of_hidden(self, node: exp.Table, place: Place) -> None:
-        """Warn where a CTE reads a table with the name of another CTE. Its own name is allowed."""
-        name = identifier(node.this)
-        if name not in self.hidden or node.args.get("db") or name == self.within:
-            return
-        message = f"`{name}` means the table here: the queries under `with` cannot name each other"
-        hint = f"write `{self.default_schema}.{name}` if that is meant, else the subquery in full"
-        self.report.add(RuleError(Code.NOT_THE_CTE, message, place, hint, Severity.WARNING))
-
-    def naming(self, requests: Requests) -> Context:
-        """The same context with other names for request values."""
-        return replace(self, semantics=self.semantics.naming(requests))
-
-    def owner(self, number: int) -> int:
-        """The table that the values of an instance belong to. An array of a row belongs to the row's table; an array of
-        the request is its own owner."""
-        if number == REQUEST:
-            return REQUEST
-        instance = self.instances[number]
-        if isinstance(instance, Each):
-            tables = instance.array.sources - {REQUEST}
-            return self.owner(next(iter(tables))) if tables else number
-        return number
-
-    def add(self, instance: Table | Each) -> int:
-        """Add a table or array, and return its number. Raises RuleError beyond MAX_TABLES."""
-        if len(self.instances) >= MAX_TABLES:
-            message = f"the query reads more than {MAX_TABLES} tables and arrays"
-            raise RuleError(Code.TOO_MANY, message, instance.place, "split the query")
-        self.instances.append(instance)
-        return len(self.instances) - 1
-
-    def add_each(self, array: Frag) -> int:
-        """Expand an array, and return its number. Raises RuleError when its values mix sources."""
-        nested = any(source != REQUEST and isinstance(self.instances[source], Each) for source in array.sources)
-        if len(array.sources) > 1 or nested:
-            raise RuleError(
-                Code.MIXED_FILTER, "an expanded array must come from one row, or from the request", array.place
-            )
-        return self.add(Each(array, array.place))
-
-    def table(self, node: exp.Table, place: Place) -> Table:
-        """The source table that a name in FROM refers to."""
-        alias = node.args.get("alias")
-        schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
-        tag, dot, rest = schema.partition(".")
-        pattern = TablePattern(tag if dot else "default", rest if dot else schema, identifier(node.this))
-        quoted = bool(alias and alias.this.args.get("quoted"))
-        return Table(pattern, identifier(alias.this) if alias else None, quoted, place)

@@ -7,20 +7,37 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headwater_rules.errors import Code, Place, Report, RuleError, Severity
+from headwater_rules.errors import Code
+from headwater_rules.plan import ConversionOptions
 from headwater_rules.text.document import Item, Mapping
-from headwater_rules.text.options import Options, check_place, flag, read_options
-from headwater_rules.text.sqltext import SqlText
+from headwater_rules.text.sqltext import SqlText, read_sql
 
 _CUSTOM_WRITE_CHECKPOINTS = frozenset({"write_checkpoints", "checkpoint_requests"})
 """Events that devices would wait for: to ignore them would keep their own writes from them for ever."""
 
 _ROOT_KEYS = ("config", "streams", "with", "bucket_definitions", "event_definitions")
+_OPTION_KEYS = (
+    "edition", "storage_version", "strict", "timestamp_max_precision", "timestamps_iso8601", "versioned_bucket_ids",
+    "fixed_json_extract", "custom_postgres_types", "unstable_sqlite_expression_engine",
+)  # fmt: skip
 _STREAM_KEYS = ("query", "queries", "with", "auto_subscribe", "priority", "accept_potentially_dangerous_queries")
 _BUCKET_KEYS = ("parameters", "data", "priority", "accept_potentially_dangerous_queries")
+_PRECISIONS = {"seconds": 0, "milliseconds": 3, "microseconds": 6, "nanoseconds": 6}  # Postgres has microseconds
+_LATEST = 3
+_EDITION_HINT = "write `edition: 3` under `config`"
 _DEFAULT_PRIORITY = 3
 _NOTHING = "the sync config defines no streams"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the whole config. `strict` turns warnings about unsafe parameters into errors."""
+
+    edition: int
+    conversion: ConversionOptions
+    fixed_paths: bool
+    strict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +45,7 @@ class StreamSource:
     """A stream as written. `ctes` are all that it may use, `own_ctes` the names of those defined in it."""
 
     name: str
-    place: Place
+    key: Item
     queries: tuple[SqlText, ...]
     ctes: MappingType[str, SqlText]
     own_ctes: tuple[str, ...]
@@ -39,14 +56,14 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class BucketSource:
-    """A bucket definition as written. `own_priority` is the place of its priority, if it sets one."""
+    """A bucket definition as written. `has_priority`: it sets one for all its buckets."""
 
     name: str
-    place: Place
+    key: Item
     parameters: tuple[SqlText, ...]
     data: tuple[SqlText, ...]
     priority: int
-    own_priority: Place | None
+    has_priority: bool
     accepts_dangerous: bool
 
 
@@ -55,7 +72,7 @@ class EventSource:
     """An event definition as written."""
 
     name: str
-    place: Place
+    key: Item
     payloads: tuple[SqlText, ...]
 
 
@@ -70,152 +87,213 @@ class Config:
     shared_ctes: MappingType[str, SqlText]
 
 
-def read_config(root: Item, report: Report) -> Config:
-    """Read everything except SQL. Findings go to `report`; raises RuleError where reading can't continue."""
+def read_config(root: Item) -> Config:
+    """Read everything except SQL. Findings go to the root's report; raises RuleError where reading can't continue."""
     document = root.mapping("the sync config")
-    document.check(_ROOT_KEYS, report)
-    options = read_options(document, report)
-    for name in document.names():
-        check_place(options.edition, document.key(name), name, report)
+    document.check(_ROOT_KEYS)
+    options = _options(document)
+    _check_edition(document, options.edition)
     if document.get("streams") is None and document.get("bucket_definitions") is None:
         raise root.fail(_NOTHING, "add `streams:` with at least one stream")
-    shared = _ctes(document, report)
-    streams = _entries(document, "streams", report, lambda name, key, item: _stream(name, key, item, shared, report))
-    buckets = _entries(document, "bucket_definitions", report, lambda name, key, item: _bucket(name, key, item, report))
-    events = _entries(document, "event_definitions", report, lambda name, key, item: _event(name, key, item, report))
-    _refuse_clash(document, report)
-    if not (streams or buckets or report.errors):
+    shared = _ctes(document)
+    streams = _entries(document, "streams", lambda name, key, item: _stream(name, key, item, shared))
+    buckets = _entries(document, "bucket_definitions", _bucket)
+    events = _entries(document, "event_definitions", _event)
+    _refuse_clash(document)
+    if not (streams or buckets or root.report.errors):
         item = document.get("streams") or document.get("bucket_definitions") or root
-        hint = "devices get nothing: add at least one"
-        report.add(RuleError(Code.NO_EFFECT, _NOTHING, item.place, hint, Severity.WARNING))
+        item.warn(Code.NO_EFFECT, _NOTHING, "devices get nothing: add at least one")
     return Config(options, streams, buckets, events, shared)
 
 
-def _entries(document: Mapping, name: str, report: Report, read: Callable[[str, Item, Item], T]) -> tuple[T, ...]:
-    """The definitions of one kind, without those that could not be read."""
-    item = document.get(name)
+# options
+
+
+def _options(document: Mapping) -> Options:
+    """The options, with the edition's defaults. An invalid edition is read as the latest, which causes the fewest
+    follow-up errors."""
+    config = _optional(document, "config")
+    if config is None:
+        edition, since_2 = (1, False) if document.get("config") is None else (_LATEST, True)
+        return Options(edition, ConversionOptions(since_2, since_2), since_2, strict=False)
+    config.check(_OPTION_KEYS)
+    absent = 1 if config.get("edition") is None else _LATEST
+    edition = config.read("edition", lambda each: each.integer("`edition`", (1, 2, 3)), absent)
+    since_2 = edition >= 2
+    _check_ineffective(config, edition)
+    iso = _flag(config, "timestamps_iso8601", default=since_2)
+    custom_types = _flag(config, "custom_postgres_types", default=since_2)
+    conversion = ConversionOptions(iso, custom_types, _digits(config, iso))
+    return Options(
+        edition, conversion, _flag(config, "fixed_json_extract", default=since_2), strict=_flag(config, "strict")
+    )
+
+
+def _flag(mapping: Mapping, name: str, *, default: bool = False) -> bool:
+    """A setting that is true or false."""
+    return mapping.read(name, lambda item: item.boolean(f"`{name}`"), default)
+
+
+def _digits(config: Mapping, iso: bool) -> int:
+    item = config.get("timestamp_max_precision")
     if item is None:
+        return _PRECISIONS["microseconds"]
+    name = config.read("timestamp_max_precision", lambda each: each.string("`timestamp_max_precision`"), "")
+    if name not in _PRECISIONS:
+        if name:
+            item.reject(f"unknown precision `{name}`", f"use one of {', '.join(_PRECISIONS)}", Code.OPTION)
+        return _PRECISIONS["microseconds"]
+    if not iso:
+        hint = "write `timestamps_iso8601: true`"
+        item.reject("`timestamp_max_precision` needs ISO 8601 timestamps", hint, Code.OPTION)
+    return _PRECISIONS[name]
+
+
+def _check_ineffective(config: Mapping, edition: int) -> None:
+    """Report options that select between behaviours of the published service which do not differ here."""
+    config.read("storage_version", lambda each: each.integer("`storage_version`", (1, 2, 3)), 2)
+    name, default = "versioned_bucket_ids", edition >= 2
+    if _flag(config, name, default=default) != default:
+        config.key(name).warn(Code.NO_EFFECT, f"`{name}` has no effect", "remove it")
+    name = "unstable_sqlite_expression_engine"
+    if not _flag(config, name):
+        return
+    if edition < 3:
+        config.key(name).reject(f"`{name}` needs edition 3", f"remove it, or {_EDITION_HINT}", Code.OPTION)
+        return
+    message = f"`{name}` is ignored: expressions keep their usual meaning, so other rows may pass"
+    config.key(name).warn(Code.NO_EFFECT, message, "remove it, and compare what `headwater rules preview` gives")
+
+
+def _check_edition(document: Mapping, edition: int) -> None:
+    """Report definitions that the edition does not have."""
+    for name in document.names():
+        key = document.key(name)
+        if name == "bucket_definitions" and edition >= 3:
+            hint = "write them as `streams`, or `edition: 2` under `config`"
+            key.reject("edition 3 has no `bucket_definitions`", hint, Code.EDITION)
+        if name == "streams" and edition < 2:
+            key.reject("`streams` need edition 2 or later", _EDITION_HINT, Code.EDITION)
+        if name == "streams" and edition == 2:
+            key.warn(Code.OLD_EDITION, "streams of edition 2 read `!=` and `*` in an older way", _EDITION_HINT)
+        if name == "with" and edition < 2:
+            key.reject("`with` needs edition 2 or later", _EDITION_HINT, Code.EDITION)
+
+
+# definitions
+
+
+def _optional(owner: Mapping, name: str) -> Mapping | None:
+    """A mapping within another one; None if it is absent or something else, which is reported."""
+    return owner.read(name, lambda item: item.mapping(f"`{name}`"), None)
+
+
+def _entries(document: Mapping, name: str, read: Callable[[str, Item, Item], T]) -> tuple[T, ...]:
+    """The definitions of one kind, without those that could not be read."""
+    entries = _optional(document, name)
+    if entries is None:
         return ()
-    try:
-        entries = item.mapping(f"`{name}`")
-    except RuleError as error:
-        report.add(error)
-        return ()
-    entries.check(None, report)
+    entries.check()
     found: list[T] = []
     for key, value in entries.items():
-        with report.collecting():
+        with document.report.collecting():
             found.append(read(key, entries.key(key), value))
     return tuple(found)
 
 
-def _refuse_clash(document: Mapping, report: Report) -> None:
+def _refuse_clash(document: Mapping) -> None:
     """Report streams and bucket definitions with the same name, because subscriptions use one name for both."""
     streams, buckets = document.get("streams"), document.get("bucket_definitions")
-    if streams is None or buckets is None or report.errors:
+    if streams is None or buckets is None or document.report.errors:
         return
     names = set(streams.mapping("`streams`").names())
     definitions = buckets.mapping("`bucket_definitions`")
     for name in definitions.names():
         if name in names:
-            message = f"`{name}` is a stream and a bucket definition"
-            report.add(definitions.key(name).fail(message, "rename one of them"))
+            definitions.key(name).reject(f"`{name}` is a stream and a bucket definition", "rename one of them")
 
 
-def _ctes(owner: Mapping, report: Report) -> dict[str, SqlText]:
-    item = owner.get("with")
-    if item is None:
-        return {}
-    try:
-        entries = item.mapping("`with`")
-    except RuleError as error:
-        report.add(error)
-        return {}
-    entries.check(None, report)
-    found: dict[str, SqlText] = {}
-    for name, value in entries.items():
-        with report.collecting():
-            found[name] = _sql(value, f"the query `{name}`", report)
-    return found
+def _ctes(owner: Mapping) -> dict[str, SqlText]:
+    queries = _entries(owner, "with", lambda name, _, item: (name, _sql(item, f"the query `{name}`")))
+    return dict(queries)
 
 
-def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText], report: Report) -> StreamSource:
+def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText]) -> StreamSource:
     stream = item.mapping(f"stream `{name}`")
-    stream.check(_STREAM_KEYS, report)
+    stream.check(_STREAM_KEYS)
     queries: tuple[SqlText, ...] = ()
-    with report.collecting():
-        queries = _queries(name, key, stream, report)
-    own = _ctes(stream, report)
+    with item.report.collecting():
+        queries = _queries(name, key, stream)
+    own = _ctes(stream)
     return StreamSource(
         name,
-        key.place,
+        key,
         queries,
         {**shared, **own},
         tuple(own),
-        flag(stream, "auto_subscribe", report),
-        _priority(stream, report),
-        flag(stream, "accept_potentially_dangerous_queries", report),
+        _flag(stream, "auto_subscribe"),
+        _priority(stream),
+        _flag(stream, "accept_potentially_dangerous_queries"),
     )
 
 
-def _queries(name: str, key: Item, stream: Mapping, report: Report) -> tuple[SqlText, ...]:
+def _queries(name: str, key: Item, stream: Mapping) -> tuple[SqlText, ...]:
     one, several = stream.get("query"), stream.get("queries")
     hint = "give it exactly one of the two"
     if several is None:
         if one is None:
             raise key.fail(f"stream `{name}` has neither `query` nor `queries`", hint)
-        return _texts([one], report)
+        return _texts([one])
     if one is not None:
-        report.add(key.fail(f"stream `{name}` has both `query` and `queries`", hint))
+        key.reject(f"stream `{name}` has both `query` and `queries`", hint)
     items = several.sequence("`queries`")
     if one is not None:
-        return _texts([one, *items], report)
+        return _texts([one, *items])
     if not items:
         raise key.fail(f"stream `{name}` has no query", "add a SELECT below `queries`")
-    return _texts(items, report)
+    return _texts(items)
 
 
-def _texts(items: list[Item], report: Report) -> tuple[SqlText, ...]:
+def _texts(items: list[Item]) -> tuple[SqlText, ...]:
     texts: list[SqlText] = []
     for item in items:
-        with report.collecting():
-            texts.append(_sql(item, "a query", report))
+        with item.report.collecting():
+            texts.append(_sql(item, "a query"))
     return tuple(texts)
 
 
-def _sql(item: Item, what: str, report: Report) -> SqlText:
-    text = item.sql(what)
-    report.spend(text.words() // 5, text.place())  # reading costs less than compiling
+def _sql(item: Item, what: str) -> SqlText:
+    text = read_sql(item, what)
+    item.report.spend(text.words() // 5, text.span)  # reading costs less than compiling
     return text
 
 
-def _bucket(name: str, key: Item, item: Item, report: Report) -> BucketSource:
+def _bucket(name: str, key: Item, item: Item) -> BucketSource:
     what = f"bucket definition `{name}`"
     bucket = item.mapping(what)
-    bucket.check(_BUCKET_KEYS, report)
+    bucket.check(_BUCKET_KEYS)
     data = bucket.get("data")
     if data is None:
         raise key.fail(f"{what} has no `data`", "list its data queries under `data`")
     items = data.sequence("`data`")
     if not items:
-        message = f"{what} has no query, and so no rows"
-        report.add(RuleError(Code.NO_EFFECT, message, key.place, "add a SELECT below `data`", Severity.WARNING))
+        key.warn(Code.NO_EFFECT, f"{what} has no query, and so no rows", "add a SELECT below `data`")
     return BucketSource(
         name,
-        key.place,
-        bucket.read("parameters", lambda each: _parameters(each, report), (), report),
-        _texts(items, report),
-        _priority(bucket, report),
-        bucket.key("priority").place if bucket.get("priority") is not None else None,
-        flag(bucket, "accept_potentially_dangerous_queries", report),
+        key,
+        bucket.read("parameters", _parameters, ()),
+        _texts(items),
+        _priority(bucket),
+        bucket.get("priority") is not None,
+        _flag(bucket, "accept_potentially_dangerous_queries"),
     )
 
 
-def _parameters(item: Item, report: Report) -> tuple[SqlText, ...]:
-    return _texts(item.sequence("`parameters`") if item.is_sequence else [item], report)
+def _parameters(item: Item) -> tuple[SqlText, ...]:
+    return _texts(item.sequence("`parameters`") if item.is_sequence else [item])
 
 
-def _event(name: str, key: Item, item: Item, report: Report) -> EventSource:
+def _event(name: str, key: Item, item: Item) -> EventSource:
     what = f"event `{name}`"
     if name in _CUSTOM_WRITE_CHECKPOINTS:
         raise key.fail(
@@ -223,12 +301,12 @@ def _event(name: str, key: Item, item: Item, report: Report) -> EventSource:
             "remove it: devices have their writes numbered by themselves or by the service",
         )
     event = item.mapping(what)
-    event.check(("payloads",), report)
+    event.check(("payloads",))
     payloads = event.get("payloads")
     if payloads is None:
         raise key.fail(f"{what} has no `payloads`", "list its queries under `payloads`")
-    return EventSource(name, key.place, _texts(payloads.sequence("`payloads`"), report))
+    return EventSource(name, key, _texts(payloads.sequence("`payloads`")))
 
 
-def _priority(mapping: Mapping, report: Report) -> int:
-    return mapping.read("priority", lambda each: each.integer("`priority`", range(4)), _DEFAULT_PRIORITY, report)
+def _priority(mapping: Mapping) -> int:
+    return mapping.read("priority", lambda each: each.integer("`priority`", range(4)), _DEFAULT_PRIORITY)

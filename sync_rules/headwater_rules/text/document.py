@@ -1,4 +1,7 @@
-"""The YAML text of a sync config as typed values with positions."""
+"""The YAML text of a sync config as typed values with positions.
+
+The text is composed to nodes, not constructed, so tags can only produce plain values.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,158 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner, ScannerError
 
-from headwater_rules.errors import Code, Place, Report, RuleError, did_you_mean, place_in
-from headwater_rules.text.sqltext import SqlText
-from headwater_rules.text.written import AS_BLOCK, read_written
-from headwater_rules.text.yaml import TAG, NotYamlError, compose
+from headwater_rules.errors import Code, Report, RuleError, Severity, Span, did_you_mean, span_in
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def escape_at(document: str, position: int, end: int) -> tuple[str, int]:
+    """The character that the escape at `position` means, and the end of the escape. Empty for an escape without digits;
+    half of a surrogate pair if the other half does not follow."""
+    character, after = _single(document, position, end)
+    if _is_half(character, "\ud800", "\udbff"):
+        low, behind = _single(document, after, end)
+        if _is_half(low, "\udc00", "\udfff"):
+            return joined(character + low) or "", behind
+    return character, after
+
+
+def joined(text: str) -> str | None:
+    """The text with surrogate pairs as characters; None if half of one remains."""
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        return None
+
+
+def half_in(document: str, start: int, end: int) -> tuple[int, int]:
+    """The position of half of a surrogate pair; the whole range if it is not written as an escape."""
+    position = start
+    while (position := document.find("\\", position, end)) >= 0:
+        character, after = escape_at(document, position, end)
+        if _is_half(character, "\ud800", "\udfff"):
+            return position, after
+        position = after
+    return start, end
+
+
+def _single(document: str, position: int, end: int) -> tuple[str, int]:
+    found = _ESCAPE.match(document, position, end)
+    if found is None:
+        return "", position + 1
+    digits = found[1] or found[2] or found[3]
+    return chr(int(digits, 16)) if digits else "", found.end()
+
+
+def _is_half(character: str, first: str, last: str) -> bool:
+    return len(character) == 1 and first <= character <= last
+
+
+TAG = "tag:yaml.org,2002:"
+"""The prefix of the tags of YAML's own types."""
+
+
+class NotYamlError(Exception):
+    """A text is not a YAML document: the problem, its place (character offsets) if known, and what to do."""
+
+    def __init__(self, problem: str, start: int | None = None, end: int | None = None, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.start = start
+        self.end = end if end is not None or start is None else start + 1
+        self.hint = hint
+
+
+def compose(text: str) -> Node | None:
+    """The root of the document; None for an empty one. Raises NotYamlError."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner = _BlankLines
+    try:
+        yaml.composer.warn_double_anchors = False  # the later one applies from there on, as the standard says
+        node: Node | None = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise NotYamlError(error.problem or error.context or "", mark.index if mark else None) from None
+    except YAMLError as error:
+        raise NotYamlError("a character that is not allowed", int(getattr(error, "position", 0))) from None
+    except (RecursionError, ValueError, OverflowError):
+        raise NotYamlError("nested too deeply, or a malformed value", 0, 0) from None
+    if node is not None:
+        _join_pairs(text, node)
+    return node
+
+
+class _BlankLines(Scanner):
+    """Supports block scalars that begin with blank lines of fewer spaces than the first line of text."""
+
+    def scan_block_scalar_indentation(self) -> tuple[list[str], int, StringMark]:
+        chunks: list[str] = []
+        blank, end = 0, self.reader.get_mark()
+        while self.reader.peek() in " \r\n\x85\u2028\u2029":
+            if self.reader.peek() == " ":
+                self.reader.forward()
+                continue
+            blank = max(blank, self.reader.column)
+            chunks.append(self.scan_line_break())
+            end = self.reader.get_mark()
+        if self.indent < self.reader.column < blank:
+            raise ScannerError(problem="a blank line has more spaces than the text below it", problem_mark=end)
+        return chunks, max(blank, self.reader.column), end
+
+
+def _join_pairs(text: str, root: Node) -> None:
+    """Replace surrogate pairs in all scalars by characters. Raises NotYamlError for half of one."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            waiting += [each for pair in node.value for each in pair]
+        elif isinstance(node, SequenceNode):
+            waiting += node.value
+        elif (text_value := joined(str(node.value))) is not None:
+            node.value = text_value
+        else:
+            start, end = half_in(text, node.start_mark.index, node.end_mark.index)
+            hint = "write both halves of the pair, or the character itself"
+            raise NotYamlError("half of a surrogate pair is not a character", start, end, hint)
+
 
 _MAX_TEXT = 400_000
 _LINES_BEFORE = 3
-_SELECT = re.compile(r"(?i)(?:.*\b)?SELECT\b")
+AS_BLOCK = "write `query: |` (in a list, `- |`), and below it the SQL, indented: YAML changes nothing there"
+SELECT = re.compile(r"(?i)(?:.*\b)?SELECT\b")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A YAML node. The reading methods raise RuleError, which says what was expected, if the node is something else."""
+    """A YAML node of `text`. The reading methods raise RuleError, which says what was expected, if the node is another
+    one. Findings that don't end the reading go to `report`."""
 
     text: str
     node: Node
+    report: Report
 
-    @property
-    def place(self) -> Place:
+    def span(self) -> Span:
         end = self.node.end_mark.index if isinstance(self.node, ScalarNode) else self.node.start_mark.index
-        return place_in(self.text, self.node.start_mark.index, max(end, self.node.start_mark.index))
+        return span_in(self.text, self.node.start_mark.index, max(end, self.node.start_mark.index))
 
     def fail(self, message: str, suggestion: str = "", code: Code = Code.STRUCTURE) -> RuleError:
-        return RuleError(code, message, self.place, suggestion)
+        return RuleError(code, message, self.span(), suggestion)
+
+    def reject(self, message: str, suggestion: str = "", code: Code = Code.STRUCTURE) -> None:
+        self.report.add(self.fail(message, suggestion, code))
+
+    def warn(self, code: Code, message: str, suggestion: str) -> None:
+        self.report.add(RuleError(code, message, self.span(), suggestion, Severity.WARNING))
 
     def mapping(self, what: str) -> Mapping:
         if not isinstance(self.node, MappingNode):
@@ -43,7 +171,7 @@ class Item:
     def sequence(self, what: str) -> list[Item]:
         if not isinstance(self.node, SequenceNode):
             raise self.fail(f"{what} must be a list", "begin each entry with `- `")
-        return [Item(self.text, node) for node in self.node.value]
+        return [Item(self.text, node, self.report) for node in self.node.value]
 
     @property
     def is_sequence(self) -> bool:
@@ -73,29 +201,21 @@ class Item:
             raise self.fail(wanted)
         return value
 
-    def sql(self, what: str) -> SqlText:
-        if isinstance(self.node, MappingNode) and _SELECT.match(self.text, self.node.start_mark.index):
-            raise self.fail(f"{what} must be a text, and YAML reads `: ` as the end of a key", AS_BLOCK, Code.CHANGED)
-        self.string(what)
-        assert isinstance(self.node, ScalarNode)  # it has been read as a text
-        start, end = self.node.start_mark.index, self.node.end_mark.index
-        return SqlText(self.text, start, end, read_written(self.text, self.node))
-
 
 class Mapping:
     """A YAML mapping with unique text keys."""
 
     def __init__(self, item: Item, what: str) -> None:
-        self.item = item
         self.what = what
+        self.report = item.report
         self._entries: dict[str, tuple[Item, Item]] = {}
         self._duplicates: list[RuleError] = []
         for key_node, value_node in item.node.value:
             if key_node.tag == TAG + "merge":
-                raise Item(item.text, key_node).fail(
+                raise Item(item.text, key_node, item.report).fail(
                     "`<<` is not supported", "write the keys here, or give an alias as a whole value: `query: *name`"
                 )
-            key, value = Item(item.text, key_node), Item(item.text, value_node)
+            key, value = Item(item.text, key_node, item.report), Item(item.text, value_node, item.report)
             name = str(key_node.value) if isinstance(key_node, ScalarNode) else ""
             if not name:
                 raise key.fail(f"a key of {what} must be a text")
@@ -104,15 +224,15 @@ class Mapping:
                 continue
             self._entries[name] = (key, value)
 
-    def check(self, known: Iterable[str] | None, report: Report) -> None:
+    def check(self, known: Iterable[str] | None = None) -> None:
         """Report duplicate keys, and keys not in `known` if it is given."""
         for duplicate in self._duplicates:
-            report.add(duplicate)
+            self.report.add(duplicate)
         allowed = None if known is None else set(known)
         for name, (key, _) in self._entries.items():
             if allowed is not None and name not in allowed:
                 hint = did_you_mean(name, allowed) or f"the keys here are {', '.join(sorted(allowed))}"
-                report.add(key.fail(f"unknown key `{name}` in {self.what}", hint))
+                self.report.add(key.fail(f"unknown key `{name}` in {self.what}", hint))
 
     def get(self, name: str) -> Item | None:
         entry = self._entries.get(name)
@@ -127,7 +247,7 @@ class Mapping:
     def items(self) -> list[tuple[str, Item]]:
         return [(name, value) for name, (_, value) in self._entries.items()]
 
-    def read(self, name: str, reader: Callable[[Item], T], default: T, report: Report) -> T:
+    def read(self, name: str, reader: Callable[[Item], T], default: T) -> T:
         """The value of `name` read by `reader`, or `default` if it is absent or invalid (which is reported)."""
         item = self.get(name)
         if item is None:
@@ -135,29 +255,30 @@ class Mapping:
         try:
             return reader(item)
         except RuleError as error:
-            report.add(error)
+            self.report.add(error)
             return default
 
 
-def load(text: str) -> Item:
-    """The root of the document. Raises RuleError if the text is not one YAML document."""
+def load(text: str, report: Report) -> Item:
+    """The root of the document. Raises RuleError if the text is not one YAML document; later findings go to
+    `report`."""
     if len(text) > _MAX_TEXT:
         message = f"the sync config is longer than {_MAX_TEXT:,} characters"
-        raise RuleError(Code.YAML, message, place_in(text, _MAX_TEXT, _MAX_TEXT))
+        raise RuleError(Code.YAML, message, span_in(text, _MAX_TEXT, _MAX_TEXT))
     try:
         node = compose(text)
     except NotYamlError as error:
-        place = None if error.start is None or error.end is None else place_in(text, error.start, error.end)
-        hint = error.hint or _hint_for_sql(text, place)
-        raise RuleError(Code.YAML, f"not valid YAML: {error.problem}", place, hint) from None
+        span = None if error.start is None or error.end is None else span_in(text, error.start, error.end)
+        hint = error.hint or _hint_for_sql(text, span)
+        raise RuleError(Code.YAML, f"not valid YAML: {error.problem}", span, hint) from None
     if node is None:
-        raise RuleError(Code.YAML, "the sync config is empty", place_in(text, 0, 0), "define at least one stream")
-    return Item(text, node)
+        raise RuleError(Code.YAML, "the sync config is empty", span_in(text, 0, 0), "define at least one stream")
+    return Item(text, node, report)
 
 
-def _hint_for_sql(text: str, place: Place | None) -> str:
+def _hint_for_sql(text: str, span: Span | None) -> str:
     """A hint for a syntax error in a value that seems to be SQL."""
-    if place is None:
+    if span is None:
         return ""
-    before = text[: place.start - place.column + 1].splitlines()[-_LINES_BEFORE:]
-    return f"if this is SQL, {AS_BLOCK}" if any(map(_SELECT.match, [*before, place.source_line])) else ""
+    before = text[: span.start - span.column + 1].splitlines()[-_LINES_BEFORE:]
+    return f"if this is SQL, {AS_BLOCK}" if any(map(SELECT.match, [*before, span.source_line])) else ""

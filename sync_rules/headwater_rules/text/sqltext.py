@@ -1,25 +1,133 @@
-"""SQL inside the YAML: parsing it, and mapping nodes of the parse tree to places in the file."""
+"""SQL inside the YAML: its text as the author wrote it, its parse tree, and the positions of the tree's nodes.
+
+YAML joins the lines of a folded, plain or quoted scalar, and begins a comment at ` #`. SQL ends a comment where the
+line ends, so the value that YAML gives can mean something else than the text that the author sees. Therefore the lines
+are kept, and a text that YAML cuts off is refused.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ruamel.yaml.nodes import MappingNode, ScalarNode
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.tokenizer_core import Token, TokenType
 
-from headwater_rules.errors import Code, Place, RuleError, place_in
-from headwater_rules.text.written import AS_BLOCK, Written
+from headwater_rules.errors import Code, RuleError, Severity, Span, span_in
+from headwater_rules.text.document import AS_BLOCK, SELECT, Item, escape_at
+
+_PROPERTIES = re.compile(r"(?:[&!]\S*+(?:\s++(?:#.*+)?+)*+)*+")
+_HEADER = re.compile(r"[|>][-+0-9]*+[ \t]*+(?:#.*+)?+\r?\n?")
+_CUT = re.compile(r"[ \t]++(#[^\r\n]*+)")
+_UNCLEAR = re.compile("\r(?!\n)|[\x85\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_SHORT_ESCAPES = {"n": "\n", "t": "\t", "\t": "\t", "r": "\r", '"': '"', "\\": "\\", "/": "/", " ": " "}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`text` has the line ends of the file. `offsets` are the positions of its characters in the document, and `joined`
+    those line ends in `text` that YAML replaces by a space or removes."""
+
+    text: str
+    offsets: Sequence[int]
+    joined: frozenset[int]
+
+
+def read_written(document: str, node: ScalarNode) -> Written:
+    """The text of a scalar. Raises RuleError for one that YAML cuts off, or that an editor shows in another way."""
+    start, end = node.start_mark.index, node.end_mark.index
+    start = _end(_PROPERTIES, document, start, end)
+    unclear = _UNCLEAR.search(document, start, end)
+    if unclear:
+        message = f"the character U+{ord(unclear[0]):04X} in a query makes editors show its lines in different ways"
+        raise RuleError(Code.CHANGED, message, span_in(document, *unclear.span()), "remove it")
+    if node.style == "|":
+        return _literal(document, _end(_HEADER, document, start, end), str(node.value))
+    if node.style is None and (cut := _CUT.match(document, end)):
+        message = "YAML reads ` #` and what follows as a comment, so it is no part of the query"
+        hint = f"put the comment on a line of its own; if it belongs to the SQL, {AS_BLOCK}"
+        raise RuleError(Code.CHANGED, message, span_in(document, *cut.span(1)), hint)
+    if node.style == ">":
+        start = _end(_HEADER, document, start, end)
+    elif node.style is not None:
+        start, end = start + 1, end - 1
+    written = _collected(_characters(document, start, end, node.style))
+    if "".join(written.text.split()) != "".join(str(node.value).split()):
+        raise RuleError(Code.CHANGED, "YAML changes this query", span_in(document, start, end), AS_BLOCK)
+    return written
+
+
+def _end(pattern: re.Pattern[str], document: str, start: int, end: int) -> int:
+    found = pattern.match(document, start, end)
+    return start if found is None else found.end()
+
+
+def _literal(document: str, position: int, value: str) -> Written:
+    """A literal block, which differs from its value in the indentation only."""
+    offsets = array("l")
+    for line in value.split("\n"):
+        line_end = document.find("\n", position)
+        line_end = len(document) if line_end < 0 else line_end
+        shown = line_end - (document[line_end - 1 : line_end] == "\r")
+        offsets.extend(range(shown - len(line), shown))
+        offsets.append(line_end)
+        position = line_end + 1
+    return Written(value, offsets[:-1], frozenset())
+
+
+def _collected(characters: Iterator[tuple[str, int, bool]]) -> Written:
+    pieces: list[str] = []
+    offsets = array("l")
+    joined: list[int] = []
+    for character, offset, is_joined in characters:
+        if is_joined:
+            joined.append(len(pieces))
+        pieces.append(character)
+        offsets.append(offset)
+    return Written("".join(pieces), offsets, frozenset(joined))
+
+
+def _characters(document: str, position: int, end: int, style: str | None) -> Iterator[tuple[str, int, bool]]:
+    """The characters of a folded, plain or quoted scalar, their offsets, and whether they are line ends of the file."""
+    while position < end:
+        character, start = document[position], position
+        position += 1
+        if character == "\r":
+            continue  # the line feed follows
+        if character == "'" and style == "'":
+            position += 1
+        elif character == "\\" and style == '"':
+            character, position = _escaped(document, start, end)
+        yield character, start, character == "\n" and document[start] == "\n"
+
+
+def _escaped(document: str, start: int, end: int) -> tuple[str, int]:
+    meant, after = escape_at(document, start, end)
+    if meant in {"'", '"'}:
+        message, meant = "the quote of a text is hidden in an escape", ""
+    else:
+        message = f"the escape `{document[start:after].strip()}` is not supported in a query"
+        meant = meant or _SHORT_ESCAPES.get(document[start + 1], "")
+    if meant == "\r" and document.startswith("\\n", after):
+        return "\n", after + 2
+    if not meant or (meant < " " and meant not in "\t\n"):
+        raise RuleError(Code.CHANGED, message, span_in(document, start, after), AS_BLOCK)
+    return meant, after
+
 
 _CLOSING = re.compile(r"\s*\)")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _WORDS_PER_QUERY = 10  # what each costs besides its words
 _HEXADECIMAL = re.compile(r"\\[xuU]")
+_TEXT = "text"  # where the root of a tree holds the text that it was parsed from
 MAX_SQL = 100_000  # characters of one query
 
 
@@ -94,25 +202,25 @@ class SqlText:
         """Approximate number of words and signs, and so of the work that the text causes."""
         return sum(1 for _ in _WORD.finditer(self.sql)) + _WORDS_PER_QUERY
 
-    def place(self, start: int = 0, end: int | None = None) -> Place:
-        """The place of characters [start, end) of the SQL in the file."""
+    def span(self, start: int = 0, end: int | None = None) -> Span:
+        """The span of characters [start, end) of the SQL in the file."""
         if not self.sql:
-            return place_in(self.document, self.start, self.end)
+            return span_in(self.document, self.start, self.end)
         last = max((len(self.sql) if end is None else end) - 1, start)
-        return place_in(self.document, self._offset(start), self._offset(last) + 1)
+        return span_in(self.document, self._offset(start), self._offset(last) + 1)
 
-    def place_of(self, node: exp.Expr) -> Place:
-        """The place of a node, or of its nearest ancestor with a position."""
-        span = self._span(node)
-        while span is None and node.parent is not None:
+    def span_of(self, node: exp.Expr) -> Span:
+        """The span of a node, or of its nearest ancestor with a position."""
+        found = self._span(node)
+        while found is None and node.parent is not None:
             node = node.parent
-            span = self._span(node)
-        return self.place(*span) if span else self.place()
+            found = self._span(node)
+        return self.span(*found) if found else self.span()
 
     def source_of(self, node: exp.Expr) -> str:
         """The SQL of a node, on one line."""
-        span = self._span(node)
-        return " ".join(self.sql[slice(*span)].split()) if span else ""
+        found = self._span(node)
+        return " ".join(self.sql[slice(*found)].split()) if found else ""
 
     def _span(self, node: exp.Expr) -> tuple[int, int] | None:
         """First and last character that the parser recorded for a node, including its closing brackets."""
@@ -133,10 +241,53 @@ class SqlText:
         return offsets[min(max(position, 0), len(offsets) - 1)]
 
 
+def read_sql(item: Item, what: str) -> SqlText:
+    """The SQL that a YAML node holds. Raises RuleError for a node that is no text."""
+    node = item.node
+    if isinstance(node, MappingNode) and SELECT.match(item.text, node.start_mark.index):
+        raise item.fail(f"{what} must be a text, and YAML reads `: ` as the end of a key", AS_BLOCK, Code.CHANGED)
+    item.string(what)
+    assert isinstance(node, ScalarNode)  # it has been read as a text
+    return SqlText(item.text, node.start_mark.index, node.end_mark.index, read_written(item.text, node))
+
+
+def span_of(node: exp.Expr) -> Span:
+    """The span of a node of a parsed SELECT in the file. Looked up in the text that the tree was parsed from."""
+    root = node.root()
+    text: SqlText = root.meta[_TEXT]
+    return text.span() if node is root else text.span_of(node)
+
+
+def error_at(
+    code: Code, message: str, node: exp.Expr, suggestion: str = "", severity: Severity = Severity.FATAL
+) -> RuleError:
+    """An error or warning about a node of a parsed SELECT."""
+    return RuleError(code, message, span_of(node), suggestion, severity)
+
+
+def source_of(node: exp.Expr) -> str:
+    """The SQL of a node of a parsed SELECT, on one line."""
+    text: SqlText = node.root().meta[_TEXT]
+    return text.source_of(node)
+
+
+def selecting_nothing(node: exp.Select) -> exp.Select:
+    """A copy of a SELECT within another one, with an empty select list."""
+    bare = node.copy()
+    bare.set("expressions", [])
+    bare.meta[_TEXT] = node.root().meta[_TEXT]
+    return bare
+
+
+def identifier(node: exp.Expr) -> str:
+    """The name that an identifier means: unquoted ones are converted to lower case."""
+    return str(node.name) if node.args.get("quoted") else str(node.name).lower()
+
+
 def parse_select(text: SqlText) -> exp.Select:
     """The one SELECT in `text`. Raises RuleError for anything else."""
     if len(text.sql) > MAX_SQL:
-        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL:,} characters", text.place())
+        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL:,} characters", text.span())
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns about statements that are refused below
     dialect = RuleDialect()
     try:
@@ -147,17 +298,17 @@ def parse_select(text: SqlText) -> exp.Select:
         raise _syntax_error(text, error) from None
     except TokenError:
         raise RuleError(
-            Code.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.place(), "close the quote"
+            Code.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.span(), "close the quote"
         ) from None
     except RecursionError:
-        raise RuleError(Code.TOO_MANY, "the SQL is nested too deeply", text.place(), "nest fewer brackets") from None
+        raise RuleError(Code.TOO_MANY, "the SQL is nested too deeply", text.span(), "nest fewer brackets") from None
     if not statements:
-        raise RuleError(Code.SQL_SYNTAX, "the query is empty", text.place(), "write a SELECT statement")
+        raise RuleError(Code.SQL_SYNTAX, "the query is empty", text.span(), "write a SELECT statement")
     if len(statements) > 1:
         raise RuleError(
             Code.UNSUPPORTED,
             "only one statement is allowed in a query",
-            text.place_of(statements[1]),
+            text.span_of(statements[1]),
             "list further statements under `queries`",
         )
     statement = statements[0]
@@ -165,9 +316,10 @@ def parse_select(text: SqlText) -> exp.Select:
         raise RuleError(
             Code.UNSUPPORTED,
             "expected a SELECT statement",
-            text.place_of(statement),
+            text.span_of(statement),
             "combine several SELECT statements by listing them under `queries`",
         )
+    statement.meta[_TEXT] = text
     for node in list(statement.find_all(exp.EQ)):
         _read_any(node)
     for searched in list(statement.find_all(exp.In)):
@@ -184,7 +336,7 @@ def _check_tokens(text: SqlText, tokens: list[Token]) -> None:
         quoted = any(quote in text.sql[token.start : behind] for quote in "'\"$")
         if quoted and not text.written.joined.isdisjoint(range(token.start, behind)):
             message = "a quoted text goes over several lines, which YAML joins"
-            raise RuleError(Code.CHANGED, message, text.place(token.start, behind), AS_BLOCK)
+            raise RuleError(Code.CHANGED, message, text.span(token.start, behind), AS_BLOCK)
         if not quoted:
             _check_word(text, token.start, behind)
     _check_comments(text, behind, len(text.sql))
@@ -198,7 +350,7 @@ def _check_word(text: SqlText, start: int, end: int) -> None:
         if not character.isascii() and not f"a{character}".isidentifier():
             message = f"the character U+{ord(character):04X} is no letter, and so would be part of a name"
             hint = "write texts in '…' and names with such characters in \"…\""
-            raise RuleError(Code.SQL_SYNTAX, message, text.place(position, position + 1), hint)
+            raise RuleError(Code.SQL_SYNTAX, message, text.span(position, position + 1), hint)
 
 
 def _check_comments(text: SqlText, start: int, end: int) -> None:
@@ -207,7 +359,7 @@ def _check_comments(text: SqlText, start: int, end: int) -> None:
         offset = text.written.offsets[position]
         if text.sql[position] in "-/*\n" and _HEXADECIMAL.match(text.document, offset):
             message = "an escape stands for a part of a comment"
-            raise RuleError(Code.CHANGED, message, text.place(position, position + 1), AS_BLOCK)
+            raise RuleError(Code.CHANGED, message, text.span(position, position + 1), AS_BLOCK)
 
 
 def _read_brackets(node: exp.In) -> None:
@@ -241,9 +393,9 @@ def _syntax_error(text: SqlText, error: ParseError) -> RuleError:
     found = error.errors[0] if error.errors else {}
     highlight = str(found.get("highlight") or "")
     end = _position(text.sql, int(found.get("line") or 1), int(found.get("col") or len(text.sql)))
-    place = text.place(max(end - len(highlight), 0), end)
+    span = text.span(max(end - len(highlight), 0), end)
     near = f" near `{highlight}`" if highlight else ""
-    return RuleError(Code.SQL_SYNTAX, f"the SQL cannot be parsed{near}", place, "the syntax is that of Postgres")
+    return RuleError(Code.SQL_SYNTAX, f"the SQL cannot be parsed{near}", span, "the syntax is that of Postgres")
 
 
 def _position(sql: str, line: int, column: int) -> int:

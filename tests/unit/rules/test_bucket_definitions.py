@@ -232,8 +232,8 @@ def test_what_is_wrong_in_a_definition_is_shown_where_it_stands(
 
     (error,) = caught.value.errors
     assert message in str(error)
-    assert error.place is not None
-    assert error.place.text == marked
+    assert error.span is not None
+    assert error.span.text == marked
 
 
 def test_parameter_queries_must_agree_on_their_names() -> None:
@@ -390,7 +390,7 @@ def test_events_that_devices_would_wait_for_are_refused(name: str) -> None:
 def test_a_name_that_loses_its_case_is_a_warning() -> None:
     found = compiled(data=['SELECT id, createdAt, "updatedAt" FROM Todos'])
 
-    assert [(warning.code, warning.place and warning.place.text) for warning in found.warnings] == [
+    assert [(warning.code, warning.span and warning.span.text) for warning in found.warnings] == [
         (Code.LOWERED, "createdAt"), (Code.LOWERED, "Todos"),
     ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.per_row import buckets_per_row
+from headwater_rules.compiler.per_row import buckets_per_row
 from headwater_rules.errors import Code, Severity
 from tests.unit.rules.rules_store import plan_of
 
@@ -41,5 +41,5 @@ def test_it_is_said_where_it_is_asked_for_and_of_the_stream() -> None:
     (warning,) = compile_config(text, advise=True).warnings
     assert (warning.code, warning.severity) == (Code.BUCKET_PER_ROW, Severity.WARNING)
     assert warning.message == "`lists` has one bucket for each row of `public.t`, by `id`"
-    assert warning.place is not None
-    assert warning.place.line == 3
+    assert warning.span is not None
+    assert warning.span.line == 3

@@ -34,7 +34,7 @@ streams:
 
 def test_one_error_hides_no_other() -> None:
     found = errors_of(MANY)
-    told = [(error.place.line, error.message) for error in found.errors if error.place]
+    told = [(error.span.line, error.message) for error in found.errors if error.span]
     assert told == [
         (3, "unknown precision `days`"),
         (4, "unknown key `strikt` in `config`"),
@@ -81,7 +81,7 @@ def test_one_error_of_a_bucket_definition_hides_no_other() -> None:
         "      - SELECT * FROM todos WHERE bar(y)\n"
         "      - SELECT * FROM todos WHERE baz(y) AND list_id = bucket.z\n"
     )
-    assert [(error.place and error.place.line, error.message) for error in found.errors] == [
+    assert [(error.span and error.span.line, error.message) for error in found.errors] == [
         (3, "unknown function `foo`"),
         (4, "unknown function `bar`"),
         (8, "this data query does not use `bucket.x`"),
@@ -100,7 +100,7 @@ def test_all_errors_of_a_file_come_at_once_in_its_order() -> None:
         "  b: {queri: SELECT * FROM t}\n"
         "  c: {query: SELECT * FROM t ORDER BY 1}\n"
     )
-    assert [(error.place and error.place.line, error.message) for error in found.errors] == [
+    assert [(error.span and error.span.line, error.message) for error in found.errors] == [
         (4, "unknown function `foo`"),
         (4, "unknown function `bar`"),
         (4, "`ILIKE` is not supported"),

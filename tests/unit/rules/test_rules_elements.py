@@ -13,7 +13,7 @@ FROM = "FROM t, json_each(t.tags) AS tag WHERE t.owner = auth.user_id()"
 def findings(query: str) -> list[tuple[Code, str]]:
     """Code and marked text of each error of a query."""
     found = errors_of(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      {query}\n")
-    return [(error.code, error.place.text if error.place else "") for error in found.errors]
+    return [(error.code, error.span.text if error.span else "") for error in found.errors]
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_two_parameters_of_one_name_are_refused() -> None:
         "    data: [SELECT * FROM t WHERE x = bucket.x]\n"
     )
 
-    assert [(error.code, error.place and error.place.text) for error in found.errors] == [(Code.UNKNOWN_NAME, "b")]
+    assert [(error.code, error.span and error.span.text) for error in found.errors] == [(Code.UNKNOWN_NAME, "b")]

@@ -91,10 +91,10 @@ def test_a_query_that_is_not_understood_is_refused_where_it_is_wrong(
     error = error_in(query)
 
     assert message in str(error)
-    assert error.place is not None
-    assert error.place.line == 5
+    assert error.span is not None
+    assert error.span.line == 5
     if marked is not None:
-        assert error.place.text == marked
+        assert error.span.text == marked
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_config_of_the_wrong_form_is_refused_where_it_is_wrong(text: str, line
     found = errors_of(text)
 
     assert message in str(found)
-    assert found.errors[0].place is not None
-    assert found.errors[0].place.line == line
+    assert found.errors[0].span is not None
+    assert found.errors[0].span.line == line
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_config_of_the_wrong_form_is_refused_where_it_is_wrong(text: str, line
 )
 def test_the_place_is_found_in_every_way_to_write_a_text(written: str) -> None:
     text = f"config: {{edition: 3}}\nstreams:\n  s:\n    {written}\n"
-    place = errors_of(text).errors[0].place
+    place = errors_of(text).errors[0].span
 
     assert place is not None
     assert place.text == text[place.start : place.end] == "bad(x)"
@@ -170,8 +170,8 @@ def test_a_with_query_that_names_another_is_refused_instead_of_giving_nothing() 
         "streams:\n"
         "  s: {query: SELECT * FROM tasks WHERE project IN projects}\n"
     )
-    assert found.errors[0].place is not None
-    assert (found.errors[0].place.line, found.errors[0].place.text) == (4, "orgs")
+    assert found.errors[0].span is not None
+    assert (found.errors[0].span.line, found.errors[0].span.text) == (4, "orgs")
     assert "cannot name each other" in str(found)
 
 
@@ -193,7 +193,7 @@ def test_a_with_query_that_reads_a_table_called_like_another_is_warned_of(writte
         "streams:\n"
         "  s: {query: SELECT * FROM tasks WHERE project IN projects AND org IN orgs}\n"
     )
-    told = [(each.code, each.place and (each.place.line, each.place.text)) for each in found.warnings]
+    told = [(each.code, each.span and (each.span.line, each.span.text)) for each in found.warnings]
 
     assert told == ([(Code.NOT_THE_CTE, (4, "orgs"))] if warned else [])
 
@@ -234,7 +234,7 @@ def test_errors_survive_pickling_and_become_json() -> None:
 def test_a_query_beyond_all_measure_is_refused(condition: str) -> None:
     error = error_in(f"SELECT * FROM t WHERE {condition}")
 
-    assert error.place is not None
+    assert error.span is not None
     assert len(error.render()) < 2000
 
 
@@ -330,7 +330,7 @@ def test_nonsense_is_refused_with_a_place_and_never_by_a_crash(words: list[str],
     query = ("SELECT t.id FROM t WHERE " if complete else "") + " ".join(words)
     errors = attempt(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      {query}\n")
 
-    assert all(error.place is not None for error in errors)
+    assert all(error.span is not None for error in errors)
     assert all(error.render() for error in errors)
 
 

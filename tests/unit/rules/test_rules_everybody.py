@@ -90,7 +90,7 @@ def test_a_stream_that_all_get_without_asking_is_told(query: str, what: str) -> 
     ],
 )
 def test_a_parameter_query_without_the_user_is_told(parameters: str, data: str, marked: str | None) -> None:
-    places = [warning.place for warning in told(definition(parameters, data))]
+    places = [warning.span for warning in told(definition(parameters, data))]
 
     assert [place.text for place in places if place is not None] == ([] if marked is None else [marked])
 

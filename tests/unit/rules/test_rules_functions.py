@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.compiler.expressions.functions import KNOWN
+from headwater_rules.compiler.functions import KNOWN
 from headwater_rules.plan import Value
 from tests.support.examples import examples
 from tests.unit.rules.rules_values import LARGEST, SMALLEST, failure_of, refusal_of, same, value_of
@@ -341,8 +341,8 @@ def test_a_wrong_call_is_refused_with_what_to_write_instead(expression: str, mes
     error = refusal_of(expression)
     assert message in error.message
     assert hint in error.suggestion
-    assert error.place is not None
-    assert error.place.text == expression
+    assert error.span is not None
+    assert error.span.text == expression
 
 
 def test_the_documentation_has_every_function_and_no_other() -> None:

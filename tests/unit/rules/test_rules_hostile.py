@@ -174,7 +174,7 @@ def test_only_so_many_errors_are_looked_for_and_this_is_said_at_the_end() -> Non
     errors = errors_of(each_stream(4_000, "{query: SELECT nonsense(a) FROM t}")).errors
 
     assert len(errors) == 1_001
-    assert (errors[-1].code, errors[-1].place) == (Code.TOO_MANY, None)
+    assert (errors[-1].code, errors[-1].span) == (Code.TOO_MANY, None)
     assert {error.code for error in errors[:-1]} == {Code.UNKNOWN_FUNCTION}
 
 

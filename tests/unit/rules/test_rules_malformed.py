@@ -31,10 +31,10 @@ def refusals(text: str) -> tuple[RuleError, ...]:
     else:
         return ()
     for error in errors:
-        assert error.place is not None, error
-        assert 1 <= error.place.line <= text.count("\n") + 1, error
-        assert 1 <= error.place.column <= len(error.place.source_line) + 1, error
-        assert text[error.place.start : error.place.end] == error.place.text
+        assert error.span is not None, error
+        assert 1 <= error.span.line <= text.count("\n") + 1, error
+        assert 1 <= error.span.column <= len(error.span.source_line) + 1, error
+        assert text[error.span.start : error.span.end] == error.span.text
         assert error.message
         assert error.code is not Code.INTERNAL, error
         assert len(error.render()) < 5000
@@ -138,7 +138,7 @@ def test_yaml_of_the_wrong_form_is_refused_where_it_is_wrong(text: str, line: in
     errors = refusals(text)
 
     assert errors
-    assert line is None or (errors[0].place is not None and errors[0].place.line == line)
+    assert line is None or (errors[0].span is not None and errors[0].span.line == line)
 
 
 def doubled(levels: int, column: str) -> str:

@@ -41,8 +41,8 @@ def test_a_config_without_queries_syncs_nothing_and_says_so(config: str, marked:
 
     (warning,) = found.warnings
     assert (warning.code, warning.severity) == (Code.NO_EFFECT, Severity.WARNING)
-    assert warning.place is not None
-    assert (warning.place.line, warning.place.column) == marked
+    assert warning.span is not None
+    assert (warning.span.line, warning.span.column) == marked
     assert (found.plan.buckets, found.plan.lookups, found.plan.tables()) == ((), (), ())
     assert RuleStore(found.plan, {"t": [{"id": "1"}]}).resolve({"sub": "u"}).buckets == ()
 
@@ -74,8 +74,8 @@ def test_another_engine_needs_edition_3(edition: int) -> None:
     (error,) = errors_of(f"config: {{edition: {edition}, {option}: true}}\n{rest}").errors
 
     assert error.code is Code.OPTION
-    assert error.place is not None
-    assert error.place.text == option
+    assert error.span is not None
+    assert error.span.text == option
     assert compile_config(f"config: {{edition: {edition}, {option}: false}}\n{rest}").warnings == ()
 
 
@@ -111,7 +111,7 @@ def test_other_than_two_names_for_elements_are_refused(names: str) -> None:
 def test_names_for_columns_of_tables_stay_refused() -> None:
     (error,) = errors_of(stream("SELECT x.* FROM t AS x (a, b)")).errors
 
-    assert (error.code, error.place and error.place.column) == (Code.UNSUPPORTED, 29)
+    assert (error.code, error.span and error.span.column) == (Code.UNSUPPORTED, 29)
 
 
 # IS TRUE
@@ -168,9 +168,9 @@ def test_a_block_may_begin_with_blank_lines(style: str, blank: str) -> None:
     (error,) = errors_of(f"{HEAD}{style}\n{blank}\n      SELECT nonsense(id)\n      FROM t\n").errors
 
     assert found.plan == compile_config(stream("SELECT * FROM t")).plan
-    assert error.place is not None
-    assert error.place.source_line.startswith("      SELECT")
-    assert error.place.source_line[error.place.column - 1 :].startswith("nonsense")
+    assert error.span is not None
+    assert error.span.source_line.startswith("      SELECT")
+    assert error.span.source_line[error.span.column - 1 :].startswith("nonsense")
 
 
 def test_a_blank_line_wider_than_its_block_is_named() -> None:
@@ -220,15 +220,15 @@ def test_half_of_a_pair_is_refused_where_it_stands(before: str, written: str, ha
     (error,) = errors_of(f"{start}{written}'\"\n").errors
 
     assert error.code is Code.YAML
-    assert error.place is not None
-    assert (error.place.text, error.place.start) == (half, len(start) + written.index(half))
+    assert error.span is not None
+    assert (error.span.text, error.span.start) == (half, len(start) + written.index(half))
 
 
 def test_an_escaped_backslash_begins_no_escape() -> None:
     (error,) = errors_of(HEAD + r'''"SELECT '\\u0041\\\u00e9\\' AS v FROM t WHERE nonsense(id)"''' + "\n").errors
 
-    assert error.place is not None
-    assert error.place.text == "nonsense(id)"
+    assert error.span is not None
+    assert error.span.text == "nonsense(id)"
 
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\"'\\"), max_size=8))
@@ -237,5 +237,5 @@ def test_places_are_right_behind_escapes(text: str) -> None:
     escaped = "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
     (error,) = errors_of(f"{HEAD}\"SELECT * FROM t WHERE a = '{escaped}' AND nonsense(id)\"\n").errors
 
-    assert error.place is not None
-    assert error.place.text == "nonsense(id)"
+    assert error.span is not None
+    assert error.span.text == "nonsense(id)"

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.compiler.expressions.functions import KNOWN
+from headwater_rules.compiler.functions import KNOWN
 from headwater_rules.errors import EvaluationError, RuleErrors
 from headwater_rules.evaluate import natives
 from headwater_rules.evaluate.engine import Engine, engine
@@ -50,7 +50,7 @@ def test_a_rule_reaches_the_listed_functions_only() -> None:
     query = f"query: |\n      SELECT\n{columns}\n      FROM t\n"
     with pytest.raises(RuleErrors) as caught:
         compile_config(f"config: {{edition: 3}}\nstreams:\n  s:\n    {query}")
-    refused = {error.place.line for error in caught.value.errors if error.place}
+    refused = {error.span.line for error in caught.value.errors if error.span}
     reached = {name for line, (name, _) in enumerate(calls, start=6) if line not in refused}
 
     assert reached == KNOWN

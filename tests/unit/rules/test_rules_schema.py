@@ -81,8 +81,8 @@ def test_a_name_that_the_source_does_not_have_is_found_where_it_stands(
 
     assert message in finding.message
     assert suggestion in finding.suggestion
-    assert finding.place is not None
-    assert finding.place.text == marked
+    assert finding.span is not None
+    assert finding.span.text == marked
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_column_that_is_not_published_is_told_apart() -> None:
     assert schema.tables == (notes,)
     with pytest.raises(RuleErrors) as caught:
         compile_config(yaml("SELECT id, size FROM todos WHERE NOT done"), schema=schema)
-    assert [(each.code, each.place and each.place.text) for each in caught.value.errors] == [
+    assert [(each.code, each.span and each.span.text) for each in caught.value.errors] == [
         (Code.COLUMN_NOT_SENT, "done")
     ]
     assert [each.code for each in caught.value.warnings] == [Code.COLUMN_NOT_SENT]
@@ -242,8 +242,8 @@ def test_a_shared_query_tells_its_mistake_once() -> None:
     with pytest.raises(RuleErrors) as caught:
         compile_config(text, schema=SCHEMA)
     (error,) = caught.value.errors
-    assert error.place is not None
-    assert (error.place.line, error.place.text) == (3, "idd")
+    assert error.span is not None
+    assert (error.span.line, error.span.text) == (3, "idd")
 
 
 def test_a_schema_can_be_kept_as_json() -> None:
@@ -307,12 +307,12 @@ bucket_definitions:
     with pytest.raises(RuleErrors) as caught:
         compile_config(text, schema=SCHEMA)
     errors, others = caught.value.errors, caught.value.warnings
-    assert [(each.code.name, each.place and each.place.text) for each in errors] == [
+    assert [(each.code.name, each.span and each.span.text) for each in errors] == [
         ("NO_COLUMN", "idd"),
         ("NO_COLUMN", "titel"),
         ("NO_TABLE", "todo"),
     ]
-    assert [(each.code.name, each.place and each.place.text) for each in others] == [
+    assert [(each.code.name, each.span and each.span.text) for each in others] == [
         ("NEVER_EQUAL", "size = request.user_id()"),
         ("BLOB", "*"),
     ]

@@ -148,8 +148,8 @@ def test_a_query_that_yaml_cuts_off_is_refused(value: str, marked: str) -> None:
     error = errors_of(f"{HEAD}{value}\n").errors[0]
 
     assert error.code is Code.CHANGED
-    assert error.place is not None
-    assert error.place.text == marked
+    assert error.span is not None
+    assert error.span.text == marked
     assert "query: |" in error.suggestion
 
 
@@ -282,6 +282,6 @@ def test_places_are_those_of_the_file(style: str, end: str) -> None:
     text = config("SELECT * -- nonsense(id)\nFROM todos\n  WHERE a = 'it''s' -- x\n AND nonsense(id)", style, end)
     (error,) = errors_of(text).errors
 
-    assert error.place is not None
-    assert (error.place.text, error.place.start) == ("nonsense(id)", text.rindex("nonsense(id)"))
-    assert error.place.line == text[: error.place.start].count("\n") + 1
+    assert error.span is not None
+    assert (error.span.text, error.span.start) == ("nonsense(id)", text.rindex("nonsense(id)"))
+    assert error.span.line == text[: error.span.start].count("\n") + 1

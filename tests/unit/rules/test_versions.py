@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.compiler import catalog
+from headwater_rules.compiler import variants
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.evaluate import naming
@@ -245,7 +245,7 @@ def test_row_sides_can_be_evaluated_alone() -> None:
 def test_two_queries_under_one_short_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = naming.bucket_digest
     monkeypatch.setattr(
-        catalog, "bucket_digest", lambda *side: "0" * 8 + hashlib.sha256(real(*side).encode()).hexdigest()[8:]
+        variants, "bucket_digest", lambda *side: "0" * 8 + hashlib.sha256(real(*side).encode()).hexdigest()[8:]
     )
     old, new = plan(LISTS), plan(replace(LISTS, columns="id"))
     with pytest.raises(RuleErrors, match=r"would share the name lists\.00000000; add a condition"):

@@ -11,7 +11,7 @@ import click
 from headwater.cli.rules.sync_config import missing_note, read_rules, to_json
 from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors, Severity, place_in
+from headwater_rules.errors import Code, RuleError, RuleErrors, Severity, span_in
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import SeenSchema, SourceSchema
 
@@ -91,7 +91,7 @@ def _as_dict(checked: Sequence[Checked]) -> dict[str, object]:
 def _annotation(file: str, finding: RuleError) -> str:
     """A workflow command of GitHub that shows the finding at its line of a pull request."""
     kind = "error" if finding.severity is Severity.FATAL else "warning"
-    place = finding.place or place_in("", 0, 0)
+    place = finding.span or span_in("", 0, 0)
     where = f"line={place.line},col={place.column},endLine={place.end_line},endColumn={place.end_column}"
     text = f"{finding.message}; {finding.suggestion}" if finding.suggestion else finding.message
     return f"::{kind} file={_escaped(file, ',:')},{where},title={finding.code.value}::{_escaped(text)}"

@@ -256,7 +256,7 @@ def rule_errors(found: Sequence[RuleError]) -> list[Err]:
         Err(
             "fatal" if each.severity is Severity.FATAL else "warning",
             f"[{each.code.value}] {each.message}",
-            Location(each.place.start, each.place.end) if each.place else UNSET,
+            Location(each.span.start, each.span.end) if each.span else UNSET,
         )
         for each in found
     ]

@@ -83,6 +83,6 @@ def rules_outcomes(config: ServiceConfig, schema: SourceSchema | None) -> tuple[
 
 def _of_rule(given: SyncConfigText, error: RuleError) -> Outcome:
     fate = Fate.CHANGE if error.severity is Severity.FATAL else Fate.IGNORED
-    place = f", line {error.place.line}" if error.place is not None else ""
+    place = f", line {error.span.line}" if error.span is not None else ""
     fix = error.suggestion or given.checked_by
     return Outcome(fate, "rules", f"{given.origin}{place}: [{error.code.value}] {error.message}", fix)

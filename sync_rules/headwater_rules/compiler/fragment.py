@@ -10,19 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from headwater_rules.compiler.expressions.trust import (
-    CLIENT,
-    NEITHER,
-    TOKEN,
-    Trust,
-    chained,
-    one_of,
-    opposite,
-    repeating,
-    together,
-)
-from headwater_rules.errors import Code, Place, RuleError
+from sqlglot import exp
+
+from headwater_rules.compiler.trust import CLIENT, NEITHER, TOKEN, Trust, chained, one_of, opposite, repeating, together
+from headwater_rules.errors import Code, Span
 from headwater_rules.plan import AUTHENTICATED, Expr, RequestInput
+from headwater_rules.text.sqltext import error_at, span_of
 
 REQUEST = -1
 """The source number of claims and parameters, besides the numbers of tables."""
@@ -52,12 +45,16 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Frag:
-    """SQL text and references in alternation, with brackets wherever precedence could matter."""
+    """SQL text and references in alternation, with brackets wherever precedence could matter. `node` is the expression
+    that it translates, for errors."""
 
     parts: tuple[str | Ref, ...]
     kind: Kind
-    place: Place
+    node: exp.Expr = field(compare=False, repr=False)
     trust: Trust = field(default=NEITHER, compare=False)
+
+    def span(self) -> Span:
+        return span_of(self.node)
 
     @property
     def sources(self) -> frozenset[int]:
@@ -80,16 +77,16 @@ class Frag:
         return part if len(self.parts) == 1 and isinstance(part, Ref) else None
 
 
-def request_value(value: RequestInput, kind: Kind, place: Place) -> Frag:
+def request_value(value: RequestInput, kind: Kind, node: exp.Expr) -> Frag:
     """A value of the request."""
     trust = TOKEN if value.value in AUTHENTICATED else CLIENT
-    return Frag((Ref(REQUEST, value.value),), kind, place, trust)
+    return Frag((Ref(REQUEST, value.value),), kind, node, trust)
 
 
-def build(kind: Kind, place: Place, *pieces: str | Frag, trust: Trust | None = None) -> Frag:
+def build(kind: Kind, node: exp.Expr, *pieces: str | Frag, trust: Trust | None = None) -> Frag:
     """Concatenate pieces to a fragment. Without `trust`, nothing is known of it but what it depends on. Raises
     RuleError when it gets too large, which a few subqueries that each double a column can cause."""
-    _bound(place, pieces)
+    _check_size(node, pieces)
     parts: list[str | Ref] = []
     for piece in pieces:
         for part in (piece,) if isinstance(piece, str) else piece.parts:
@@ -99,22 +96,22 @@ def build(kind: Kind, place: Place, *pieces: str | Frag, trust: Trust | None = N
                 parts.append(part)
     if trust is None:
         trust = together([piece.trust for piece in pieces if isinstance(piece, Frag)])
-    return Frag(tuple(parts), kind, place, trust)
+    return Frag(tuple(parts), kind, node, trust)
 
 
-def _bound(place: Place, pieces: Sequence[str | Frag]) -> None:
+def _check_size(node: exp.Expr, pieces: Sequence[str | Frag]) -> None:
     size = sum(len(piece) if isinstance(piece, str) else piece.size for piece in pieces)
     if size > MAX_SIZE:
         message = "an expression becomes too large when its subqueries are put into it"
-        raise RuleError(Code.TOO_MANY, message, place, "name a column once instead of several times")
+        raise error_at(Code.TOO_MANY, message, node, "name a column once instead of several times")
 
 
-def joined(kind: Kind, place: Place, items: list[Frag], between: str, trust: Trust | None = None) -> Frag:
+def joined(kind: Kind, node: exp.Expr, items: list[Frag], between: str, trust: Trust | None = None) -> Frag:
     """The items separated by `between`, in brackets."""
     pieces: list[str | Frag] = ["("]
     for number, item in enumerate(items):
         pieces += [between, item] if number else [item]
-    return build(kind, place, *pieces, ")", trust=trust)
+    return build(kind, node, *pieces, ")", trust=trust)
 
 
 def truth(frag: Frag) -> Frag:
@@ -123,34 +120,34 @@ def truth(frag: Frag) -> Frag:
 
 
 def _truth(frag: Frag) -> Frag:
-    place = frag.place
+    node = frag.node
     match frag.kind:
         case Kind.CERTAIN:
             return frag
         case Kind.LOGICAL:
-            return build(Kind.CERTAIN, place, "ifnull(", frag, ", 0)")
+            return build(Kind.CERTAIN, node, "ifnull(", frag, ", 0)")
         case Kind.INTEGER | Kind.NUMBER:
-            return build(Kind.CERTAIN, place, "(ifnull(", frag, ", 0) <> 0)")
+            return build(Kind.CERTAIN, node, "(ifnull(", frag, ", 0) <> 0)")
         case Kind.TEXT:
-            return build(Kind.CERTAIN, place, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
+            return build(Kind.CERTAIN, node, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
         case Kind.ANY:
             return _any_truth(frag)
 
 
 def _any_truth(frag: Frag) -> Frag:
-    place = frag.place
+    node = frag.node
     if not frag.simple:
-        return build(Kind.CERTAIN, place, "hw_truth(", frag, ")")
+        return build(Kind.CERTAIN, node, "hw_truth(", frag, ")")
     by_type = (
         "(CASE typeof(", frag, ") WHEN 'text' THEN CAST(", frag, " AS INTEGER) <> 0 WHEN 'blob' THEN 0 ELSE ifnull(",
         frag, ", 0) <> 0 END)",
     )  # fmt: skip
-    return build(Kind.CERTAIN, place, *by_type)
+    return build(Kind.CERTAIN, node, *by_type)
 
 
 def negated(frag: Frag) -> Frag:
     """1 if false or null, else 0."""
-    return build(Kind.CERTAIN, frag.place, "(NOT ", truth(frag), ")", trust=opposite(frag.trust))
+    return build(Kind.CERTAIN, frag.node, "(NOT ", truth(frag), ")", trust=opposite(frag.trust))
 
 
 def text(frag: Frag) -> Frag:
@@ -161,17 +158,17 @@ def text(frag: Frag) -> Frag:
 def _text(frag: Frag) -> Frag:
     if frag.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER}:
         # the plus removes the affinity that a cast would add to a comparison
-        return build(Kind.TEXT, frag.place, "(+CAST(", frag, " AS TEXT))")
+        return build(Kind.TEXT, frag.node, "(+CAST(", frag, " AS TEXT))")
     if not frag.simple:
-        return build(Kind.TEXT, frag.place, "hw_text(", frag, ")")
+        return build(Kind.TEXT, frag.node, "hw_text(", frag, ")")
     return build(
-        Kind.TEXT, frag.place, "(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)"
+        Kind.TEXT, frag.node, "(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)"
     )
 
 
-def equal(left: Frag, right: Frag, place: Place) -> Frag:
+def equal(left: Frag, right: Frag, node: exp.Expr) -> Frag:
     """`left = right`, null if either is."""
-    return build(Kind.LOGICAL, place, "(", left, " = ", right, ")", trust=equality(left, right))
+    return build(Kind.LOGICAL, node, "(", left, " = ", right, ")", trust=equality(left, right))
 
 
 def choice(values: Sequence[Frag], conditions: Sequence[Frag] = ()) -> Trust:

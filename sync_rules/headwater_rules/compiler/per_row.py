@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwater_rules.describe.wording import row_words
+from sqlglot import exp
+
+from headwater_rules.compiler.fragment import Frag, Kind, Ref, text, to_expr
 from headwater_rules.plan import (
     Expr,
     FromRequest,
@@ -20,6 +22,10 @@ from headwater_rules.plan import (
 
 _UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
 """Values that are unique within a table."""
+
+_COLUMN = Frag((Ref(0, "id"),), Kind.ANY, exp.Null())
+_FORMS = frozenset(to_expr(form, lambda ref: ref.column).sql for form in (_COLUMN, text(_COLUMN)))
+"""A column as it is and as text. Other forms of a unique value need not be unique."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +58,15 @@ def _found(plan: SyncPlan) -> Iterator[BucketPerRow]:
 def _unique(plan: SyncPlan, variant: Variant, source: RowSource) -> str | None:
     """The unique value that determines a row's bucket, unless a request has at most one such value."""
     for param, given in zip(source.params, variant.params, strict=True):
-        value = _value(param, source.each)
+        value = _value(param)
         if value is not None and not any(_single(plan, variant, each) for each in given):
             return value
     return None
 
 
-def _value(expr: Expr, arrays: Sequence[Expr]) -> str | None:
-    """The unique value that an expression is, as it is or as text; other forms need not be unique."""
-    unique = _UNIQUE.get(expr.inputs)
-    return unique if row_words(expr, arrays) == unique else None
+def _value(expr: Expr) -> str | None:
+    """The unique value that an expression is."""
+    return _UNIQUE.get(expr.inputs) if expr.sql in _FORMS else None
 
 
 def _single(plan: SyncPlan, variant: Variant, source: ParamSource) -> bool:
@@ -77,4 +82,4 @@ def _single(plan: SyncPlan, variant: Variant, source: ParamSource) -> bool:
             if lookup.each:
                 return False
             keys = zip(lookup.keys, stage.keys, strict=True)
-            return any(_value(key, ()) is not None and _single(plan, variant, given) for key, given in keys)
+            return any(_value(key) is not None and _single(plan, variant, given) for key, given in keys)

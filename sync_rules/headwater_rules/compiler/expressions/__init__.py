@@ -1,1 +1,0 @@
-"""Scalar expressions of a rule, translated to SQLite."""

@@ -1,0 +1,438 @@
+"""The functions of the rule language, and their translation to SQLite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from sqlglot import exp
+
+from headwater_rules.compiler.fragment import Frag, Kind, build, chain, choice, text, truth
+from headwater_rules.compiler.trust import Trust, holding
+from headwater_rules.errors import Code, RuleError, did_you_mean
+from headwater_rules.text.sqltext import error_at
+
+_MAX_INDEX_SEGMENTS = 3
+_MAX_INDEX_DIGITS = 9
+_MAX_PARTS = 200
+_MANY = 100
+_NUMERIC = {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}
+_MAX_WRITTEN = 20_000  # characters
+
+
+_MOMENTS: Final = {
+    "unixepoch": Kind.NUMBER,
+    "julianday": Kind.NUMBER,
+    "datetime": Kind.TEXT,
+    "date": Kind.TEXT,
+    "time": Kind.TEXT,
+    "strftime": Kind.TEXT,
+}
+_MOST_MODIFIED: Final = 10
+_CLOCK = r"\d\d:\d\d(?::\d\d(?:\.\d+)?)?"
+_MODIFIER: Final = re.compile(
+    r"unixepoch|julianday|auto|subsec|subsecond|ceiling|floor|start of (?:year|month|day)|weekday [0-6]"
+    r"|[+-]?\d+(?:\.\d+)? +(?:day|hour|minute|second|month|year)s?"
+    rf"|[+-]{_CLOCK}|[+-]\d{{4}}-\d\d-\d\d(?: {_CLOCK})?",
+    re.ASCII | re.IGNORECASE,
+)
+_MACHINE_ZONE: Final = frozenset({"localtime", "utc"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """`texts` says that the arguments are converted to text first, so that reals are printed as `||` does."""
+
+    sql: str
+    least: int
+    most: int
+    kind: Kind
+    texts: bool = False
+
+
+_PLAIN = {
+    "upper": _Function("upper", 1, 1, Kind.TEXT),
+    "lower": _Function("lower", 1, 1, Kind.TEXT),
+    "trim": _Function("trim", 1, 2, Kind.TEXT, texts=True),
+    "ltrim": _Function("ltrim", 1, 2, Kind.TEXT, texts=True),
+    "rtrim": _Function("rtrim", 1, 2, Kind.TEXT, texts=True),
+    "replace": _Function("replace", 3, 3, Kind.TEXT, texts=True),
+    "concat": _Function("concat", 1, _MANY, Kind.TEXT, texts=True),
+    "concat_ws": _Function("concat_ws", 2, _MANY, Kind.TEXT, texts=True),
+    "hex": _Function("hw_hex", 1, 1, Kind.TEXT),
+    "base64": _Function("base64", 1, 1, Kind.TEXT),
+    "length": _Function("hw_length", 1, 1, Kind.INTEGER),
+    "instr": _Function("hw_instr", 2, 2, Kind.INTEGER),
+    "typeof": _Function("typeof", 1, 1, Kind.TEXT),
+    "uuid_blob": _Function("uuid_blob", 1, 1, Kind.ANY),
+    "ifnull": _Function("ifnull", 2, 2, Kind.ANY),
+    "coalesce": _Function("coalesce", 2, _MANY, Kind.ANY),
+    "nullif": _Function("nullif", 2, 2, Kind.ANY),
+    "abs": _Function("abs", 1, 1, Kind.NUMBER),
+    "round": _Function("round", 1, 2, Kind.NUMBER),
+    "sign": _Function("sign", 1, 1, Kind.NUMBER),
+    "floor": _Function("floor", 1, 1, Kind.NUMBER),
+    "ceil": _Function("ceil", 1, 1, Kind.NUMBER),
+    "ceiling": _Function("ceil", 1, 1, Kind.NUMBER),
+    "trunc": _Function("trunc", 1, 1, Kind.NUMBER),
+    "json": _Function("json", 1, 1, Kind.TEXT),
+    "json_array": _Function("json_array", 0, _MANY, Kind.TEXT),
+    "json_keys": _Function("json_keys", 1, 1, Kind.TEXT),
+    "json_valid": _Function("json_valid", 1, 1, Kind.LOGICAL),
+    "st_asgeojson": _Function("st_asgeojson", 1, 1, Kind.TEXT),
+    "st_astext": _Function("st_astext", 1, 1, Kind.TEXT),
+    "st_x": _Function("st_x", 1, 1, Kind.NUMBER),
+    "st_y": _Function("st_y", 1, 1, Kind.NUMBER),
+}
+_SPECIAL = {
+    "iif": (3, 3),
+    "min": (2, _MANY),
+    "max": (2, _MANY),
+    "substring": (2, 3),
+    "substr": (2, 3),
+    "json_extract": (2, 2),
+    "json_array_length": (1, 2),
+    "json_type": (1, 2),
+    "json_object": (0, _MANY),
+    **dict.fromkeys(_MOMENTS, (0, _MOST_MODIFIED)),
+}
+
+ROW_FUNCTIONS = frozenset({"row_id", "table_name", "table_suffix", "schema"})
+JSON_READERS = frozenset({"json_extract", "json_array_length", "json_keys"})
+KNOWN = frozenset({*_PLAIN, *_SPECIAL})
+
+
+def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = True) -> Frag:
+    """The call of a function with translated arguments. `node` holds them as written, for those that must be literals;
+    `fixed` is described at `json_access`. Raises RuleError for an unknown function or a wrong number of arguments."""
+    nodes = node.expressions
+    plain = _PLAIN.get(name)
+    least, most = (plain.least, plain.most) if plain else _SPECIAL.get(name, (-1, -1))
+    if least < 0:
+        raise unknown_function(name, KNOWN, node)
+    if name in {"min", "max"} and len(arguments) == 1:
+        raise single_extreme(name, node)
+    if not least <= len(arguments) <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        plural = "" if wanted == "1" else "s"
+        raise error_at(Code.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", node)
+    if plain:
+        taken = [text(argument) for argument in arguments] if plain.texts else arguments
+        return _written(plain.sql, taken, plain.kind, node, _trust(name, taken))
+    if name in _MOMENTS:
+        return _moment(name, arguments, nodes, node)
+    match name:
+        case "iif":
+            condition, trust = truth(arguments[0]), choice(arguments[1:], arguments[:1])
+            return _written("iif", [condition, *arguments[1:]], Kind.ANY, node, trust)
+        case "min" | "max":
+            return _extreme(name, arguments, node)
+        case "substring" | "substr":
+            return _substring(arguments, nodes, node)
+        case "json_object":
+            return _object(arguments, node)
+        case "json_extract":
+            return json_access(arguments[0], _rooted(nodes[1], node), "->>", node, fixed=fixed)
+        case _:
+            inner = arguments[0] if len(nodes) == 1 else json_access(arguments[0], _rooted(nodes[1], node), "->", node)
+            return _written(name, [inner], Kind.INTEGER if name == "json_array_length" else Kind.TEXT, node)
+
+
+def _extreme(name: str, arguments: Sequence[Frag], node: exp.Expr) -> Frag:
+    if all(argument.kind in _NUMERIC for argument in arguments):
+        return _written(name, arguments, Kind.NUMBER, node)
+    first = build(arguments[0].kind, node, arguments[0], " COLLATE utf16")  # texts have the order of `<`
+    return _written(name, [first, *arguments[1:]], Kind.ANY, node)
+
+
+def _substring(arguments: Sequence[Frag], nodes: Sequence[exp.Expr], node: exp.Expr) -> Frag:
+    if isinstance(nodes[1], exp.Literal) and nodes[1].is_string:
+        raise error_at(
+            Code.UNSUPPORTED, "the start of `substring` is a number", node, "regular expressions are not supported"
+        )
+    numbers = [build(Kind.INTEGER, node, "CAST(", argument, " AS INTEGER)") for argument in arguments[1:]]
+    return _written("hw_substring", [arguments[0], *numbers], Kind.ANY, node)
+
+
+def _object(arguments: Sequence[Frag], node: exp.Expr) -> Frag:
+    if len(arguments) % 2:
+        raise error_at(
+            Code.UNKNOWN_FUNCTION,
+            "`json_object` takes keys and values in pairs",
+            node,
+            "write `json_object('key', x)`",
+        )
+    pairs = [argument if number % 2 else text(argument) for number, argument in enumerate(arguments)]
+    return _written("json_object", pairs, Kind.TEXT, node, holding([pair.trust for pair in pairs]))
+
+
+def json_access(value: Frag, path: exp.Expr, operator: str, node: exp.Expr, *, fixed: bool = True) -> Frag:
+    """`value -> path` or `value ->> path`. Unless `fixed`, a path without `$` is split at dots too, and a JSON null is
+    the text `null` for `->>` and null for `->`. Raises RuleError when the path is not a literal."""
+    if value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
+        raise error_at(
+            Code.UNSUPPORTED, f"`{operator}` is applied to a condition", node, "put brackets around the JSON access"
+        )
+    kind = Kind.TEXT if operator == "->" else Kind.ANY
+    paths = _sqlite_paths(_segments(path, node, fixed), node)
+    readings = [_reading(value, operator, quoted(each), kind, node, fixed) for each in paths]
+    if len(readings) == 1:
+        return readings[0]
+    written = sum(len(part) for reading in readings for part in reading.parts if isinstance(part, str))
+    if sum(len(reading.parts) for reading in readings) > _MAX_PARTS or written > _MAX_WRITTEN:
+        raise error_at(Code.TOO_MANY, "too many array elements in nested JSON accesses", node, "use one path `$.a.0`")
+    return _written("coalesce", readings, kind, node)
+
+
+def quoted(value: str) -> str:
+    """A SQLite text literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _trust(name: str, arguments: Sequence[Frag]) -> Trust | None:
+    """The trust in the value of a function that keeps the token's part of its arguments; None for all others."""
+    match name:
+        case "coalesce" | "ifnull":
+            return choice(arguments)
+        case "nullif":
+            return choice(arguments[:1], arguments[1:])
+        case "concat":
+            return chain(arguments)
+        case "concat_ws":
+            return chain([part for argument in arguments[1:] for part in (arguments[0], argument)])
+        case "json_array":
+            return holding([argument.trust for argument in arguments])
+        case "upper" | "lower" | "trim" | "hex" | "base64" | "json" if len(arguments) == 1:
+            return holding([arguments[0].trust])
+    return None
+
+
+def _written(name: str, arguments: Sequence[Frag], kind: Kind, node: exp.Expr, trust: Trust | None = None) -> Frag:
+    pieces: list[str | Frag] = [f"{name}("]
+    for number, argument in enumerate(arguments):
+        pieces += [", ", argument] if number else [argument]
+    return build(kind, node, *pieces, ")", trust=trust)
+
+
+def _reading(value: Frag, operator: str, path: str, kind: Kind, node: exp.Expr, fixed: bool) -> Frag:
+    found = build(kind, node, "(", value, f" {operator} {path})")
+    if fixed:
+        return found
+    if operator == "->":
+        return build(kind, node, "nullif(", found, ", 'null')")
+    return build(kind, node, "(CASE json_type(", value, f", {path}) WHEN 'null' THEN 'null' ELSE ", found, " END)")
+
+
+def _segments(path: exp.Expr, node: exp.Expr, fixed: bool) -> list[str]:
+    if not isinstance(path, exp.Literal):
+        raise error_at(Code.UNSUPPORTED, "the path of a JSON access must be a literal", node, "write it in quotes")
+    written = str(path.this)
+    if not (path.is_string and written.startswith("$")):
+        return [written] if fixed or not path.is_string else written.split(".")
+    head, *segments = written.split(".")
+    if head != "$" or any("[" in segment for segment in segments):
+        raise error_at(
+            Code.UNSUPPORTED, "`[…]` is not supported in a JSON path", node, "write `$.a.0` for the first element of a"
+        )
+    return segments
+
+
+def _rooted(path: exp.Expr, node: exp.Expr) -> exp.Expr:
+    if isinstance(path, exp.Literal) and path.is_string and not str(path.this).startswith("$"):
+        raise error_at(Code.UNSUPPORTED, "this JSON path must start with `$`", node, "write `$.key`")
+    return path
+
+
+def _sqlite_paths(segments: Sequence[str], node: exp.Expr) -> list[str]:
+    """The SQLite paths for all readings of the segments. SQLite distinguishes array elements from keys, but the
+    language does not, so every number is read both ways."""
+    if sum(map(_is_index, segments)) > _MAX_INDEX_SEGMENTS:
+        raise error_at(Code.TOO_MANY, f"more than {_MAX_INDEX_SEGMENTS} array elements in one JSON path", node)
+    readings = [[f"[{segment}]", _key(segment)] if _is_index(segment) else [_key(segment)] for segment in segments]
+    return ["$" + "".join(reading) for reading in product(*readings)]
+
+
+def _is_index(segment: str) -> bool:
+    """Canonical numbers only, as in JavaScript: `00` and digits of other scripts are keys."""
+    digits = segment.isascii() and segment.isdecimal() and len(segment) <= _MAX_INDEX_DIGITS
+    return digits and (segment == "0" or segment[0] != "0")
+
+
+def _key(segment: str) -> str:
+    return "." + json.dumps(segment, ensure_ascii=False)
+
+
+def _moment(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], node: exp.Expr) -> Frag:
+    """The call of a function of date and time, without access to the current time or the machine's time zone. Raises
+    RuleError for a modifier that SQLite does not know or that depends on the machine, and when the point in time is
+    missing, which SQLite would read as the current time."""
+    before = 1 if name == "strftime" else 0
+    if len(arguments) <= before:
+        raise error_at(
+            Code.UNKNOWN_FUNCTION,
+            f"`{name}` without a point in time means the current one, but a rule must give the same answer at any time",
+            node,
+            "write `strftime('%Y-%m-%d', column)`" if before else f"write `{name}(column)`",
+        )
+    pieces: list[str | Frag] = [f"{name}("]
+    if before:
+        pieces += [text(arguments[0]), ", "]
+    pieces += ["hw_moment(", arguments[before], ")"]
+    pieces += [f", '{_modifier(name, modifier, node)}'" for modifier in nodes[before + 1 :]]
+    return build(_MOMENTS[name], node, *pieces, ")")
+
+
+def _modifier(name: str, written: exp.Expr, node: exp.Expr) -> str:
+    if not (isinstance(written, exp.Literal) and written.is_string):
+        message = f"a modifier of `{name}` must be a literal"
+        raise error_at(Code.UNSUPPORTED, message, node, "write it in quotes: '+1 day'")
+    modifier = str(written.this)
+    if modifier.strip().lower() in _MACHINE_ZONE:
+        message = f"the modifier '{modifier}' of `{name}` is not allowed: it depends on the time zone of the machine"
+        raise error_at(Code.UNSUPPORTED, message, node, "times are UTC; add an offset like '+02:00'")
+    if not _MODIFIER.fullmatch(modifier):
+        hint = "use 'unixepoch', 'subsec', '+1 day', '-02:30', 'start of month' or another one of SQLite's"
+        raise error_at(Code.UNSUPPORTED, f"unsupported modifier of `{name}`", node, hint)
+    return modifier
+
+
+_CLOCKS: Final = frozenset(
+    {
+        "now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "current_timestamp",
+        "current_date", "current_time", "localtime", "localtimestamp", "getdate", "sysdate", "curdate", "curtime",
+        "utc_timestamp", "unix_timestamp",
+    }
+)  # fmt: skip
+_CHANGING: Final = frozenset(
+    {
+        "random", "rand", "randomblob", "setseed", "uuid", "newid", "gen_random_uuid", "uuid_generate_v1",
+        "uuid_generate_v4", "uuidv4", "uuidv7", "nextval", "currval", "lastval", "txid_current", "pg_current_xact_id",
+        "last_insert_rowid", "changes", "total_changes", "version", "sqlite_version", "current_user", "session_user",
+        "current_setting",
+    }
+)  # fmt: skip
+_AGGREGATES: Final = frozenset(
+    {
+        "count", "sum", "avg", "total", "array_agg", "string_agg", "group_concat", "json_agg", "jsonb_agg",
+        "json_object_agg", "jsonb_object_agg", "json_group_array", "json_group_object", "jsonb_group_array",
+        "jsonb_group_object", "bool_and", "bool_or", "every", "stddev", "variance", "median", "percentile",
+        "percentile_cont", "percentile_disc", "mode",
+    }
+)  # fmt: skip
+_WINDOWS: Final = frozenset(
+    {
+        "row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead", "first_value",
+        "last_value", "nth_value",
+    }
+)  # fmt: skip
+_INEXACT: Final = frozenset(
+    {
+        "sqrt", "cbrt", "pow", "power", "exp", "ln", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos",
+        "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "degrees", "radians", "pi",
+    }
+)  # fmt: skip
+_INSTEAD: Final = {
+    "char_length": "write `length(x)`",
+    "character_length": "write `length(x)`",
+    "octet_length": "write `length(x::blob)`",
+    "strpos": "write `instr(x, part)`",
+    "position": "write `instr(x, part)`",
+    "charindex": "write `instr(x, part)`",
+    "left": "write `substring(x, 1, n)`",
+    "right": "write `substring(x, -n)`",
+    "mid": "write `substring(x, start, n)`",
+    "btrim": "write `trim(x, characters)`",
+    "split_part": "use `instr` and `substring`",
+    "starts_with": "write `substring(x, 1, n) = 'start'`",
+    "like": "write `x LIKE pattern`",
+    "glob": "write `x LIKE pattern`",
+    "regexp_match": "regular expressions are not supported, use `instr` or `LIKE`",
+    "regexp_replace": "regular expressions are not supported, use `replace`",
+    "printf": "join the parts with `||`",
+    "format": "join the parts with `||`",
+    "to_char": "write `strftime('%Y-%m-%d', x)` for a time, `x::text` for a number",
+    "to_number": "write `x::numeric`",
+    "to_date": "write `date(x)`",
+    "to_timestamp": "write `datetime(x, 'unixepoch')`",
+    "date_trunc": "write `date(x)`, or `datetime(x, 'start of month')`",
+    "date_part": "write `strftime('%Y', x)::integer`",
+    "extract": "write `unixepoch(x)`, or `strftime('%Y', x)::integer`",
+    "age": "subtract two `unixepoch(x)` or `julianday(x)`",
+    "datediff": "subtract two `julianday(x)`",
+    "timediff": "subtract two `unixepoch(x)`",
+    "greatest": "write `max(a, b)`, which is null if one of them is",
+    "least": "write `min(a, b)`, which is null if one of them is",
+    "if": "write `iif(condition, a, b)`",
+    "nvl": "write `ifnull(a, b)`",
+    "isnull": "write `x IS NULL`, or `ifnull(a, b)`",
+    "mod": "write `a % b`",
+    "div": "write `a / b`: dividing integers truncates",
+    "any": "write `x IN array`",
+    "some": "write `x IN array`",
+    "all": "write `NOT` and `x IN array`",
+    "row": "write `x IN (a, b)` or `json_array(a, b)`",
+    "array": "write `json_array(a, b)`",
+    "unnest": "write `json_each(array)` in the FROM",
+    "json_each": "write it in the FROM: `FROM t, json_each(t.array) AS e`",
+    "json_array_elements": "write `json_each(array)` in the FROM",
+    "jsonb_array_elements": "write `json_each(array)` in the FROM",
+    "jsonb_array_elements_text": "write `json_each(array)` in the FROM",
+    "array_length": "write `json_array_length(array)`",
+    "cardinality": "write `json_array_length(array)`",
+    "jsonb_array_length": "write `json_array_length(array)`",
+    "array_position": "write `x IN array`",
+    "array_to_json": "arrays are JSON texts already",
+    "to_json": "write `json(x)` for a JSON text, or `json_object('key', x)`",
+    "to_jsonb": "write `json(x)` for a JSON text, or `json_object('key', x)`",
+    "row_to_json": "write `json_object('key', x)`",
+    "json_build_object": "write `json_object('key', x)`",
+    "jsonb_build_object": "write `json_object('key', x)`",
+    "json_build_array": "write `json_array(a, b)`",
+    "jsonb_build_array": "write `json_array(a, b)`",
+    "json_extract_path": "write `x -> '$.a.b'`",
+    "json_extract_path_text": "write `x ->> '$.a.b'`",
+    "jsonb_extract_path": "write `x -> '$.a.b'`",
+    "jsonb_extract_path_text": "write `x ->> '$.a.b'`",
+    "json_object_keys": "write `json_keys(x)`",
+    "jsonb_object_keys": "write `json_keys(x)`",
+    "json_typeof": "write `json_type(x)`",
+    "jsonb_typeof": "write `json_type(x)`",
+    "pg_typeof": "write `typeof(x)`",
+    "encode": "write `hex(x)` or `base64(x)`",
+    "decode": "keep the value in a column of the row",
+    "load_extension": "a rule cannot load code",
+}
+_ONE_ROW: Final = "a rule sees one row at a time: compute the value in Postgres, or in the device's own query"
+
+
+def unknown_function(name: str, known: Iterable[str], node: exp.Expr) -> RuleError:
+    """The error for an unknown function, with a replacement."""
+    if name in _CLOCKS or name in _CHANGING:
+        message = f"`{name}` is not allowed: a rule must give the same answer whenever it is evaluated"
+        hint = "compare times on the device, or keep the value in a column of the row"
+        return error_at(
+            Code.UNKNOWN_FUNCTION,
+            message,
+            node,
+            hint if name in _CLOCKS else "keep the value in a column of the row",
+        )
+    if name in _AGGREGATES:
+        return error_at(Code.UNKNOWN_FUNCTION, f"`{name}` is an aggregate and not supported", node, _ONE_ROW)
+    if name in _WINDOWS:
+        return error_at(Code.UNKNOWN_FUNCTION, f"`{name}` is a window function and not supported", node, _ONE_ROW)
+    if name in _INEXACT:
+        message = f"`{name}` is not supported: its last digits depend on the machine"
+        return error_at(Code.UNKNOWN_FUNCTION, message, node, "compute the value in Postgres, or on the device")
+    names = sorted(known)
+    hint = _INSTEAD.get(name) or did_you_mean(name, names) or f"the functions are {', '.join(names)}"
+    return error_at(Code.UNKNOWN_FUNCTION, f"unknown function `{name}`", node, hint)
+
+
+def single_extreme(name: str, node: exp.Expr) -> RuleError:
+    """The error for `max(x)`, which is an aggregate elsewhere."""
+    message = f"`{name}` of one argument is an aggregate and not supported"
+    return error_at(Code.UNKNOWN_FUNCTION, message, node, f"give it two or more arguments; {_ONE_ROW}")

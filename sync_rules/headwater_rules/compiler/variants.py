@@ -1,0 +1,343 @@
+"""Turns a flattened query into variants, with the checks that all kinds of queries share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from math import prod
+
+from sqlglot import exp
+
+from headwater_rules.compiler.checks import QueryChecks, SourceChecks
+from headwater_rules.compiler.names import Context
+from headwater_rules.compiler.planner import (
+    LookupDraft,
+    Target,
+    VariantDraft,
+    every_user_passes,
+    find_target,
+    holds,
+    plan_term,
+    samples,
+)
+from headwater_rules.compiler.relations import All, Column, Condition, Everything, Selection, Table, terms
+from headwater_rules.compiler.request_values import Requests, Semantics
+from headwater_rules.errors import Code, EvaluationError, Report, RuleError, Severity
+from headwater_rules.evaluate.binding import Bound, Layout
+from headwater_rules.evaluate.engine import engine
+from headwater_rules.evaluate.inputs import stage_statement
+from headwater_rules.evaluate.naming import SHORT, bucket_digest, lookup_digest
+from headwater_rules.plan import (
+    BucketDefinition,
+    ConversionOptions,
+    Expr,
+    LookupDefinition,
+    LookupStage,
+    RowFunction,
+    RowSource,
+    Stage,
+    Star,
+    TablePattern,
+    Variant,
+)
+from headwater_rules.text.config import Options
+from headwater_rules.text.document import Item
+from headwater_rules.text.sqltext import SqlText, error_at, span_of
+
+MAX_VARIANTS = 100
+_WORDS_PER_TERM = 30  # planning a further one takes as long as compiling so many words
+_BEYOND_LIMITS = re.compile("too large|too many|at most|stack overflow", re.IGNORECASE)
+_ALLOWED = re.compile(r"#[ \t]*headwater:[ \t]*everybody")
+_NEVER_NULL = frozenset({"id", *(function.value for function in RowFunction)})
+_MOST_TRIED = 1_000
+_TRIED_PER_WORD = 10  # trying so many values takes as long as compiling a word
+
+
+class Catalog:
+    """Collects definitions in the order of first use."""
+
+    def __init__(self, options: ConversionOptions) -> None:
+        self._options = options
+        self._buckets: dict[str, tuple[int, BucketDefinition]] = {}
+        self._lookups: dict[str, tuple[int, LookupDefinition]] = {}
+
+    @property
+    def buckets(self) -> tuple[BucketDefinition, ...]:
+        return tuple(bucket for _, bucket in self._buckets.values())
+
+    @property
+    def lookups(self) -> tuple[LookupDefinition, ...]:
+        return tuple(lookup for _, lookup in self._lookups.values())
+
+    def name(self, position: int) -> str:
+        """The name of a bucket definition."""
+        return list(self._buckets)[position]
+
+    def variant(self, stream: str, draft: VariantDraft, node: exp.Expr, priority: int | None = None) -> Variant:
+        """The draft as a variant that refers to its definitions by position. Raises RuleError when two digests shorten
+        to the same name."""
+        stages: list[Stage] = [] if draft.arrays is None else [draft.arrays]
+        stages += [LookupStage(self._lookup(lookup, node), lookup.sources) for lookup in draft.lookups]
+        bucket = self._bucket(stream, draft.row, node)
+        return Variant((bucket,), draft.gates, tuple(stages), draft.params, priority)
+
+    def _bucket(self, stream: str, row: RowSource, node: exp.Expr) -> int:
+        digest = bucket_digest(row, self._options)
+        name = f"{stream}.{digest[:SHORT]}"
+        position, known = self._buckets.setdefault(name, (len(self._buckets), BucketDefinition(name, digest, (row,))))
+        _check_digest(known.digest, digest, name, node)
+        return position
+
+    def _lookup(self, draft: LookupDraft, node: exp.Expr) -> int:
+        parts = (draft.table, draft.filters, draft.each, draft.keys, draft.outputs)
+        digest = lookup_digest(*parts, self._options)
+        name = f"lookup.{digest[:SHORT]}"
+        position, known = self._lookups.setdefault(name, (len(self._lookups), LookupDefinition(name, digest, *parts)))
+        _check_digest(known.digest, digest, name, node)
+        return position
+
+
+def merged(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Merge variants that the same request leads to in the same way."""
+    buckets: dict[Variant, dict[int, None]] = {}
+    for variant in variants:
+        buckets.setdefault(replace(variant, buckets=()), {}).update(dict.fromkeys(variant.buckets))
+    return tuple(replace(way, buckets=tuple(found)) for way, found in buckets.items())
+
+
+def _check_digest(known: str, digest: str, name: str, node: exp.Expr) -> None:
+    if known != digest:
+        message = f"two different queries of this config would share the name {name}"
+        raise error_at(Code.INTERNAL, message, node, "add a condition such as `id IS NOT NULL` to one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class ForEverybody:
+    """Every user of `stream` gets the rows of a bucket definition: all rows of `table` if `whole`, else those that pass
+    conditions on the row. `query` decides it."""
+
+    stream: str
+    definition: str
+    table: str
+    whole: bool
+    query: SqlText
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """The inputs and outputs of compiling the definitions of one config."""
+
+    options: Options
+    catalog: Catalog
+    default_schema: str
+    report: Report
+    checks: SourceChecks | None = None
+    everybody: list[ForEverybody] = field(default_factory=list)
+
+    def semantics(self, requests: Requests) -> Semantics:
+        """The edition's meaning of SQL."""
+        return Semantics(self.options.edition, self.options.fixed_paths, requests)
+
+
+def draft_query(
+    context: Context, selection: Selection, beside: Condition, tables: frozenset[int], node: exp.Expr
+) -> list[VariantDraft]:
+    """One draft per alternative of a query's condition combined with `beside`, which is over further `tables`. Raises
+    RuleError for a query that can't be synced."""
+    target = find_target(context, selection, node)
+    table = context.instances[target.table]
+    assert isinstance(table, Table)
+    QueryChecks(context.checks, context.instances, context.report).selected(table, target.columns, node)
+    _warn_of_columns(target, context)
+    _warn_of_alias(context, selection, target)
+    condition = All((selection.condition, beside))
+    drafts: list[VariantDraft] = []
+    joined = len(selection.tables | tables)
+    span = partial(span_of, node)
+    for number, term in enumerate(terms(condition, context.owner, node)):
+        context.report.spend((_WORDS_PER_TERM if number else 0) + joined**2 // 10, span)
+        with context.report.collecting(span):
+            drafts.append(plan_term(context, target, selection.tables | tables, term))
+    for draft in drafts:
+        _check_sql(draft, node)
+        if context.checks is not None:
+            context.checks.decides(draft.row.table, draft.row.deciding(), node)
+            for lookup in draft.lookups:
+                context.checks.decides(lookup.table, lookup.exprs(), node)
+    return drafts
+
+
+def add_variants(
+    job: Compilation,
+    stream: str,
+    drafts: Sequence[VariantDraft],
+    query: exp.Select,
+    *,
+    automatic: bool,
+    open_: bool,
+    deciding: tuple[SqlText, exp.Select],
+    priority: int | None = None,
+) -> list[Variant]:
+    """The drafts of a query as variants, whose definitions go to the catalog. Reports drafts for which values chosen by
+    the client alone decide, unless these are accepted (`open_`), and keeps what every user gets, unless the author says
+    that this is meant. `deciding` is the query that decides who gets its rows."""
+    text, node = deciding
+    variants = [job.catalog.variant(stream, draft, query, priority) for draft in drafts]
+    for draft in drafts if not open_ else ():
+        check_danger(job, draft, node)
+    if not _is_allowed(text):
+        by_draft = {id(draft): variant for draft, variant in zip(drafts, variants, strict=True)}
+        for draft, whole in _for_everybody(drafts, job.report, node, automatic=automatic):
+            table = draft.row.table
+            definition = job.catalog.name(by_draft[id(draft)].buckets[0])
+            job.everybody.append(ForEverybody(stream, definition, f"{table.schema}.{table.name}", whole, text))
+    return variants
+
+
+def check_danger(job: Compilation, draft: VariantDraft, node: exp.Expr) -> None:
+    """Report a draft for which values chosen by the client alone decide."""
+    if not draft.dangerous:
+        return
+    warning = error_at(
+        Code.DANGEROUS,
+        "clients can send any value for the parameters of this query, and so read every row",
+        node,
+        "compare with a value of the token too, or set `accept_potentially_dangerous_queries: true`",
+        Severity.WARNING,
+    )
+    job.report.add(warning.as_fatal() if job.options.strict else warning)
+
+
+def check_number(variants: list[Variant], what: str, key: Item) -> None:
+    """Report a stream that needs too many bucket definitions."""
+    kinds = {bucket for variant in variants for bucket in variant.buckets}
+    if len(kinds) > MAX_VARIANTS:
+        key.reject(f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}", "split it", Code.TOO_MANY)
+
+
+def _warn_of_columns(target: Target, context: Context) -> None:
+    named = False
+    for column in target.columns:
+        if isinstance(column, Everything) and named and context.semantics.star_is_all:
+            message = "`*` after other columns replaces those of the same name"
+            warning = error_at(Code.ALIAS_BEFORE_STAR, message, column.node, "put `*` first", Severity.WARNING)
+            context.report.add(warning)
+        named = named or isinstance(column, Column)
+
+
+def _warn_of_alias(context: Context, selection: Selection, target: Target) -> None:
+    table = context.instances[target.table]
+    if isinstance(table, Table) and table.alias and not table.alias_quoted and len(selection.tables) > 1:
+        message = f"the synced table will be called `{table.alias}` on the device, by its alias"
+        hint = f'quote the alias ("{table.alias}") if that is meant, or use the full name'
+        context.report.add(error_at(Code.JOINED_ALIAS, message, table.node, hint, Severity.WARNING))
+
+
+def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
+    """Check that SQLite can prepare every statement. Whole statements are checked, because SQLite's limits apply to
+    them."""
+    try:
+        for expr in dict.fromkeys((*draft.gates, *(source.expr for source in draft.requested()))):
+            engine().check(f"SELECT {expr.sql}")
+        if draft.arrays is not None:
+            engine().check(stage_statement(draft.arrays)[0])
+        row = draft.row
+        outputs = [item.expr for item in row.projection if not isinstance(item, Star)]
+        _check_bound(row.table, row.filters, row.each, (*row.params, *outputs))
+        for lookup in draft.lookups:
+            _check_bound(lookup.table, lookup.filters, lookup.each, (*lookup.keys, *lookup.outputs))
+    except EvaluationError as error:
+        raise _not_accepted(str(error), node) from None
+
+
+def _check_bound(
+    table: TablePattern, filters: tuple[Expr, ...], arrays: tuple[Expr, ...], values: tuple[Expr, ...]
+) -> None:
+    names = dict.fromkeys(name for expr in (*filters, *arrays, *values) for name in expr.inputs)
+    bound = Bound(Layout(table.tag, table.schema, table.name, tuple(names)), table, filters, arrays)
+    for expr in values:
+        bound.position(expr)
+    statement = bound.statement()
+    if statement is not None:
+        statement.check()
+
+
+def _not_accepted(reason: str, node: exp.Expr) -> RuleError:
+    if _BEYOND_LIMITS.search(reason):
+        message = f"this query has more parts than SQLite takes: {reason}"
+        return error_at(Code.TOO_MANY, message, node, "split it, or compare with a list: `x IN (…)`")
+    message = f"SQLite does not accept an expression of this query: {reason}"
+    return error_at(Code.INTERNAL, message, node, "write the expression in a simpler way")
+
+
+def _for_everybody(
+    drafts: Sequence[VariantDraft], report: Report, node: exp.Expr, *, automatic: bool
+) -> list[tuple[VariantDraft, bool]]:
+    """Those of a query's alternatives that depend on nobody, and whether they select whole tables. If others depend on
+    the user, only whole tables are returned: rows such as public ones may be for everybody. If none does, only streams
+    that are `automatic` are."""
+    found = [(draft, _is_whole(draft, report, node)) for draft in drafts if _is_open(draft)]
+    if len(found) < len(drafts):
+        return [(draft, whole) for draft, whole in found if whole]
+    return found if automatic else []
+
+
+def _is_allowed(query: SqlText) -> bool:
+    """Whether `# headwater: everybody` stands among the comments directly above the line on which a query begins."""
+    lines = query.document[: query.start].split("\n")[:-1]
+    for line in map(str.strip, reversed(lines)):
+        if not line.startswith("#"):
+            return False
+        if _ALLOWED.fullmatch(line):
+            return True
+    return False
+
+
+def everybody_warnings(found: Iterable[ForEverybody]) -> Iterator[RuleError]:
+    """One warning for each query."""
+    by_query: dict[int, list[ForEverybody]] = {}
+    for each in found:
+        by_query.setdefault(each.query.start, []).append(each)
+    for of_query in by_query.values():
+        query = of_query[0].query
+        named = ", ".join(dict.fromkeys(f"`{each.table}`" for each in of_query))
+        what = "all rows" if all(each.whole for each in of_query) else "the same rows"
+        message = f"every user gets {what} of {named}: nothing in this query depends on who it is"
+        if any(query.sql.lower().count(word) for word in ("auth.", "request.", "token_parameters")):
+            message = f"every user gets {what} of {named}: a part of the condition is true for everybody"
+        hint = (
+            "compare with a value of the token in each alternative (policies of the source do not apply); if it is"
+            " meant, write `# headwater: everybody` on the line above"
+        )
+        yield RuleError(Code.EVERYBODY, message, query.span(), hint, Severity.WARNING)
+
+
+def _is_open(draft: VariantDraft) -> bool:
+    if draft.arrays is not None or draft.requested():
+        return False
+    return all(every_user_passes(gate) for gate in draft.gates)
+
+
+def _is_whole(draft: VariantDraft, report: Report, node: exp.Expr) -> bool:
+    row = draft.row
+    if draft.lookups or row.each or row.params:
+        return False
+    return all(_always(test, report, node) for test in row.filters)
+
+
+def _always(test: Expr, report: Report, node: exp.Expr) -> bool:
+    """Whether a condition on a row is true for all values that were tried, among them those that it names."""
+    values = samples(test)
+    choices = [[value for value in values if value is not None or name not in _NEVER_NULL] for name in test.inputs]
+    if prod(map(len, choices)) > _MOST_TRIED:
+        return False
+    tried = 0
+    for chosen in product(*choices):
+        tried += 1
+        if not holds(test, chosen):
+            return False
+    report.spend(tried // _TRIED_PER_WORD, partial(span_of, node))
+    return True
