@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headwater_client.cli.main import main
+from headwater_client.cli import main
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database
-from headwater_client.cli.diagnose import diagnose
+from headwater_client.cli import findings_in
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import DeviceFactory
 from tests.support.fix_headwater import Deploy, wait_until
@@ -71,7 +71,7 @@ def test_kills_of_device_and_server_lose_and_double_nothing(
     assert source_db.fetch("select count(*) from notes where id like 'local %'") == [(kills,)]
     device.close()
     with Database(device.path) as database:
-        assert [each for each in diagnose(database.conn) if each.fine is False] == []
+        assert [each for each in findings_in(database.conn) if each.fine is False] == []
 
 
 class Connector:
@@ -119,7 +119,7 @@ def test_a_bucket_that_was_damaged_on_the_device_is_downloaded_anew(endpoint: En
         fill(endpoint, "c")
         wait_until(lambda: database["todos"].count == 3, "the repair")
         assert database.confirmed()
-        assert [each for each in diagnose(database.conn) if each.fine is False] == []
+        assert [each for each in findings_in(database.conn) if each.fine is False] == []
 
 
 @pytest.mark.parametrize("devices", [8, pytest.param(50, marks=pytest.mark.long)])

@@ -7,19 +7,15 @@ db["todos"].insert({"title": "milk", "done": 0})
 
 from __future__ import annotations
 
-from headwater_client.attachments.queue import AttachmentQueue, RemoteStorage
-from headwater_client.attachments.table import ATTACHMENTS, Attachment
-from headwater_client.database.connector import Connector, DownloadConnector, UploadConnector
-from headwater_client.database.crud import CrudBatch, CrudTransaction
-from headwater_client.database.database import Database
-from headwater_client.database.refusals import REFUSALS, Refusal
-from headwater_client.database.streams import Subscription
+from headwater_client.attachments import ATTACHMENTS, Attachment, AttachmentQueue, RemoteStorage
+from headwater_client.database.connector import REFUSALS, DownloadConnector, Refusal, UploadConnector
+from headwater_client.database.database import Connector, CrudBatch, CrudTransaction, Database, Subscription
 from headwater_client.errors import ClientError
-from headwater_client.schema.tables import RawTable, Schema, Statement, Table, TrackPrevious
+from headwater_client.schema import RawTable, Schema, Statement, Table, TrackPrevious
 from headwater_client.storage.uploads import CrudEntry
 from headwater_client.sync.options import ConnectOptions
 from headwater_client.sync.status import Progress, SyncStatus
-from headwater_client.transport.endpoint import Credentials
+from headwater_client.transport.http import Credentials
 from headwater_client.version import VERSION
 
 __all__ = [

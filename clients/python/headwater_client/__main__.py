@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from headwater_client.cli.main import main
+from headwater_client.cli import main
 
 main()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from headwater_client.sync.engine import Engine
+from headwater_client.sync.engine import SyncThread
 
 
 def noted_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A list that grows by the seconds of each wait, as it begins."""
     pauses: list[float] = []
-    pause = Engine._pause
+    pause = SyncThread._pause
 
-    async def noted(engine: Engine, seconds: float) -> None:
+    async def noted(thread: SyncThread, seconds: float) -> None:
         pauses.append(seconds)
-        await pause(engine, seconds)
+        await pause(thread, seconds)
 
-    monkeypatch.setattr(Engine, "_pause", noted)
+    monkeypatch.setattr(SyncThread, "_pause", noted)
     return pauses

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ATTACHMENTS, Attachment, AttachmentQueue, Database
-from headwater_client.attachments.table import State
-from headwater_client.database.watch import Watch
+from headwater_client.attachments import State
+from headwater_client.database.watch import QueryWatch
 from tests.support.fix_headwater import wait_until
 
 SCHEMA = {"users": {"photo_id": "text"}, "attachments": ATTACHMENTS}
@@ -129,7 +129,7 @@ class Looks:
         self.begun, self.ended, self._go_on = threading.Event(), threading.Event(), threading.Event()
         take = AttachmentQueue._take
 
-        def held(queue: AttachmentQueue, watch: Watch) -> None:
+        def held(queue: AttachmentQueue, watch: QueryWatch) -> None:
             self.begun.set()
             self._go_on.wait(60)
             take(queue, watch)

@@ -12,7 +12,7 @@ import pytest
 
 from headwater_client import ConnectOptions, Database, UploadConnector
 from headwater_client.errors import Refused, Unreachable
-from headwater_client.sync.backoff import Backoff
+from headwater_client.timeouts import Backoff
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from headwater_client import __version__, errors
-from headwater_client.cli.main import main
+from headwater_client.cli import main
 
 ROOT = Path(__file__).parents[3]
 CLIENT = ROOT / "clients" / "python"

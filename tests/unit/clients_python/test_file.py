@@ -15,7 +15,7 @@ import pytest
 from sqlite_utils.db import NotFoundError
 
 from headwater_client import Credentials, CrudEntry, Database, Schema, Table, TrackPrevious
-from headwater_client.database.crud import as_json
+from headwater_client.database.connector import as_json
 from headwater_client.errors import FileError, SchemaError
 from tests.support.fix_headwater import wait_until
 
@@ -347,7 +347,7 @@ def test_threads_that_end_leave_no_connection_behind(opened: Open) -> None:
         thread.join()
     gc.collect()
     assert database["todos"].count == 5
-    assert len(database._connections) == 1
+    assert len(database._connections._open) == 1
 
 
 def test_who_watches_gets_the_end_when_the_file_is_closed(opened: Open) -> None:

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from headwater_client.cli.files import found_schema, read_schema
+from headwater_client.cli import found_schema, read_schema
 
 
 def test_names_that_no_table_can_have_are_left_out() -> None:

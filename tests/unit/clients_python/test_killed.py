@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from headwater_client.cli.diagnose import diagnose
+from headwater_client.cli import findings_in
 from headwater_client.protocol.lines import parse_line
-from headwater_client.protocol.session import Session
-from headwater_client.schema.tables import Schema
-from headwater_client.storage import bulk, layout, uploads
-from headwater_client.storage.app_tables import replace_schema
+from headwater_client.protocol.session import StreamSession
+from headwater_client.schema import Schema
+from headwater_client.storage import buckets, layout, uploads
 from headwater_client.storage.connection import open_connection
+from headwater_client.storage.layout import replace_schema
 from headwater_client.storage.store import Store
 from tests.unit.clients_python.hearing import hear_line
 from tests.unit.clients_python.played_server import PRIORITIES, PlayedServer
@@ -70,7 +70,7 @@ def live(path: Path, killed: Callable[[str], None] = lambda _: None) -> None:
 
 def hear(store: Store, server: PlayedServer) -> None:
     """A stream that sends what the device lacks of the server's newest state."""
-    session, lacking = Session(), {each.bucket: each.after for each in store.positions()}
+    session, lacking = StreamSession(), {each.bucket: each.after for each in store.positions()}
     if min(lacking.values(), default=0) > server.last_op:
         return  # it is further than that already
     checkpoint: Line = {"last_op_id": str(server.last_op), "buckets": server.sums(), "streams": []}
@@ -88,7 +88,7 @@ def hear(store: Store, server: PlayedServer) -> None:
 
 def live_until(path: Path, last: int, large: int) -> None:
     """In a process of its own: killed before the statement of that number."""
-    bulk._LARGE = large  # type: ignore[misc]
+    buckets._LARGE = large  # type: ignore[misc]
     numbers = count()
 
     def killed(_: str) -> None:
@@ -115,7 +115,7 @@ def test_a_device_that_is_killed_before_any_statement_goes_on(tmp_path: Path, st
             "first a": "first", "first c": "first", "last a": "second", "last b": "first", "last c": "first",
             "mine": "written", "urgent d": "first",
         }, last  # fmt: skip
-        assert [each for each in diagnose(connection) if each.fine is False] == [], last
+        assert [each for each in findings_in(connection) if each.fine is False] == [], last
         assert uploads.confirmed(connection), last
         connection.close()
         if child.exitcode == 0:

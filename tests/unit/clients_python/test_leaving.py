@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema, Statement
-from headwater_client.database import connector as connectors
-from headwater_client.database.crud import CrudBatch
+from headwater_client.database import app_calls
+from headwater_client.database.database import CrudBatch
 from headwater_client.errors import ClientError, ConnectError, NotSynced
-from headwater_client.storage import transaction
+from headwater_client.storage import connection as connections
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
@@ -39,7 +39,7 @@ class App:
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    monkeypatch.setattr(connectors, "_GRACE", 0.05)
+    monkeypatch.setattr(app_calls, "_GRACE", 0.05)
     endless = RawTable(put=Statement(f"INSERT INTO endless {ENDLESS}", ["Id"]))
     opened = Database(tmp_path / "device.db", Schema.of({"todos": {"title": "text"}, "endless": endless}))
     opened.execute("CREATE TABLE endless(id TEXT PRIMARY KEY, n INTEGER)")
@@ -91,7 +91,7 @@ def test_an_upload_that_hangs_is_left_and_the_next_waits_for_its_end(
 def test_an_upload_that_ends_soon_is_waited_for(
     server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connectors, "_GRACE", 20.0)
+    monkeypatch.setattr(app_calls, "_GRACE", 20.0)
     began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def upload(_: Database) -> None:
@@ -159,7 +159,7 @@ def test_a_statement_that_does_not_end_is_left(server: LittleServer, database: D
 def test_sync_that_waits_for_a_write_of_the_app_is_left(
     server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, begin = threading.Event(), transaction._begin
+    waits, begin = threading.Event(), connections._begin
 
     def begin_later(connection: sqlite3.Connection, retired: threading.Event) -> None:
         waits.set()
@@ -168,7 +168,7 @@ def test_sync_that_waits_for_a_write_of_the_app_is_left(
     server.lines = [{"checkpoint": {"last_op_id": "1", "buckets": [], "streams": []}}]
     with database.atomic():
         database["todos"].insert({"id": "1", "title": "x"})
-        monkeypatch.setattr(transaction, "_begin", begin_later)
+        monkeypatch.setattr(connections, "_begin", begin_later)
         database.connect(App(server.endpoint))
         assert waits.wait(60)
         leave(database)
@@ -337,7 +337,7 @@ def test_a_coroutine_that_hangs_is_left_uncancelled_and_the_next_waits_for_its_e
 def test_an_app_is_told_that_an_upload_that_was_left_holds_up_the_next(
     server: LittleServer, database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connectors, "_PATIENCE", 0.05)
+    monkeypatch.setattr(app_calls, "_LONGEST_WAIT", 0.05)
     began = threading.Event()
 
     def hang(_: Database) -> None:

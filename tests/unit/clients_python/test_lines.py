@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_client.errors import ClientError, ProtocolError
-from headwater_client.protocol.framing import BSON, NDJSON, framing_of
 from headwater_client.protocol.lines import (
+    BSON,
+    NDJSON,
     BucketSum,
     Checkpoint,
     CheckpointComplete,
@@ -24,9 +25,10 @@ from headwater_client.protocol.lines import (
     StreamInfo,
     Subscription,
     TokenExpiresIn,
+    framing_of,
     parse_line,
 )
-from headwater_client.protocol.session import Begin, Close, Closing, Finish, RenewToken, Save, Session, Tick
+from headwater_client.protocol.session import Begin, Close, Closing, Finish, RenewToken, Save, StreamSession, Tick
 from headwater_client.storage import layout
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import Store
@@ -124,11 +126,11 @@ def test_what_is_no_line_of_the_protocol_is_named_as_such(line: bytes) -> None:
 def test_a_line_before_the_first_checkpoint_is_an_error() -> None:
     for line in (LINES[1], LINES[2], LINES[3]):
         with pytest.raises(ProtocolError, match="before the first checkpoint"):
-            list(Session().receive(line))
+            list(StreamSession().receive(line))
 
 
 def test_what_a_device_does_about_each_line() -> None:
-    session = Session()
+    session = StreamSession()
     done = [instruction for line in LINES for instruction in session.receive(line)]
     assert [type(each) for each in done] == [Begin, Save, Finish, Finish, Tick]
     assert [each.priority for each in done if isinstance(each, Finish)] == [1, None]
@@ -143,7 +145,7 @@ def test_what_a_device_does_about_each_line() -> None:
     ],
 )
 def test_a_token_is_renewed_in_time(seconds: int, expected: list[object]) -> None:
-    assert list(Session().receive(TokenExpiresIn(seconds))) == expected
+    assert list(StreamSession().receive(TokenExpiresIn(seconds))) == expected
 
 
 NUMBERS = st.one_of(st.integers(-5, 20), st.integers())
@@ -178,7 +180,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def hear(store: Store, body: bytes, kind: str) -> None:
-    session, framing = Session(), framing_of(kind)
+    session, framing = StreamSession(), framing_of(kind)
     for line in framing.feed(body):
         hear_line(session, store, line)
 

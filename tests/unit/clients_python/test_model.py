@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headwater_client.protocol.lines import parse_line
-from headwater_client.protocol.session import Outcome, Session
-from headwater_client.schema.tables import Schema
-from headwater_client.storage import bulk, layout, uploads
-from headwater_client.storage.app_tables import replace_schema
+from headwater_client.protocol.session import Outcome, StreamSession
+from headwater_client.schema import Schema
+from headwater_client.storage import buckets, layout, uploads
 from headwater_client.storage.connection import open_connection
+from headwater_client.storage.layout import replace_schema
 from headwater_client.storage.store import Store
 from tests.unit.clients_python.hearing import hear_line
 from tests.unit.clients_python.played_server import PRIORITIES, ModelDevice, PlayedServer
@@ -35,7 +35,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.server, self.model = PlayedServer(), ModelDevice()
         self.sent: dict[str, int] = {}
         self.target = 0
-        self.session: Session | None = None
+        self.session: StreamSession | None = None
         self.damaged: str | None = None
         self.open()
 
@@ -73,7 +73,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     @rule(damaged=st.sampled_from([None, None, None, *sorted(PRIORITIES)]))
     def connect(self, damaged: str | None) -> None:
-        self.session, self.damaged = Session(), damaged
+        self.session, self.damaged = StreamSession(), damaged
         self.sent = {each.bucket: each.after for each in self.store.positions()}
         assert self.sent == {name: held.position for name, held in self.model.stored.items()}
         self.checkpoint("checkpoint")
@@ -240,7 +240,7 @@ def test_a_device_shows_what_a_plain_model_of_it_shows(
     examples: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A download counts as large from so many operations on."""
-    monkeypatch.setattr(bulk, "_LARGE", large)
-    monkeypatch.setattr(bulk, "_MANY_TIMES", 0)
+    monkeypatch.setattr(buckets, "_LARGE", large)
+    monkeypatch.setattr(buckets, "_MANY_TIMES", 0)
     some = settings(max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(DeviceMachine, settings=some)

@@ -12,11 +12,11 @@ import pytest
 
 from headwater_client.errors import SchemaError
 from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Line, Op, StreamInfo
-from headwater_client.protocol.session import Outcome, Session
-from headwater_client.schema.tables import RawTable, Schema, Statement
-from headwater_client.storage import bulk, layout, streams
-from headwater_client.storage.app_tables import replace_schema
+from headwater_client.protocol.session import Outcome, StreamSession
+from headwater_client.schema import RawTable, Schema, Statement
+from headwater_client.storage import buckets, layout, streams
 from headwater_client.storage.connection import open_connection
+from headwater_client.storage.layout import replace_schema
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.status import SyncStatus
@@ -50,7 +50,7 @@ def sync(store: Store, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...]
 
 def play(store: Store, *lines: Line) -> Outcome | None:
     """What came of these lines of a stream."""
-    session, outcome = Session(), None
+    session, outcome = StreamSession(), None
     for line in lines:
         outcome = hear_line(session, store, line, 5.0) or outcome
     return outcome
@@ -109,7 +109,7 @@ def test_streams_of_everybody_are_known_and_not_asked_for(connection: sqlite3.Co
 
 def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> None:
     store = Store(connection, {})
-    session = Session()
+    session = StreamSession()
     op = Op("1", "PUT", 7, "todos", "1", "s", "{}")
     for line in (Checkpoint("3", (BucketSum("b", 7, 3, 1), BucketSum("c", 0, 4, 3))), Data("b", [op])):
         hear_line(session, store, line)
@@ -124,8 +124,8 @@ def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> Non
 def test_a_row_that_comes_again_is_kept_whatever_went_meanwhile(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_LARGE", 0)
-    monkeypatch.setattr(bulk, "_MANY_TIMES", 0)
+    monkeypatch.setattr(buckets, "_LARGE", 0)
+    monkeypatch.setattr(buckets, "_MANY_TIMES", 0)
     replace_schema(connection, Schema.of({"todos": {"title": "text"}}))
     checkpoint = Checkpoint("7", (BucketSum("a", 1 + 5 + 7, 3), BucketSum("b", 6, 1)))
     others = [Op(str(number), "PUT", number, "todos", str(number), "s", "{}") for number in (2, 3, 4)]

@@ -1,33 +1,114 @@
-"""What an app has to say to sync: how to get a token, and how to upload."""
+"""Connectors for apps without a backend of their own: they upload to Headwater, and keep what it refuses."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import logging
-import threading
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar, copy_context
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 
-from headwater_client.database import refusals
-from headwater_client.database.crud import CrudTransaction, as_json
-from headwater_client.database.refusals import Refusal
-from headwater_client.errors import ConnectError, ProtocolError, Refused, Retired, TokenRefused, Unreachable
-from headwater_client.sync.options import AppCalls
-from headwater_client.transport.endpoint import Credentials, refusal
-from headwater_client.transport.http import trusted
+from headwater_client.database.database import CrudTransaction, Database
+from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.schema import Table
+from headwater_client.storage.uploads import CrudEntry
+from headwater_client.transport.http import Credentials, refusal, trusted
 
-if TYPE_CHECKING:
-    from headwater_client.database.database import Database
+REFUSALS: Final = Table(
+    {
+        "at": "text",
+        "message": "text",
+        "code": "text",
+        "op": "text",
+        "type": "text",
+        "row_id": "text",
+        "writes": "text",
+    },
+    local_only=True,
+)
+"""Goes into the schema of an app that shows refusals, under the name `upload_refusals`."""
+
+_NAME: Final = "upload_refusals"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A local transaction that the server refused; its rows are soon again what the server has.
+
+    `message` is for the user, `description` for developers. `code` is the server's, `sqlstate` that of Postgres. `op`,
+    `table` and `row_id` are those of the entry of `crud` that was refused, where one was.
+    """
+
+    dead_letter: int | None
+    message: str
+    description: str
+    code: str
+    sqlstate: str | None
+    op: str | None
+    table: str | None
+    row_id: str | None
+    crud: Sequence[CrudEntry]
+
+    def __str__(self) -> str:
+        return self.message
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], crud: Sequence[CrudEntry]) -> Refusal:
+        """Read what the server said of the transaction."""
+        error, letter = answer["error"], answer.get("dead_letter")
+        if not isinstance(error, dict):
+            error = {}
+        description = str(error.get("description"))
+        return cls(
+            letter if isinstance(letter, int) else None,
+            _text(error.get("message")) or description,
+            description,
+            str(error.get("code")),
+            _text(error.get("sqlstate")),
+            _text(error.get("op")),
+            _text(error.get("type")),
+            _text(error.get("id")),
+            crud,
+        )
+
+
+def _keep(database: Database, refusals: Iterable[Refusal]) -> None:
+    """Keep them in `upload_refusals`, each once, if the schema has the table."""
+    if _NAME not in database.synced_names:
+        return
+    now = datetime.now(timezone.utc).isoformat()
+    for each in refusals:
+        database.execute(
+            f"INSERT OR REPLACE INTO {_NAME} (id, at, message, code, op, type, row_id, writes)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [str(each.dead_letter), now, each.message, each.sqlstate or each.code, each.op, each.table, each.row_id,
+             json.dumps([as_json(entry) for entry in each.crud])],
+        )  # fmt: skip
+
+
+def _kept(database: Database) -> list[str]:
+    """The numbers of the dead letters in `upload_refusals`."""
+    if _NAME not in database.synced_names:
+        return []
+    return [str(row["id"]) for row in database.rows(f"SELECT id FROM {_NAME}")]
+
+
+def _forget(database: Database, letters: Collection[str]) -> None:
+    """Remove these from `upload_refusals`."""
+    for letter in letters:
+        database.execute(f"DELETE FROM {_NAME} WHERE id = ?", [letter])
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
 
 _AT_ONCE: Final = 100
 """Local transactions in one request."""
@@ -38,28 +119,7 @@ _SECONDS: Final = 60.0
 _LONGEST_ANSWER: Final = 4 << 20
 """Bytes: what became of `_AT_ONCE` transactions is far shorter."""
 
-_GRACE: Final = 5.0
-"""Seconds that a call of the app's may go on while sync ends. After that it goes on alone."""
-
-_LOOK: Final = 0.1
-"""Seconds between looks at whether an upload that was left has ended."""
-
-_PATIENCE: Final = 10.0
-"""Seconds of such looks until the app is told. After that they begin again as after any failure."""
-
 _log = logging.getLogger("headwater_client")
-
-_within: Final = ContextVar[threading.Event | None]("headwater_within_app_call", default=None)
-
-
-class Connector(Protocol):
-    """The app's side. Both methods may be coroutines; plain ones run in a thread of their own."""
-
-    def fetch_credentials(self) -> Credentials | Awaitable[Credentials]:
-        """The endpoint, and a token that is valid now. Called again when a token ends or is refused."""
-
-    def upload_data(self, database: Database) -> object:
-        """Upload the first transaction of the queue, and complete it. After an error it is called again."""
 
 
 class UploadConnector:
@@ -85,31 +145,31 @@ class UploadConnector:
         if not transactions:
             return
         sent, answers = self._send(database.client_id, transactions)
-        told = zip(sent, answers, strict=True)
-        refused = [Refusal.of(answer, transaction.crud) for transaction, answer in told if "error" in answer]
-        refusals.keep(database, refused)
+        answered = zip(sent, answers, strict=True)
+        refused = [Refusal.of(answer, transaction.crud) for transaction, answer in answered if "error" in answer]
+        _keep(database, refused)
         sent[-1].complete()
         for each in refused:
-            self._tell_refused(each)
+            self._report_refused(each)
 
     def check_refusals(self, database: Database) -> None:
         """Remove from `upload_refusals` what somebody has applied or discarded at the server since.
 
         Raises `Refused`, `Unreachable`, `ProtocolError`.
         """
-        known = refusals.kept(database)
+        known = _kept(database)
         if not known:
             return
         found = _list_in(self._ask("GET", f"/upload/refused?client_id={quote(database.client_id)}"), "refused")
         waiting = {str(each.get("dead_letter")) for each in found}
-        refusals.forget(database, [letter for letter in known if letter not in waiting])
+        _forget(database, [letter for letter in known if letter not in waiting])
 
-    def _tell_refused(self, told: Refusal) -> None:
+    def _report_refused(self, refusal: Refusal) -> None:
         try:
             if self._refused is not None:
-                self._refused(told)
-        except Exception:  # noqa: BLE001 - the next one is to be told, too
-            _log.exception("what is told of refused writes failed")
+                self._refused(refusal)
+        except Exception:  # noqa: BLE001 - the next one is to be reported, too
+            _log.exception("the callback for refused writes failed")
 
     def _send(
         self, client_id: str, transactions: Sequence[CrudTransaction]
@@ -124,7 +184,7 @@ class UploadConnector:
             return self._send(client_id, transactions[: len(transactions) // 2])
         answers = _list_in(text, "transactions")
         if len(answers) != len(transactions):
-            raise _untold(text)
+            raise _not_answered(text)
         return transactions, answers
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
@@ -134,7 +194,7 @@ class UploadConnector:
         headers = {"authorization": f"Token {credentials.token}"}
         try:
             with httpx.stream(method, url, json=body, headers=headers, timeout=_SECONDS, verify=trusted()) as response:
-                text = _text(response)
+                text = _read(response)
         except httpx.HTTPError as error:
             raise Unreachable(f"{url}: {error or type(error).__name__}") from error
         if response.status_code != 200:
@@ -145,7 +205,7 @@ class UploadConnector:
         return text
 
 
-def _text(response: httpx.Response) -> str:
+def _read(response: httpx.Response) -> str:
     """The answer, whole. Raises `Unreachable` where it drips, and where it is longer than the server's ever are."""
     held, until = bytearray(), time.monotonic() + _SECONDS
     for piece in response.iter_bytes():
@@ -162,12 +222,12 @@ def _list_in(text: str, name: str) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise _untold(text)
+        raise _not_answered(text)
     return found
 
 
-def _untold(text: str) -> ProtocolError:
-    return ProtocolError(f"the server answered without telling of each transaction: {text[:200]}")
+def _not_answered(text: str) -> ProtocolError:
+    return ProtocolError(f"the server did not answer for each transaction: {text[:200]}")
 
 
 class DownloadConnector(UploadConnector):
@@ -177,101 +237,21 @@ class DownloadConnector(UploadConnector):
         raise ConnectError("this device only downloads: its local writes wait for a connector that uploads")
 
 
-def app_calls(
-    connector: Connector,
-    database: Database,
-    app_loop: asyncio.AbstractEventLoop | None,
-    uploading: threading.Lock,
-) -> AppCalls:
-    """The connector's methods as coroutines for the sync thread: those of the app run in its own loop if it has one.
+def as_json(entry: CrudEntry) -> dict[str, object]:
+    """An entry as the stock SDKs send it, and as Headwater's `POST /upload` takes it.
 
-    `uploading` is held by an upload that runs: it may outlive its connection, and the next waits for it.
+    JSON has no infinite numbers: they become null, as JavaScript writes them.
     """
-    retired = threading.Event()
-
-    async def fetch() -> Credentials:
-        found = await _call(connector.fetch_credentials, app_loop, retired)
-        if not isinstance(found, Credentials):
-            raise ConnectError(f"fetch_credentials gave {type(found).__name__}, not Credentials")
-        return found
-
-    async def upload() -> None:
-        patient_until = time.monotonic() + _PATIENCE
-        while uploading.locked():
-            if time.monotonic() > patient_until:
-                raise ConnectError("an upload of an earlier connection still runs; the next waits for its end")
-            await asyncio.sleep(_LOOK)
-        await _call(lambda: connector.upload_data(database), app_loop, retired, alone=uploading)
-
-    return AppCalls(fetch, upload, retired)
+    fields: dict[str, object] = {
+        "op_id": entry.op_id, "op": entry.op, "type": entry.table, "id": entry.id, "tx_id": entry.transaction_id,
+        "data": _finite(entry.data), "old": _finite(entry.previous), "metadata": entry.metadata,
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def within_app_call() -> bool:
-    """Whether a connector's method runs for the sync thread, also where it went on to another thread or loop."""
-    return _within.get() is not None
-
-
-def raise_if_left() -> None:
-    """Raise `Retired` within a connector's method whose connection was ended."""
-    retired = _within.get()
-    if retired is not None and retired.is_set():
-        raise Retired("the connection of this upload was ended; what waits is for the next one")
-
-
-async def _call(
-    work: Callable[[], Any],
-    app_loop: asyncio.AbstractEventLoop | None,
-    retired: threading.Event,
-    alone: AbstractContextManager[object] | None = None,
-) -> Any:
-    loop = app_loop or asyncio.get_running_loop()
-    mark = _within.set(retired)
-    try:
-        return await _in_thread(lambda: _in_full(work, loop), alone or nullcontext())
-    finally:
-        _within.reset(mark)
-
-
-def _in_full(work: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> Any:
-    """What the work returns, in the loop where that is awaited: its thread waits, so both kinds end alike."""
-    found = work()
-    if not inspect.isawaitable(found):
-        return found
-    try:
-        return asyncio.run_coroutine_threadsafe(_awaited(found), loop).result()
-    except CancelledError as error:
-        raise ConnectError("the connector's coroutine was cancelled by its loop") from error
-
-
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return await found
-
-
-async def _in_thread(work: Callable[[], Any], alone: AbstractContextManager[object]) -> Any:
-    """As `asyncio.to_thread`, but neither a loop that ends nor a program that exits waits for work that hangs."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    context = copy_context()
-
-    def run() -> None:
-        try:
-            with alone:
-                found = context.run(work)
-        except BaseException as error:  # noqa: BLE001 - who waits for the result gets it
-            future.set_exception(error)
-        else:
-            future.set_result(found)
-
-    threading.Thread(target=run, name="headwater-app-call", daemon=True).start()
-    running = asyncio.wrap_future(future)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running}, timeout=_GRACE)
-        if running.done():
-            running.exception()  # taken note of, or asyncio warns of it
-        else:
-            _log.warning("sync ended while the app's connector had not returned, which goes on alone")
-        raise
-    finally:
-        running.cancel()
+def _finite(values: Mapping[str, object] | None) -> dict[str, object] | None:
+    if values is None:
+        return None
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

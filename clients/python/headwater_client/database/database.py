@@ -4,41 +4,90 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sqlite3
 import threading
 import time
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlite_utils
 
-from headwater_client.database.connector import Connector, app_calls, raise_if_left, within_app_call
-from headwater_client.database.crud import CrudBatch, CrudTransaction
-from headwater_client.database.streams import DEFAULT_TTL, Subscription
+from headwater_client.database.app_calls import app_calls, raise_if_retired, within_app_call
 from headwater_client.database.table import SyncedTable, frame
-from headwater_client.database.watch import Row, Watch, rows
+from headwater_client.database.watch import QueryWatch, Row, rows
 from headwater_client.errors import ConnectError, FileError, NotSynced
-from headwater_client.schema.sql import MARK
-from headwater_client.schema.tables import Schema
-from headwater_client.storage import app_tables, layout, streams, uploads
+from headwater_client.schema import MARK, Schema
+from headwater_client.storage import layout, streams, uploads
 from headwater_client.storage import store as files
-from headwater_client.storage.connection import Committed, Held, close_from_elsewhere, open_connection
+from headwater_client.storage.connection import ThreadConnections
 from headwater_client.storage.store import Store
 from headwater_client.storage.streams import StreamKey
-from headwater_client.sync.engine import Engine
-from headwater_client.sync.options import ConnectOptions
+from headwater_client.storage.uploads import CrudEntry
+from headwater_client.sync.engine import SyncThread
+from headwater_client.sync.options import ConnectOptions, SyncSetup
 from headwater_client.sync.status import StatusBoard, SyncStatus
 from headwater_client.timeouts import within
+from headwater_client.transport.http import Credentials
 from headwater_client.version import VERSION
 
 if TYPE_CHECKING:
     import pandas
 
-_READ_CACHE_KIB = 4 * 1024
+DEFAULT_TTL: Final = 24 * 3600
+"""Seconds that a stream's rows stay on the device after it was given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subscription:
+    """A stream that this app holds. A context manager that gives it up."""
+
+    key: StreamKey
+    _give_up: Callable[[Subscription], None] = field(repr=False)
+
+    def unsubscribe(self) -> None:
+        """Give it up: its rows stay for its ttl. Once is enough."""
+        self._give_up(self)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unsubscribe()
+
+
+@dataclass(frozen=True)
+class CrudBatch:
+    """Writes in the order in which they were made. `complete` takes them, and all before them, off the queue."""
+
+    crud: Sequence[CrudEntry]
+    _complete: Callable[[int, str | None], None] = field(repr=False)
+
+    def complete(self, write_checkpoint: str | None = None) -> None:
+        """They are uploaded. Where the app's backend numbers write checkpoints itself, with that number."""
+        self._complete(self.crud[-1].op_id, write_checkpoint)
+
+
+@dataclass(frozen=True)
+class CrudTransaction(CrudBatch):
+    """The writes of one local transaction."""
+
+    @property
+    def transaction_id(self) -> int | None:
+        """Numbers the local transactions of a file."""
+        return self.crud[0].transaction_id
+
+
+class Connector(Protocol):
+    """The app's side. Both methods may be coroutines; plain ones run in a thread of their own."""
+
+    def fetch_credentials(self) -> Credentials | Awaitable[Credentials]:
+        """The endpoint, and a token that is valid now. Called again when a token ends or is refused."""
+
+    def upload_data(self, database: Database) -> object:
+        """Upload the first transaction of the queue, and complete it. After an error it is called again."""
 
 
 class Database(sqlite_utils.Database):
@@ -64,19 +113,14 @@ class Database(sqlite_utils.Database):
                 "a device needs a file: each thread has a connection of its own, which one in memory has not"
             )
         self.path = _real(path)
-        self._process = os.getpid()
-        self._key = key
         self._user_agent = user_agent or f"headwater-client-python/{VERSION}"
         self._schema = schema if isinstance(schema, Schema) or schema is None else Schema.of(schema)
-        self._committed = Committed()
-        self._threads = threading.local()
-        self._connections: weakref.WeakSet[Held] = weakref.WeakSet()
-        self._connections_lock = threading.Lock()
+        self._connections = ThreadConnections(self.path, key)
         self._lock = threading.RLock()
-        self._engine: Engine | None = None
-        self._leaving: list[Engine] = []
+        self._syncing: SyncThread | None = None
+        self._stopping: list[SyncThread] = []
         self._uploading = threading.Lock()
-        self._held: set[Subscription] = set()
+        self._subscriptions: set[Subscription] = set()
         self._views: set[str] = set()
         connection = self.conn
         try:
@@ -89,7 +133,7 @@ class Database(sqlite_utils.Database):
         self._board = StatusBoard(
             SyncStatus(synced=tuple(files.synced(self.conn)), streams=tuple(streams.stored(self.conn)))
         )
-        self._committed.listen(self._wrote)
+        self._connections.committed.listen(self._wrote)
 
     def update_schema(self, schema: Schema | Mapping[str, Any]) -> None:
         """Make the file fit another schema, keeping the rows. Raw tables count from the next `connect` on."""
@@ -98,12 +142,12 @@ class Database(sqlite_utils.Database):
 
     def add_tables(self, schema: Schema) -> None:
         """Make tables for rows that came and have none, beside those that the file has. For who gave no schema."""
-        app_tables.add_tables(self.conn, schema)
+        layout.add_tables(self.conn, schema)
         self._find_views()
 
     def _take_schema(self) -> None:
         if self._schema is not None:
-            app_tables.replace_schema(self.conn, self._schema)
+            layout.replace_schema(self.conn, self._schema)
         self._find_views()
 
     def _find_views(self) -> None:
@@ -118,26 +162,11 @@ class Database(sqlite_utils.Database):
     @property
     def conn(self) -> sqlite3.Connection:
         """This thread's connection."""
-        if self._process != os.getpid():
-            raise FileError(f"{self.path} was opened before this process was forked: open it again here")
-        held: Held | None = getattr(self._threads, "held", None)
-        if held is None:
-            self._refuse_if_closed()
-            connection = open_connection(self.path, key=self._key, committed=self._committed, cache_kib=_READ_CACHE_KIB)
-            held = Held(connection)
-            with self._connections_lock:
-                self._refuse_if_closed()  # meanwhile
-                self._connections.add(held)
-            self._threads.held = held
-        return held.connection
+        return self._connections.get()
 
     @conn.setter
     def conn(self, connection: sqlite3.Connection) -> None:
         """sqlite-utils sets the connection that it was given, which is this thread's already."""
-
-    def _refuse_if_closed(self) -> None:
-        if self.closed:
-            raise ConnectError(f"{self.path} is closed")
 
     def __getitem__(self, table_name: str) -> Any:
         return SyncedTable(self, table_name) if table_name in self._views else super().__getitem__(table_name)
@@ -179,9 +208,9 @@ class Database(sqlite_utils.Database):
         """As `watch`, for `async for`."""
         return self.watching(sql, args, throttle=throttle).results_async()
 
-    def watching(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> Watch:
+    def watching(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> QueryWatch:
         """What `watch` iterates over, for who waits in their own way."""
-        return Watch(lambda: self.conn, self._committed, sql, args, throttle)
+        return QueryWatch(lambda: self.conn, self._connections.committed, sql, args, throttle)
 
     # The connection
 
@@ -201,9 +230,14 @@ class Database(sqlite_utils.Database):
         self, connector: Connector, options: ConnectOptions, app_loop: asyncio.AbstractEventLoop | None
     ) -> None:
         options.check()
-        engine = Engine(
-            self.path, self._open_store, app_calls(connector, self, app_loop, self._uploading), options, self._board,
-            held=self._held_keys, shown=lambda _: self._committed.notify(), user_agent=self._user_agent,
+        app = app_calls(
+            connector.fetch_credentials, lambda: connector.upload_data(self), app_loop, self._uploading
+        )  # fmt: skip
+        thread = SyncThread(
+            SyncSetup(
+                self.path, self._open_store, app, options, self._board, self._user_agent,
+                subscribed=self._subscribed_keys, show=self._connections.committed.notify,
+            )
         )  # fmt: skip
         while True:  # until no other thread connects in between
             self.disconnect()
@@ -211,14 +245,13 @@ class Database(sqlite_utils.Database):
                 connecting=True, download_error=None, upload_error=None, synced=tuple(files.synced(self.conn))
             )
             with self._lock:
-                if self._engine is None:
-                    self._engine = engine
-                    engine.start()
+                if self._syncing is None:
+                    self._syncing = thread
+                    thread.start()
                     return
 
     def _open_store(self, retired: threading.Event) -> Store:
-        connection = open_connection(self.path, key=self._key)
-        return Store(connection, {} if self._schema is None else self._schema.raw, retired)
+        return Store(self._connections.open(), {} if self._schema is None else self._schema.raw, retired)
 
     def disconnect(self) -> None:
         """Stop syncing. The data stays, and local writes wait for the next connection.
@@ -226,16 +259,16 @@ class Database(sqlite_utils.Database):
         An upload that takes longer than a few seconds goes on alone, and the next begins after it.
         """
         with self._lock:
-            if self._engine is not None:
-                self._leaving.append(self._engine)
-                self._engine = None
-            leaving = list(self._leaving)
+            if self._syncing is not None:
+                self._stopping.append(self._syncing)
+                self._syncing = None
+            stopping = list(self._stopping)
         # Outside the lock, which the app may want while it uploads. Who is called by the sync thread would wait for
         # itself: then the thread ends by itself, and whoever disconnects or connects next waits for it
-        for engine in leaving:
-            engine.stop(wait=not within_app_call())
+        for thread in stopping:
+            thread.stop(wait=not within_app_call())
         with self._lock:
-            self._leaving = [engine for engine in self._leaving if not engine.ended()]
+            self._stopping = [thread for thread in self._stopping if not thread.ended()]
 
     async def disconnect_async(self) -> None:
         """As `disconnect`, for asyncio."""
@@ -253,16 +286,14 @@ class Database(sqlite_utils.Database):
     def close(self) -> None:
         """Stop syncing and close the file. Who watches a query gets its end."""
         self.disconnect()
-        self._committed.close()
+        self._connections.committed.close()
         self._board.wake()
-        with self._connections_lock:
-            for held in list(self._connections):
-                close_from_elsewhere(held.connection)
+        self._connections.close()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._committed.is_closed()
+        return self._connections.committed.is_closed()
 
     def __enter__(self) -> Database:
         return self
@@ -294,7 +325,7 @@ class Database(sqlite_utils.Database):
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         stop = self._board.listen(lambda _: loop.call_soon_threadsafe(changed.set))
         try:
-            with self._committed.waking(loop, changed):  # also when it is closed
+            with self._connections.committed.waking(loop, changed):  # also when it is closed
                 await within(timeout, self._until(condition, changed))
         except asyncio.TimeoutError:
             raise self._not_within(timeout) from None
@@ -336,14 +367,14 @@ class Database(sqlite_utils.Database):
         """
         after = 0
         while entries := uploads.next_transaction(self.conn, after):
-            raise_if_left()  # after reading, since the writes may be of the next user by then
+            raise_if_retired()  # after reading, since the writes may be of the next user by then
             after = entries[-1].op_id
             yield CrudTransaction(entries, self._complete)
 
     def get_crud_batch(self, limit: int = 100) -> CrudBatch | None:
         """The first writes that wait, which may end in the middle of a transaction. Raises `Retired` as above."""
         entries = uploads.next_batch(self.conn, limit)
-        raise_if_left()
+        raise_if_retired()
         return CrudBatch(entries, self._complete) if entries else None
 
     @property
@@ -369,30 +400,30 @@ class Database(sqlite_utils.Database):
         streams.subscribe(self.conn, key, priority, int(ttl), time.time())
         held = Subscription(key, self._give_up)
         with self._lock:
-            self._held.add(held)
+            self._subscriptions.add(held)
         self._streams_changed()
         return held
 
     def _give_up(self, subscription: Subscription) -> None:
         with self._lock:
-            if subscription not in self._held:
+            if subscription not in self._subscriptions:
                 return
-            self._held.discard(subscription)
-            if subscription.key not in self._held_keys():
+            self._subscriptions.discard(subscription)
+            if subscription.key not in self._subscribed_keys():
                 streams.keep_alive(self.conn, [subscription.key], time.time())
 
-    def _held_keys(self) -> set[StreamKey]:
-        return {each.key for each in list(self._held)}
+    def _subscribed_keys(self) -> set[StreamKey]:
+        return {each.key for each in list(self._subscriptions)}
 
     def _streams_changed(self) -> None:
-        engine = self._engine
-        if engine is not None:
-            engine.streams_changed()
+        thread = self._syncing
+        if thread is not None:
+            thread.streams_changed()
 
     def _wrote(self) -> None:
-        engine = self._engine
-        if engine is not None:
-            engine.wrote()
+        thread = self._syncing
+        if thread is not None:
+            thread.wrote()
 
 
 def _synced(priority: int | None) -> Callable[[SyncStatus], bool]:

@@ -18,7 +18,7 @@ _POLL: Final = 0.25
 """Seconds between looks at what other processes wrote."""
 
 
-class Watch:
+class QueryWatch:
     """The results of one query. It looks again after each commit of this process, and now and then at what others did.
 
     Commits within `throttle` seconds are looked at together.

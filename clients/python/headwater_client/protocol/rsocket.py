@@ -13,7 +13,7 @@ from enum import IntEnum, IntFlag
 from typing import Final, TypeAlias
 
 from headwater_client.errors import ProtocolError
-from headwater_client.protocol.framing import LONGEST
+from headwater_client.protocol.lines import LONGEST
 
 _LIFETIME_SECONDS: Final = 90
 _CREDIT: Final = 10

@@ -1,8 +1,10 @@
-"""One connection seen from the device: lines go in, what to do comes out. It knows no file, network or clock."""
+"""One sync stream seen from the device: a request's body goes out, lines come in, what to do comes out. It knows no
+file, network or clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
@@ -19,6 +21,72 @@ from headwater_client.protocol.lines import (
     StreamInfo,
     TokenExpiresIn,
 )
+
+
+@dataclass(frozen=True)
+class Position:
+    """Up to where a device has a bucket."""
+
+    bucket: str
+    after: int
+
+
+@dataclass(frozen=True)
+class StreamRequest:
+    """A stream asked for by name and parameters; `priority` replaces that of the stream."""
+
+    stream: str
+    parameters: Mapping[str, object] | None
+    priority: int | None
+
+
+@dataclass(frozen=True)
+class SyncRequest:
+    """What a device tells of itself as it connects."""
+
+    client_id: str
+    positions: Sequence[Position] = ()
+    subscriptions: Sequence[StreamRequest] = ()
+    include_defaults: bool = True
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    app_metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """As JSON."""
+        request = {
+            "buckets": [{"name": each.bucket, "after": str(each.after)} for each in self.positions],
+            "include_checksum": True,
+            "raw_data": True,
+            "binary_data": True,
+            "client_id": self.client_id,
+            "parameters": dict(self.parameters),
+            "app_metadata": dict(self.app_metadata),
+            "streams": {
+                "include_defaults": self.include_defaults,
+                "subscriptions": [
+                    {
+                        "stream": each.stream,
+                        "parameters": None if each.parameters is None else dict(each.parameters),
+                        "override_priority": each.priority,
+                    }
+                    for each in self.subscriptions
+                ],
+            },
+        }
+        return _dumped(request).encode()
+
+
+def json_text(value: object) -> str:
+    """As compact JSON with sorted keys, which can be sent. Raises ValueError, TypeError or RecursionError for what JSON
+    or UTF-8 has no form for."""
+    text = _dumped(value)
+    text.encode()
+    return text
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 FETCH_AHEAD = 30
 """Seconds before the end of a token at which a new one is fetched."""
@@ -101,7 +169,7 @@ class Outcome(Enum):
 
 
 @dataclass
-class Session:
+class StreamSession:
     """The state of one connection."""
 
     target: Target | None = None

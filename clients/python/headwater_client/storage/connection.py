@@ -1,24 +1,28 @@
-"""Connections to a device's file, which tell transactions apart and say when one was committed."""
+"""Connections to a device's file, which tell transactions apart and say when one was committed; write transactions; and
+whose turn it is to sync the file."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sqlite3
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from headwater_client.errors import FileError, MissingExtra
+from headwater_client.errors import ConnectError, FileError, MissingExtra, Retired
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     Parameters = Sequence[Any] | Mapping[str, Any]
+import time
 
 OLDEST_SQLITE: Final = (3, 38, 0)
 BUSY_SECONDS: Final = 120.0
@@ -30,16 +34,7 @@ _JOURNAL_BYTES: Final = 64 << 20
 """What stays of the journal of a large download."""
 
 _CACHE_KIB: Final = 32 * 1024
-
-
-class Held:
-    """A connection that is closed when nobody holds it any more, as at the end of its thread."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-
-    def __del__(self) -> None:
-        self.connection.close()
+_READ_CACHE_KIB: Final = 4 * 1024
 
 
 class Committed:
@@ -270,12 +265,7 @@ def retire_by(connection: sqlite3.Connection, retired: threading.Event) -> None:
     cast("_Tracking", connection).retired = retired
 
 
-def retired_of(connection: sqlite3.Connection) -> threading.Event | None:
-    """The event of `retire_by`, if it was called."""
-    return cast("_Tracking", connection).retired
-
-
-def close_from_elsewhere(connection: sqlite3.Connection) -> None:
+def _close_from_elsewhere(connection: sqlite3.Connection) -> None:
     """Close a connection that another thread may be using. What it runs ends with an error; if it can't be ended
     within some seconds, the connection is left to that thread."""
     tracked = cast("_Tracking", connection)
@@ -289,6 +279,56 @@ def close_from_elsewhere(connection: sqlite3.Connection) -> None:
             tracked.lock.release()
 
 
+class ThreadConnections:
+    """The connections of one process to one file: one for each thread, closed at the thread's end."""
+
+    def __init__(self, path: Path, key: str | None) -> None:
+        self._path, self._key = path, key
+        self._process = os.getpid()
+        self.committed = Committed()
+        self._of_thread = threading.local()
+        self._open: weakref.WeakSet[_ClosedOnRelease] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def get(self) -> sqlite3.Connection:
+        """This thread's connection. Raises `FileError` in a forked process, `ConnectError` once all are closed."""
+        if self._process != os.getpid():
+            raise FileError(f"{self._path} was opened before this process was forked: open it again here")
+        held: _ClosedOnRelease | None = getattr(self._of_thread, "held", None)
+        if held is None:
+            self._check_open()
+            connection = self.open(committed=self.committed, cache_kib=_READ_CACHE_KIB)
+            held = _ClosedOnRelease(connection)
+            with self._lock:
+                self._check_open()  # meanwhile
+                self._open.add(held)
+            self._of_thread.held = held
+        return held.connection
+
+    def open(self, *, committed: Committed | None = None, cache_kib: int = _CACHE_KIB) -> sqlite3.Connection:
+        """A further connection, which the caller closes."""
+        return open_connection(self._path, key=self._key, committed=committed, cache_kib=cache_kib)
+
+    def close(self) -> None:
+        with self._lock:
+            for held in list(self._open):
+                _close_from_elsewhere(held.connection)
+
+    def _check_open(self) -> None:
+        if self.committed.is_closed():
+            raise ConnectError(f"{self._path} is closed")
+
+
+class _ClosedOnRelease:
+    """A connection that is closed when nobody holds it any more, as at the end of its thread."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
 def _encrypted() -> tuple[ModuleType, type[sqlite3.Connection]]:
     try:
         from sqlcipher3 import dbapi2  # type: ignore[import-untyped,unused-ignore]
@@ -299,3 +339,73 @@ def _encrypted() -> tuple[ModuleType, type[sqlite3.Connection]]:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+_LOOK_SECONDS: Final = 0.2
+"""Between looks at whether to wait on."""
+
+
+@contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A transaction that is committed at the end of the block, and undone where an error leaves it. Raises `Retired`
+    when the connection is retired while it waits for another transaction."""
+    retired = cast("_Tracking", connection).retired
+    if retired is None:
+        connection.execute("BEGIN IMMEDIATE")
+    else:
+        _begin(connection, retired)
+    try:
+        yield connection
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _begin(connection: sqlite3.Connection, retired: threading.Event) -> None:
+    """SQLite waits for its lock in one piece, so that whoever ends sync would wait with it."""
+    until = time.monotonic() + BUSY_SECONDS
+    _set_busy(connection, _LOOK_SECONDS)
+    try:
+        while not _begun(connection, last=time.monotonic() > until):
+            if retired.is_set():
+                raise Retired("sync was ended while it waited to write")
+    finally:
+        _set_busy(connection, BUSY_SECONDS)
+
+
+def _begun(connection: sqlite3.Connection, *, last: bool) -> bool:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except connection.OperationalError as error:
+        if last or "locked" not in str(error):
+            raise
+        return False
+    return True
+
+
+def _set_busy(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}").fetchall()
+
+
+class Turn:
+    """A lock on an empty file beside the device's, which the system gives up with the process that has it."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(f"{path}-sync", timeout=0, isolation_level=None)
+
+    def take(self) -> bool:
+        """Whether it is ours now, until `close`."""
+        try:
+            # Nothing is written, but a process that is killed would leave a journal
+            self._connection.execute("PRAGMA journal_mode = memory").fetchall()
+            self._connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self._connection.close()

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 from headwater_client.errors import Retired
 from headwater_client.protocol.lines import Data
-from headwater_client.protocol.request import Position, StreamRequest
-from headwater_client.protocol.session import Begin, Finish, Outcome, Target
-from headwater_client.schema.tables import RawTable
-from headwater_client.storage import app_tables, apply, buckets, bulk, layout, streams, uploads
-from headwater_client.storage.connection import retire_by
-from headwater_client.storage.transaction import writing
+from headwater_client.protocol.session import Begin, Finish, Outcome, Position, StreamRequest, Target
+from headwater_client.schema import RawTable
+from headwater_client.storage import apply, buckets, layout, streams, uploads
+from headwater_client.storage.connection import retire_by, writing
 
 _MICRO = 1_000_000
 _JOURNAL_PAGES = 16_000
@@ -52,7 +50,7 @@ class Store:
         self, connection: sqlite3.Connection, raw: Mapping[str, RawTable], retired: threading.Event | None = None
     ) -> None:
         apply.prepare(connection)
-        bulk.prepare(connection)
+        buckets.prepare_bulk(connection)
         # A download commits some megabytes at a time: its journal need not be worked off after each
         connection.execute(f"PRAGMA wal_autocheckpoint = {_JOURNAL_PAGES}").fetchall()
         self.connection = connection
@@ -87,7 +85,7 @@ class Store:
             buckets.begin(self.connection, what.target.buckets, what.removed)
             if what.streams is not None:
                 streams.note_streams(self.connection, what.streams, include_defaults)
-            bulk.begin_if_large(self.connection, self._incoming(what.target))
+            buckets.begin_bulk_if_large(self.connection, self._incoming(what.target))
 
     def save(self, chunks: Sequence[Data]) -> None:
         """Store operations, all or none."""
@@ -102,7 +100,7 @@ class Store:
             if applied.outcome is Outcome.APPLIED and what.priority is None:
                 streams.note_synced(self.connection, moment)
             elif applied.outcome is Outcome.APPLIED:
-                bulk.begin_if_large(self.connection, self._incoming(what.target))
+                buckets.begin_bulk_if_large(self.connection, self._incoming(what.target))
         return applied
 
     def _incoming(self, target: Target) -> int:
@@ -155,9 +153,9 @@ def clear(connection: sqlite3.Connection, raw: Mapping[str, RawTable], *, local:
         )
         connection.execute("UPDATE ps_stream_subscriptions SET active = 0, is_default = 0, last_synced_at = NULL")
         connection.execute("DELETE FROM ps_stream_subscriptions WHERE ttl IS NULL")
-        for target in app_tables.synced_tables(connection).values():
+        for target in layout.synced_tables(connection).values():
             connection.execute(f'DELETE FROM "{target}"')
-        for target in app_tables.local_tables(connection) if local else ():
+        for target in layout.local_tables(connection) if local else ():
             connection.execute(f'DELETE FROM "{target}"')
         for each in raw.values():
             if each.clear is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from headwater_client.errors import ConnectError
 from headwater_client.protocol.lines import StreamInfo
-from headwater_client.protocol.request import StreamRequest, json_text
-from headwater_client.storage.transaction import writing
+from headwater_client.protocol.session import StreamRequest, json_text
+from headwater_client.storage.connection import writing
 
 _MICRO = 1_000_000
 

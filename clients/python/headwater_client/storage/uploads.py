@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from headwater_client.storage.connection import writing
 from headwater_client.storage.layout import APPLIED, NO_TARGET, SEEN, TARGET
-from headwater_client.storage.transaction import writing
 
 OpKind = Literal["PUT", "PATCH", "DELETE"]
 

@@ -1,21 +1,18 @@
-"""One sync stream after another: what lines say is done to the file."""
+"""One sync stream: what its lines say is done to the file."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Coroutine
 from enum import Enum
 from functools import partial
 from typing import Any, Final
 
 from headwater_client.errors import ChecksumMismatch, TokenRefused
 from headwater_client.protocol.lines import Data
-from headwater_client.protocol.request import StreamRequest, SyncRequest
 from headwater_client.protocol.session import (
-    FETCH_AHEAD,
     Begin,
     Close,
     Closing,
@@ -24,18 +21,17 @@ from headwater_client.protocol.session import (
     Outcome,
     RenewToken,
     Save,
-    Session,
+    StreamRequest,
+    StreamSession,
+    SyncRequest,
     Tick,
 )
 from headwater_client.storage import store as files
 from headwater_client.storage import streams, uploads
 from headwater_client.storage.store import Store
-from headwater_client.storage.streams import StreamKey
-from headwater_client.sync.options import ConnectOptions, Tokens
-from headwater_client.sync.status import StatusBoard
+from headwater_client.sync.options import SyncSetup, Tokens
 from headwater_client.sync.upload import Upload
-from headwater_client.transport.endpoint import Credentials, Stream
-from headwater_client.transport.http import Http
+from headwater_client.transport.http import Credentials, Http, ServerStream
 
 _BATCH_OPS: Final = 10_000
 _BATCH_LINES: Final = 16
@@ -55,57 +51,55 @@ class Event(Enum):
     STREAMS = "other streams are asked for"
 
 
+class _Batch:
+    """Operations that are stored together."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Data] = []
+        self._ops = 0
+        self._since = 0.0
+
+    def add(self, data: Data) -> bool:
+        """Add operations; whether it is time to store the batch."""
+        if not self.chunks:
+            self._since = time.monotonic()
+        self.chunks.append(data)
+        self._ops += len(data.data)
+        full = self._ops >= _BATCH_OPS or len(self.chunks) >= _BATCH_LINES
+        return full or time.monotonic() - self._since > _BATCH_SECONDS
+
+
 class Download:
-    """The download side of a device. `shown` is called with the tables whose rows changed.
+    """One sync stream. `upload` is to hurry once the server sends something."""
 
-    `upload` is told when the server speaks.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        http: Http,
-        tokens: Tokens,
-        options: ConnectOptions,
-        board: StatusBoard,
-        *,
-        held: Callable[[], Collection[StreamKey]],
-        shown: Callable[[frozenset[str]], None],
-        upload: Upload,
-    ) -> None:
-        self._store, self._http, self._tokens, self._options = store, http, tokens, options
-        self._board, self._held, self._shown = board, held, shown
+    def __init__(self, setup: SyncSetup, store: Store, http: Http, tokens: Tokens, upload: Upload) -> None:
+        self._setup, self._store, self._http, self._tokens = setup, store, http, tokens
         self._upload = upload
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._session = Session()
+        self._session = StreamSession()
         self._requested: list[StreamRequest] = []
-        self._batch: list[Data] = []
-        self._batch_ops = 0
-        self._batch_since = 0.0
-        self._spoken = self._begun = False
-        self._renewed_at = -math.inf
+        self._batch = _Batch()
+        self._heard = False
         self._used: Credentials | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def begun(self) -> bool:
-        """Whether the server has sent a checkpoint on the newest stream."""
-        return self._begun
+        """Whether the server has sent a checkpoint."""
+        return self._session.target is not None
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         """Something happened beside the lines."""
         self._events.put_nowait(event)
 
-    async def once(self) -> bool:
-        """Follow one stream to its end; whether the next is to be opened at once."""
-        self._spoken = self._begun = False
-        self._events, self._session = asyncio.Queue(), Session()
+    async def run(self) -> bool:
+        """Follow the stream to its end; whether the next is to be opened at once."""
         try:
-            if self._options.checkpoint_mode == "requests":
+            if self._setup.options.checkpoint_mode == "requests":
                 await self._ask_for_checkpoint()
             credentials = self._used = await self._tokens.get()
             async with self._http.stream(credentials, self._request().body()) as stream:
-                self._board.update(connected=True, connecting=False)
+                self._setup.board.update(connected=True, connecting=False)
                 return await self._follow(stream)
         except TokenRefused:
             self._tokens.invalidate(self._used)
@@ -115,30 +109,30 @@ class Download:
                 task.cancel()
             if not self._store.retired.is_set():
                 self._save()
-            self._board.update(buckets=None)
+            self._setup.board.update(buckets=None)
 
     def _request(self) -> SyncRequest:
-        self._requested = self._store.requested_streams(self._held(), time.time())
+        self._requested = self._store.requested_streams(self._setup.subscribed(), time.time())
         return SyncRequest(
             client_id=self._store.client_id(),
             positions=self._store.positions(),
             subscriptions=self._requested,
-            include_defaults=self._options.include_defaults,
-            parameters=self._options.parameters,
-            app_metadata=self._options.app_metadata,
+            include_defaults=self._setup.options.include_defaults,
+            parameters=self._setup.options.parameters,
+            app_metadata=self._setup.options.app_metadata,
         )
 
-    async def _follow(self, stream: Stream) -> bool:
+    async def _follow(self, stream: ServerStream) -> bool:
         pieces = stream.pieces.__aiter__()
         reading = asyncio.ensure_future(pieces.__anext__())
-        hearing = asyncio.ensure_future(self._events.get())
+        waiting = asyncio.ensure_future(self._events.get())
         try:
             while True:
-                await asyncio.wait({reading, hearing}, return_when=asyncio.FIRST_COMPLETED)
-                if hearing.done():
-                    if self._hear(hearing.result()):
+                await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    if self._react(waiting.result()):
                         return True
-                    hearing = asyncio.ensure_future(self._events.get())
+                    waiting = asyncio.ensure_future(self._events.get())
                 if reading.done():
                     try:
                         piece = reading.result()
@@ -150,11 +144,11 @@ class Download:
                         return closing
                     reading = asyncio.ensure_future(pieces.__anext__())
         finally:
-            for task in (reading, hearing):
+            for task in (reading, waiting):
                 task.cancel()
-            await asyncio.gather(reading, hearing, return_exceptions=True)
+            await asyncio.gather(reading, waiting, return_exceptions=True)
 
-    def _hear(self, event: Event) -> bool:
+    def _react(self, event: Event) -> bool:
         """React to an event; whether to open another stream."""
         if event is Event.UPLOADED:
             for instruction in self._session.uploads_finished():
@@ -162,11 +156,11 @@ class Download:
             return False
         return event is Event.RENEWED or self._other_streams()
 
-    def _read(self, stream: Stream, piece: bytes) -> bool | None:
+    def _read(self, stream: ServerStream, piece: bytes) -> bool | None:
         """Do what a piece of the body says; an answer ends the stream, and says whether to open the next at once."""
         for line in stream.framing.feed(piece):
-            if not self._spoken:
-                self._spoken = True
+            if not self._heard:
+                self._heard = True
                 self._upload.hurry()
             for instruction in self._session.receive(line):
                 closing = self._do(instruction)
@@ -177,21 +171,19 @@ class Download:
     def _do(self, instruction: Instruction) -> bool | None:
         match instruction:
             case Save():
-                self._take(instruction.data)
+                if self._batch.add(instruction.data):
+                    self._save()
+                    self._report()
             case Begin():
                 self._save()
-                self._store.begin(instruction, include_defaults=self._options.include_defaults)
-                self._begun = True
+                self._store.begin(instruction, include_defaults=self._setup.options.include_defaults)
                 self._report()
             case Finish():
                 return self._finish(instruction)
             case RenewToken(expired=True):
                 self._tokens.invalidate(self._used)
             case RenewToken():
-                # Where all tokens are of so short a life, another is no better
-                if time.monotonic() - self._renewed_at > FETCH_AHEAD:
-                    self._tokens.invalidate(self._used)
-                    self._start(self._renew())
+                self._start(self._renew())
             case Tick():
                 self._save()
                 return True if self._tick() else None
@@ -199,20 +191,10 @@ class Download:
                 return instruction.reason is Closing.MISMATCH
         return None
 
-    def _take(self, data: Data) -> None:
-        if not self._batch:
-            self._batch_since = time.monotonic()
-        self._batch.append(data)
-        self._batch_ops += len(data.data)
-        full = self._batch_ops >= _BATCH_OPS or len(self._batch) >= _BATCH_LINES
-        if full or time.monotonic() - self._batch_since > _BATCH_SECONDS:
-            self._save()
-            self._report()
-
     def _save(self) -> None:
-        batch, self._batch, self._batch_ops = self._batch, [], 0
-        if batch:
-            self._store.save(batch)
+        batch, self._batch = self._batch, _Batch()
+        if batch.chunks:
+            self._store.save(batch.chunks)
 
     def _finish(self, what: Finish) -> bool | None:
         self._save()
@@ -222,26 +204,26 @@ class Download:
                 raise ChecksumMismatch(applied.mismatched)
         connection = self._store.connection
         if applied.outcome is Outcome.APPLIED:
-            self._shown(applied.tables)
-            self._board.update(synced=tuple(files.synced(connection)), streams=tuple(streams.stored(connection)))
+            self._setup.show()
+            self._setup.board.update(synced=tuple(files.synced(connection)), streams=tuple(streams.stored(connection)))
         if what.priority is None:
-            self._board.update(buckets=None, download_error=None)
+            self._setup.board.update(buckets=None, download_error=None)
         return None
 
     def _report(self) -> None:
         if self._session.target is not None:
-            self._board.update(buckets=self._store.progress(self._session.target))
+            self._setup.board.update(buckets=self._store.progress(self._session.target))
 
     def _tick(self) -> bool:
         self._upload.want()
-        if self._options.checkpoint_mode == "requests":
+        if self._setup.options.checkpoint_mode == "requests":
             connection = self._store.connection
             if uploads.current_request(connection) > uploads.applied(connection):
                 self._start(self._ask_for_checkpoint())
         return self._other_streams()
 
     def _other_streams(self) -> bool:
-        return self._store.requested_streams(self._held(), time.time()) != self._requested
+        return self._store.requested_streams(self._setup.subscribed(), time.time()) != self._requested
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -254,10 +236,8 @@ class Download:
             _log.warning("beside the stream, trying again: %s", error)
 
     async def _renew(self) -> None:
-        renewed = await self._tokens.get()
-        self._renewed_at = time.monotonic()
-        if renewed != self._used:
-            self.tell(Event.RENEWED)
+        if await self._tokens.renew(self._used):
+            self.notify(Event.RENEWED)
 
     async def _ask_for_checkpoint(self) -> None:
         """Agree with the server on the number of the newest checkpoint that was asked for."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from headwater_client.errors import ConnectError, TokenRefused
-from headwater_client.protocol.framing import accepted
-from headwater_client.protocol.request import json_text
-from headwater_client.transport.endpoint import Credentials
+from headwater_client.protocol.lines import accepted
+from headwater_client.protocol.session import FETCH_AHEAD, json_text
+from headwater_client.storage.store import Store
+from headwater_client.storage.streams import StreamKey
+from headwater_client.sync.status import StatusBoard
+from headwater_client.transport.http import Credentials
 from headwater_client.transport.websocket import connector
 
 CheckpointMode = Literal["legacy", "requests"]
@@ -67,6 +73,21 @@ class AppCalls:
     retired: threading.Event
 
 
+@dataclass(frozen=True)
+class SyncSetup:
+    """What the sync of one file works with. `open_store` opens a connection of the sync thread's own; `subscribed` are
+    the streams that the app holds; `show` is called when rows of the app's tables have changed."""
+
+    path: Path
+    open_store: Callable[[threading.Event], Store]
+    app: AppCalls
+    options: ConnectOptions
+    board: StatusBoard
+    user_agent: str
+    subscribed: Callable[[], Collection[StreamKey]]
+    show: Callable[[], None]
+
+
 class Tokens:
     """The newest credentials, fetched when there are none."""
 
@@ -74,6 +95,7 @@ class Tokens:
         self._fetch = fetch
         self._known: Credentials | None = None
         self._fetching: asyncio.Task[Credentials] | None = None
+        self._renewed_at = -math.inf
 
     async def get(self) -> Credentials:
         """All who wait share one call of the app, which goes on if one of them is cancelled."""
@@ -108,6 +130,16 @@ class Tokens:
     def known(self) -> Credentials | None:
         """The newest, if they are still good."""
         return self._known
+
+    async def renew(self, used: Credentials | None) -> bool:
+        """Fetch new ones before the used ones end; whether there are others then. Where all tokens are of so short a
+        life, another is no better."""
+        if time.monotonic() - self._renewed_at <= FETCH_AHEAD:
+            return False
+        self.invalidate(used)
+        renewed = await self.get()
+        self._renewed_at = time.monotonic()
+        return renewed != used
 
     def invalidate(self, refused: Credentials | None) -> None:
         """Fetch new ones the next time, unless there are others than the refused ones already."""

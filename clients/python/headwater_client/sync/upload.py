@@ -11,11 +11,8 @@ from typing import Final
 from headwater_client.errors import ProtocolError, Retired, TokenRefused, UploadStuck
 from headwater_client.storage import uploads
 from headwater_client.storage.store import Store
-from headwater_client.sync.backoff import Backoff
-from headwater_client.sync.options import AppCalls, ConnectOptions, Tokens
-from headwater_client.sync.status import StatusBoard
-from headwater_client.timeouts import happens
-from headwater_client.transport.endpoint import Credentials
+from headwater_client.sync.options import SyncSetup, Tokens
+from headwater_client.timeouts import Backoff, happens
 from headwater_client.transport.http import Http
 
 _REQUESTS: Final = 3
@@ -28,19 +25,11 @@ class Upload:
     """The upload side of a device. `confirmed` is called when the queue is empty and its write checkpoint known."""
 
     def __init__(
-        self,
-        store: Store,
-        http: Http,
-        tokens: Tokens,
-        app: AppCalls,
-        options: ConnectOptions,
-        board: StatusBoard,
-        confirmed: Callable[[], None],
-    ) -> None:
-        self._store, self._http, self._tokens, self._app = store, http, tokens, app
-        self._options, self._board, self._confirmed = options, board, confirmed
+        self, setup: SyncSetup, store: Store, http: Http, tokens: Tokens, confirmed: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self._setup, self._store, self._http, self._tokens = setup, store, http, tokens
+        self._confirmed = confirmed
         self._wanted, self._hurried = asyncio.Event(), asyncio.Event()
-        self._used: Credentials | None = None
 
     def want(self) -> None:
         """Look at the queue, soon. After a failure its wait comes first: an app may write all the time."""
@@ -53,33 +42,29 @@ class Upload:
 
     async def run(self) -> None:
         """Upload whenever that is wanted, until cancelled."""
-        backoff = Backoff(self._options.retry_delay)
+        backoff = Backoff(self._setup.options.retry_delay)
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            self._used = self._tokens.known
+            used = self._tokens.known
             try:
                 if await self._drain():
                     self._confirmed()
-                    self._board.update(upload_error=None)
+                    self._setup.board.update(upload_error=None)
                 backoff.succeeded()
             except Retired:
                 return
             except Exception as error:  # noqa: BLE001 - the app's own code may raise anything, and is tried again
                 _log.warning("upload failed, trying again: %s", error)
                 if isinstance(error, TokenRefused):
-                    self._tokens.invalidate(self._used)
-                self._board.update(upload_error=error, uploading=False)
-                await self._wait(backoff.next(error))
+                    self._tokens.invalidate(used)
+                self._setup.board.update(upload_error=error, uploading=False)
+                self._hurried.clear()
+                await happens(self._hurried, backoff.next(error))
                 self._wanted.set()
             finally:
-                self._board.update(uploading=False)
-            await asyncio.sleep(self._options.upload_throttle)
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait so long, or until there is reason to hurry."""
-        self._hurried.clear()
-        await happens(self._hurried, seconds)
+                self._setup.board.update(uploading=False)
+            await asyncio.sleep(self._setup.options.upload_throttle)
 
     async def _drain(self) -> bool:
         """Upload all that waits; whether there was anything to do."""
@@ -105,14 +90,14 @@ class Upload:
                 raise UploadStuck(
                     f"upload_data left the write {first} at the head of the queue: call complete() on what it uploaded"
                 )
-            self._board.update(uploading=True)
+            self._setup.board.update(uploading=True)
             last = first
-            await self._app.upload()
+            await self._setup.app.upload()
         return last is not None
 
     async def _write_checkpoint(self) -> int:
         http, client_id = self._http, self._store.client_id()
-        if self._options.checkpoint_mode == "legacy":
+        if self._setup.options.checkpoint_mode == "legacy":
             return await self._tokens.using(lambda each: http.write_checkpoint(each, client_id))
         for _ in range(_REQUESTS):
             number = uploads.next_request(self._store.connection)

@@ -7,25 +7,59 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
 import httpx
 
-from headwater_client.errors import ProtocolError, Unreachable
-from headwater_client.protocol.framing import accepted, framing_of
+from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.protocol.lines import Framing, accepted, framing_of
 from headwater_client.protocol.session import op_number
 from headwater_client.timeouts import within
-from headwater_client.transport.endpoint import (
-    CONNECT_SECONDS,
-    STREAM,
-    Credentials,
-    Stream,
-    authorization,
-    refusal,
-    url_of,
-)
+
+STREAM: Final = "/sync/stream"
+
+CONNECT_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Where to connect to, and how to prove who this is. The endpoint is a URL without the path."""
+
+    endpoint: str
+    token: str
+
+
+@dataclass(frozen=True)
+class ServerStream:
+    """An open sync stream. Who takes the next piece is done with the one before."""
+
+    pieces: AsyncIterator[bytes]
+    framing: Framing
+
+
+def url_of(credentials: Credentials, path: str) -> str:
+    """The URL of a path of the server. Raises `ConnectError`."""
+    endpoint = credentials.endpoint.rstrip("/")
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConnectError(f"the endpoint {endpoint!r} is no http:// or https:// address")
+    return endpoint + path
+
+
+def authorization(credentials: Credentials) -> str:
+    """What proves who this is, as servers want to read it."""
+    return f"Token {credentials.token}"
+
+
+def refusal(path: str, status: int, text: str, headers: Mapping[str, str]) -> Refused:
+    """The error for an answer other than 200."""
+    kind = TokenRefused if status == 401 else Refused
+    wait = headers.get("retry-after", "").strip()
+    # It may also be a date, which a device could only compare with a clock that may be wrong
+    return kind(path, status, text, float(wait) if wait.isascii() and wait.isdecimal() else None)
+
 
 _SILENCE: Final = 70.0
 """Seconds without a byte after which a stream is taken for dead: a server speaks every 20 s."""
@@ -54,7 +88,7 @@ class Http:
         await self._http.aclose()
 
     @asynccontextmanager
-    async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[Stream]:
+    async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[ServerStream]:
         """A sync stream. Raises `TokenRefused`, `Refused`, `Unreachable`, also while the block reads."""
         headers = {**_authorized(credentials), "content-type": "application/json", "accept": self._accept}
         url = url_of(credentials, STREAM)
@@ -62,7 +96,7 @@ class Http:
             async with self._http.stream("POST", url, content=body, headers=headers) as response:
                 if response.status_code != 200:
                     raise refusal(STREAM, response.status_code, await _text(response), response.headers)
-                yield Stream(response.aiter_bytes(), framing_of(response.headers.get("content-type", "")))
+                yield ServerStream(response.aiter_bytes(), framing_of(response.headers.get("content-type", "")))
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
             raise Unreachable(f"{url}: {_told(error)}") from error
 

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headwater_client.errors import MissingExtra, ProtocolError, Refused, TokenRefused, Unreachable
 from headwater_client.protocol import rsocket
-from headwater_client.protocol.framing import LONGEST, BsonDocuments
+from headwater_client.protocol.lines import LONGEST, BsonDocuments
 from headwater_client.timeouts import within
-from headwater_client.transport.endpoint import (
+from headwater_client.transport.http import (
     CONNECT_SECONDS,
     STREAM,
     Credentials,
-    Stream,
+    Http,
+    ServerStream,
     authorization,
     refusal,
+    trusted,
     url_of,
 )
-from headwater_client.transport.http import Http, trusted
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -46,7 +47,7 @@ class Websocket(Http):
         self._open = connector()
 
     @asynccontextmanager
-    async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[Stream]:
+    async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[ServerStream]:
         import websockets
 
         url = url_of(credentials, STREAM).replace("http", "ws", 1)
@@ -58,7 +59,7 @@ class Websocket(Http):
                     rsocket.request(STREAM, body),
                 )
                 await within(CONNECT_SECONDS, opening)
-                yield Stream(_pieces(socket, url), BsonDocuments())
+                yield ServerStream(_pieces(socket, url), BsonDocuments())
         except websockets.InvalidStatus as error:
             answer = error.response
             text = str(answer.body or b"", "utf-8", "replace")

@@ -3,19 +3,144 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from hashlib import sha256
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from headwater_client.attachments.folder import Folder
-from headwater_client.attachments.table import Attachment, State
 from headwater_client.database.database import Database
-from headwater_client.database.watch import Watch
-from headwater_client.sync.backoff import Backoff
+from headwater_client.database.watch import QueryWatch
+from headwater_client.errors import FileError
+from headwater_client.schema import Table
+from headwater_client.timeouts import Backoff
+
+_SUFFIX: Final = re.compile(r"\.\w{1,16}", re.ASCII)
+
+
+class Folder:
+    """Files by name, within one folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def name_of(attachment_id: str, filename: str) -> str:
+        """What a file is called here: any id becomes a name that every system takes, and no two ids the same."""
+        suffix = Path(filename).suffix
+        return sha256(str(attachment_id).encode()).hexdigest() + (suffix if _SUFFIX.fullmatch(suffix) else "")
+
+    def path(self, name: str) -> Path:
+        """Where the file is. Raises `FileError` for a name that leads out of the folder."""
+        if not name or name != Path(name).name or name in {".", ".."}:
+            raise FileError(f"{name!r} is not the name of a file within {self._path}")
+        return self._path / name
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write the file, which nobody sees half-written, also not after a crash."""
+        target = self.path(name)
+        handle, draft = tempfile.mkstemp(dir=self._path, prefix=".draft-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(draft).replace(target)
+        except BaseException:
+            Path(draft).unlink(missing_ok=True)
+            raise
+
+    def read(self, name: str) -> bytes:
+        return self.path(name).read_bytes()
+
+    def exists(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    def remove(self, name: str) -> None:
+        """Remove the file, if it is there."""
+        self.path(name).unlink(missing_ok=True)
+
+    def remove_drafts(self) -> None:
+        """Remove what a crash left half-written."""
+        for draft in self._path.glob(".draft-*"):
+            draft.unlink(missing_ok=True)
+
+
+ATTACHMENTS: Final = Table(
+    {
+        "filename": "text",
+        "local_uri": "text",
+        "timestamp": "integer",
+        "size": "integer",
+        "media_type": "text",
+        "state": "integer",
+        "has_synced": "integer",
+        "meta_data": "text",
+    },
+    local_only=True,
+)
+"""Goes into the schema, under the name `attachments`; the stock SDKs have the same columns."""
+
+
+class State(IntEnum):
+    """What is to be done about a file."""
+
+    QUEUED_UPLOAD = 0
+    QUEUED_DOWNLOAD = 1
+    QUEUED_DELETE = 2
+    SYNCED = 3
+    ARCHIVED = 4
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """One file. `local_path` is relative to the queue's folder, None while the file is not here; `size` in bytes."""
+
+    id: str
+    filename: str
+    state: State
+    local_path: str | None = None
+    size: int | None = None
+    media_type: str | None = None
+    meta_data: str | None = None
+    has_synced: bool = False
+    timestamp: float = 0.0
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Attachment:
+        return cls(
+            id=row["id"],
+            filename=row["filename"],
+            state=State(row["state"]),
+            local_path=row["local_uri"],
+            size=row["size"],
+            media_type=row["media_type"],
+            meta_data=row["meta_data"],
+            has_synced=bool(row["has_synced"]),
+            timestamp=(row["timestamp"] or 0) / 1000,
+        )
+
+    def as_row(self) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "filename": self.filename,
+            "state": int(self.state),
+            "local_uri": self.local_path,
+            "size": self.size,
+            "media_type": self.media_type,
+            "meta_data": self.meta_data,
+            "has_synced": int(self.has_synced),
+            "timestamp": int(self.timestamp * 1000),
+        }
+
 
 _log = logging.getLogger("headwater_client")
 
@@ -171,7 +296,7 @@ class AttachmentQueue:
                 self._wake.set()
         self._wake.set()  # the other thread is to end, too
 
-    def _take(self, watch: Watch) -> None:
+    def _take(self, watch: QueryWatch) -> None:
         with self._database.atomic():
             # Read here: what was read before may name files that were deleted since
             named = {row["id"]: Named(**row) for row in watch.now() if row["id"] is not None}

@@ -1,1 +1,0 @@
-"""Files that belong to rows: kept in a local folder, and uploaded and downloaded beside the sync."""
