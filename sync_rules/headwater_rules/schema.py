@@ -23,6 +23,17 @@ class ValueKind(StrEnum):
     BLOB = "blob"
 
 
+class Language(StrEnum):
+    """The languages of client SDKs, Python as plain data for `headwater-client`, and SQL for reading."""
+
+    TS = "ts"
+    DART = "dart"
+    KOTLIN = "kotlin"
+    SWIFT = "swift"
+    PYTHON = "python"
+    SQL = "sql"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
     """A column: its Postgres type and the kind of its values. `elements` is the kind of an array's elements. With

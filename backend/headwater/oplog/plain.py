@@ -16,9 +16,8 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import SURELY_AN_OP
 from headwater.oplog.op import put_checksum, put_pieces
 from headwater.oplog.transform import Bucket, DraftOp, PlainWrite, draft_op, members_pieces, only_member
-from headwater_rules.evaluate.naming import key_text
+from headwater_rules.evaluate.naming import as_text, key_text
 from headwater_rules.evaluate.rows import PlainEntry
-from headwater_rules.evaluate.valuetext import as_text
 from headwater_rules.plan import Value
 
 _KNOWN_BUCKETS = 1 << 11

@@ -16,7 +16,7 @@ from typing import Final
 import orjson
 
 from headwater_rules.errors import EvaluationError
-from headwater_rules.evaluate.valuetext import number_text
+from headwater_rules.evaluate.naming import number_text
 from headwater_rules.plan import Value
 
 _MAX_DEPTH: Final = 32  # of collections within collections

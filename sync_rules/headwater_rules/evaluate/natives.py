@@ -16,7 +16,7 @@ import orjson
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate import geometry
-from headwater_rules.evaluate.valuetext import as_text
+from headwater_rules.evaluate.naming import as_text
 from headwater_rules.plan import Value
 
 _INTEGER_PREFIX: Final = re.compile(r"\s*[+-]?0*[1-9]", re.ASCII)

@@ -13,10 +13,8 @@ from operator import itemgetter
 import orjson
 
 from headwater_rules.errors import EvaluationError
-from headwater_rules.evaluate.binding import Bound, Layout, Row, Statement
-from headwater_rules.evaluate.naming import key_text
-from headwater_rules.evaluate.together import run_together
-from headwater_rules.evaluate.valuetext import as_text
+from headwater_rules.evaluate.binding import Bound, Layout, Row, Statement, run_together
+from headwater_rules.evaluate.naming import as_text, key_text
 from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 
@@ -131,11 +129,11 @@ def bind_table(plan: SyncPlan, tag: str, schema: str, table: str, columns: Seque
 
 @dataclass(slots=True)
 class _Source:
-    """`place` is that of its statement among those that are run together; None when it is run alone."""
+    """`shared_at` is the position of its statement among those that are run together; None when it is run alone."""
 
     name: str
     statement: Statement | None
-    place: int | None = field(default=None, init=False)
+    shared_at: int | None = field(default=None, init=False)
 
 
 @dataclass(slots=True)
@@ -163,18 +161,18 @@ def _plain(entry: _Entry) -> PlainEntry | None:
 
 
 def _shared(sources: Sequence[_Source]) -> list[Statement]:
-    """The statements that are run together, if there are several. Gives their sources their places."""
+    """The statements that are run together, if there are several. Tells their sources their positions."""
     sharing = [(source, source.statement) for source in sources if source.statement and source.statement.simple]
     if len(sharing) < _FEWEST:
         return []
-    for place, (source, _) in enumerate(sharing):
-        source.place = place
+    for position, (source, _) in enumerate(sharing):
+        source.shared_at = position
     return [statement for _, statement in sharing]
 
 
 def _matches(source: _Source, statement: Statement, row: Row, known: Sequence[Sequence[Row] | None]) -> Sequence[Row]:
     """What `statement.rows` gives."""
-    rows = None if source.place is None else known[source.place]
+    rows = None if source.shared_at is None else known[source.shared_at]
     return statement.rows(row) if rows is None else rows
 
 

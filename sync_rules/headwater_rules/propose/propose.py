@@ -8,13 +8,21 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headwater_rules.propose.crowds import Crowd, crowds
 from headwater_rules.propose.outline import OutlinedTable, with_references_by_name
-from headwater_rules.propose.people import Candidate, Identities, People, candidates, find_people
-from headwater_rules.propose.routes import Found, Route, find_routes
-from headwater_rules.propose.sql import Conditions, device_names, select
+from headwater_rules.propose.routes import (
+    Candidate,
+    Crowd,
+    Found,
+    Identities,
+    People,
+    Route,
+    candidates,
+    crowds,
+    find_people,
+    find_routes,
+)
+from headwater_rules.propose.sql import Shown, Writable, conditions, device_names, owner_of, select, writable
 from headwater_rules.propose.words import is_frameworks_own, is_secret
-from headwater_rules.propose.writes import Shown, Writable, owner_of, writable
 
 _WIDTH = 116
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -53,7 +61,7 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
     found = find_routes(app, identities)
     own = [each for each in found.values() if not is_frameworks_own(*each.table.place)]
     names = device_names([each.table for each in own])
-    writer = _Writer(found_people, names, Conditions(found_people, {each.place: each for each in app}))
+    writer = _Writer(found_people, names)
     given = [each for each in own if each.routes]
     undecided = [each for each in own if not each.routes]
     left_out = [each.table for each in found.values() if is_frameworks_own(*each.table.place)]
@@ -74,10 +82,9 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
 class _Writer:
     """Writes the YAML. What can be made valid again by taking `#` away begins with it in the first column."""
 
-    def __init__(self, people: People | None, names: dict[tuple[str, str], str], conditions: Conditions) -> None:
+    def __init__(self, people: People | None, names: dict[tuple[str, str], str]) -> None:
         self._people = people
         self._names = names
-        self._conditions = conditions
 
     def lines(
         self, given: Sequence[Found], undecided: Sequence[Found], left_out: Sequence[OutlinedTable]
@@ -95,7 +102,7 @@ class _Writer:
         yield "streams:" if given else "streams: {}"
         for each in given:
             yield from _comment(self._why(each), "  ")
-            yield from self._stream(each.table, self._conditions.any_of(each.table, each.routes))
+            yield from self._stream(each.table, conditions(self._people, each.table, each.routes))
             yield ""
         if undecided:
             yield from self._undecided(undecided, following=bool(given))
@@ -117,7 +124,7 @@ class _Writer:
         if secret := [" ".join(c.name.split()) for c in found.table.columns if is_secret(c.name)]:
             text += f" Without {', '.join(secret)}; new columns have to be added here."
         for way in found.further:
-            (condition,) = self._conditions.any_of(found.table, [way])
+            (condition,) = conditions(self._people, found.table, [way])
             short = len(condition) <= 3 * _WIDTH
             text += (
                 f" To give them to more people: OR {condition}." if short else f" By {way.column} more could get them."
@@ -132,18 +139,18 @@ class _Writer:
             text += " No primary key: Postgres refuses updates and deletes of published rows without one."
         return text
 
-    def _stream(self, table: OutlinedTable, conditions: Sequence[str]) -> Iterator[str]:
+    def _stream(self, table: OutlinedTable, alternatives: Sequence[str]) -> Iterator[str]:
         name = self._names[table.place]
         yield f"  {name if _PLAIN_KEY.fullmatch(name) else json.dumps(name)}:"
         yield "    auto_subscribe: true"
         query = select(table, name)
-        whole = f"{query} WHERE {' OR '.join(conditions)}" if conditions else query
+        whole = f"{query} WHERE {' OR '.join(alternatives)}" if alternatives else query
         if len(whole) <= _WIDTH - 11 and _ONE_LINE.fullmatch(whole):
             yield f"    query: {whole}"
             return
         yield "    query: >"
         yield from [f"      {query}"] if '"' in query else _wrapped(query, " " * 6)
-        for number, condition in enumerate(conditions):
+        for number, condition in enumerate(alternatives):
             text = f"{'OR' if number else 'WHERE'} {condition}"
             yield from [f"      {text}"] if '"' in text else _wrapped(text, " " * 6)
 
@@ -161,10 +168,10 @@ class _Writer:
                 notes.append("no primary key")
             if each.shared:
                 notes = [*notes, "as it stands here, for users whose own row leads to it"]
-            conditions = self._conditions.any_of(each.table, (*each.further, *each.shared))
+            alternatives = conditions(self._people, each.table, (*each.further, *each.shared))
             if notes:
                 yield from _comment(f"{each.table.shown}: {'; '.join(notes)}")
-            yield from (f"#{line}" for line in self._stream(each.table, conditions))
+            yield from (f"#{line}" for line in self._stream(each.table, alternatives))
         yield ""
 
 

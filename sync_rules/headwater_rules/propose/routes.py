@@ -1,4 +1,4 @@
-"""How rows lead to the user who may have them.
+"""Whose a row is: the table of people, the columns that hold their ids, and how rows lead to the users who get them.
 
 A row goes to the user it names. A row that names nobody goes where the row goes that it belongs to, and what people are
 members of goes to its members. Nothing else leads anywhere: what is left is for the developer to decide.
@@ -9,19 +9,171 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from headwater_rules.propose.outline import OutlinedTable, Reference
-from headwater_rules.propose.people import Identities
-from headwater_rules.propose.standing import doubts, standing
+from headwater_rules.evaluate.limits import MOST_BUCKETS
+from headwater_rules.propose.outline import OutlinedTable, Reference, is_number, is_one_of_several
 from headwater_rules.propose.words import (
+    LOGINS,
     MEMBERSHIPS,
     NO_MEMBERS,
+    OWNERS,
+    PEOPLE,
     REACTIONS,
     SIDE,
+    SUBJECTS,
+    doubts,
     is_frameworks_own,
+    is_login,
     is_secret,
     last_word,
+    plurals,
+    singular,
+    snake,
+    standing,
     words_of,
 )
+
+_SUPABASE = ("auth", "users")
+_CONTACTS = frozenset({"email", "email_address", "username", "login", "phone"})
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """The table whose rows are the users, and its column that other tables refer to. `subject` is the column with what
+    tokens call a user (`sub`): the same, unless there is one for an identity provider."""
+
+    table: OutlinedTable
+    key: str
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A table that may be that of the users: how likely, compared with others, and what speaks for it."""
+
+    table: OutlinedTable
+    score: int
+    signs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.table.place)} ({', '.join(self.signs)})"
+
+
+def candidates(tables: Sequence[OutlinedTable]) -> tuple[Candidate, ...]:
+    """The tables that may have the users, the likeliest first."""
+    found = [each for table in tables if (each := _candidate(table, tables)) is not None]
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
+def find_people(tables: Sequence[OutlinedTable], named: str | None = None) -> People | None:
+    """The table called `named` (`users` or `app.users`), or the likeliest. None when there is none."""
+    found: OutlinedTable | None
+    if named is not None:
+        found = next((table for table in tables if named in {table.name, f"{table.schema}.{table.name}"}), None)
+    else:
+        found = next((each.table for each in candidates(tables)), None)
+    if found is None or (key := found.id_column) is None:
+        return None
+    return People(found, key, next((c.name for c in found.columns if snake(c.name) in SUBJECTS), key))
+
+
+def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candidate | None:
+    """What people log in with counts most, then what the table is called: customers are often no users of the app."""
+    if table.id_column is None:
+        return None
+    words = snake(table.name).split("_")
+    named = PEOPLE.get(singular(words[-1]), 0)
+    columns = {snake(column.name): column.name for column in table.columns}
+    logins = [shown for name, shown in columns.items() if is_login(name)]
+    contacts = [shown for name, shown in columns.items() if name in _CONTACTS]
+    secrets = any(map(is_secret, columns))
+    declared = [each for each in table.references if each.declared]
+    if not named and not (logins and contacts):
+        return None
+    if len(words) > 1 and table.place != _SUPABASE:
+        # project_users joins two tables, auth_user does not
+        if not (contacts or logins) or (len(declared) > 1 and not (logins and contacts)):
+            return None
+        named = max(named - 20, 0)
+    referring = {t.name: t for t in tables for each in t.references if (each.schema, each.table) == table.place}
+    sessions = [name for name in referring if last_word(name) in LOGINS]
+    score = named + 80 * bool(logins) + 15 * bool(contacts) + 15 * secrets + 30 * bool(sessions)
+    score += 2 * min(len(referring), 10) + 1000 * (table.place == _SUPABASE)
+    signs = [*(f"has {each}" for each in (*logins[:2], *contacts[:1])), *(f"named by {each}" for each in sessions[:1])]
+    if others := len(referring) - len(sessions[:1]):
+        signs.append(f"{others} {'table refers' if others == 1 else 'tables refer'} to it")
+    return Candidate(table, score, tuple(signs) or ("by its name",))
+
+
+class Identities:
+    """Which columns hold a user's id: those that refer to the table of people, or to a table that has one row for each
+    user under the same id, and without a foreign key those that are called like an owner."""
+
+    def __init__(self, people: People | None, tables: Sequence[OutlinedTable]) -> None:
+        self.people = people
+        self._keys: set[tuple[str, str, str]] = set()
+        if people is not None:
+            self._keys.add((*people.table.place, people.key))
+        before = -1
+        while before < len(self._keys):
+            before = len(self._keys)
+            self._keys |= {(*t.place, t.key[0]) for t in tables if len(t.key) == 1 and self._refers(t, t.key[0])}
+
+    def _refers(self, table: OutlinedTable, column: str) -> bool:
+        return any(self._leads(each) for each in table.references if each.column == column)
+
+    def _leads(self, reference: Reference) -> bool:
+        return (reference.schema, reference.table, reference.target) in self._keys
+
+    def is_one(self, table: OutlinedTable) -> bool:
+        """Whether the table has one row for each user, under the user's id."""
+        return any((*table.place, column) in self._keys for column in table.key or ("id",))
+
+    def columns(self, table: OutlinedTable) -> list[str]:
+        """The columns of a table that hold a user's id, the likeliest owner first."""
+        if self.is_one(table):
+            return [table.id_column or "id"]
+        found = [c.name for c in table.columns if self._refers(table, c.name) or self._called(table, c.name)]
+        return sorted(dict.fromkeys(found), key=self._rank)
+
+    def owner(self, table: OutlinedTable) -> str | None:
+        """The column of the user whose row it is, if one is called so."""
+        first = next(iter(self.columns(table)), None)
+        return first if first is not None and (self.is_one(table) or self._named(first)) else None
+
+    def owners_of_several_kinds(self, table: OutlinedTable) -> list[str]:
+        """The columns that are called like an owner and may name something else than a user."""
+        return [c.name for c in table.columns if self._named(c.name) and is_one_of_several(table, c.name)]
+
+    def _named(self, column: str) -> bool:
+        return self._rank(column) < len(self._owners())
+
+    def _owners(self) -> list[str]:
+        own = [] if self.people is None else [singular(snake(self.people.table.name))]
+        return [*own, *OWNERS]
+
+    def _rank(self, column: str) -> int:
+        owners = self._owners()
+        called = _without_id(column)
+        return owners.index(called) if called in owners else len(owners)
+
+    def _called(self, table: OutlinedTable, column: str) -> bool:
+        """Whether a column without a reference is called like an owner, and can hold the id."""
+        if table.reference(column) is not None or not self._named(column) or is_one_of_several(table, column):
+            return False
+        name, called = snake(column), _without_id(column)
+        if name == called and name not in {"uid", "owner", "created_by", "uploaded_by", "posted_by"}:
+            return False  # `customer` or `sender` alone is often a name
+        if self.people is None:
+            return True
+        others = set().union(*(plurals(each) for each in PEOPLE)) - plurals(singular(snake(self.people.table.name)))
+        fits = is_number(table, column) == is_number(self.people.table, self.people.key)
+        return fits and (called not in others or called == "user")
+
+
+def _without_id(column: str) -> str:
+    name = snake(column)
+    return next((name.removesuffix(end) for end in ("_id", "_uuid", "_fk") if name.endswith(end)), name)
+
 
 _FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
 
@@ -186,9 +338,9 @@ def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dic
         named = _says_so(table, reference, identities)
         if named or identities.owner(joined) is None:
             declared = reference.declared and _of_owner(table, owner).declared
+            direct, doubt = (_of_owner(table, owner),), _doubt(table, named=named)
             route = Route(
-                reference.target, declared, table, reference.column, (_of_owner(table, owner),), standing(table),
-                _doubt(table, named=named),
+                reference.target, declared, table, reference.column, direct, standing(table.columns), doubt
             )  # fmt: skip
             found[joined.place] = (*found.get(joined.place, ()), route)
     return found
@@ -196,7 +348,7 @@ def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dic
 
 def _doubt(table: OutlinedTable, *, named: bool) -> str:
     """Why a table of memberships may name users who are no members; empty when nothing speaks for it."""
-    columns = [" ".join(each.split()) for each in doubts(table)]
+    columns = [" ".join(each.split()) for each in doubts(table.columns)]
     unsaid = "" if named else f"decide whether {table.shown} is a table of members: its name does not say so"
     unknown = f"write which {', '.join(columns)} of {table.shown} a member has" if columns else ""
     return "; ".join(each for each in (unsaid, unknown) if each)
@@ -230,3 +382,44 @@ def _says_so(table: OutlinedTable, reference: Reference, identities: Identities)
     people = last_word(identities.people.table.name) if identities.people else "user"
     words = words_of(table.name)
     return len(words) >= 2 and {joined, people} <= {*words[-2:]}
+
+
+_MANY_EACH = MOST_BUCKETS // 20  # on average: some users have far more
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """A stream of `table` has a bucket for each row of `parents` that leads to a user: `rows` in all, `each` for a user
+    on average, if the users are known."""
+
+    table: OutlinedTable
+    parents: OutlinedTable
+    rows: int
+    each: int | None
+
+    def __str__(self) -> str:
+        users = "" if self.each is None else f", {self.each:,} for a user on average"
+        return (
+            f"a bucket for each row of {self.parents.shown}, which has about {self.rows:,}{users}; a device may have"
+            f" {MOST_BUCKETS:,} buckets"
+        )
+
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return (
+            f"give {self.table.shown} a column with the user, or with what few rows lead to, and select by that;"
+            " or raise api.parameters.max_buckets_per_connection"
+        )
+
+
+def crowds(table: OutlinedTable, routes: Sequence[Route], people: People | None) -> tuple[Crowd, ...]:
+    """What is crowded among the routes of a table."""
+    users = people.table.rows if people is not None else None
+    found = []
+    for parents in dict.fromkeys(route.table for route in routes if route.table is not None):
+        rows = parents.rows or 0
+        each = None if not users else rows // users
+        if rows >= MOST_BUCKETS and (each is None or each >= _MANY_EACH):
+            found.append(Crowd(table, parents, rows, each))
+    return tuple(found)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
+
+from headwater_rules.schema import SourceColumn
 
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 
@@ -49,14 +52,31 @@ REACTIONS: Final = frozenset({
 })  # fmt: skip
 """The last word of a table whose rows join a user with something and give no right to it."""
 
-NO_MEMBERS: Final = frozenset({
-    "ban", "banned", "block", "blocked", "blacklist", "blocklist", "denylist", "former", "ex", "past", "previous",
-    "old", "removed", "removal", "deleted", "pending", "rejected", "rejection", "declined", "denied", "revoked",
-    "expired", "suspended", "suspension", "cancelled", "canceled", "inactive", "archive", "archived", "waitlist",
-    "waitlisted", "waiting", "application", "applicant", "candidate", "exclusion", "excluded", "kick", "kicked", "left",
-    "history", "log",
+_HELD: Final = frozenset({"active", "accepted", "approved", "confirmed", "enabled", "joined", "verified"})
+_LOST: Final = frozenset({
+    "deleted", "removed", "banned", "blocked", "revoked", "disabled", "pending", "suspended", "rejected", "declined",
+    "cancelled", "canceled", "archived", "inactive", "expired", "kicked", "left", "invited", "discarded", "excluded",
+    "ended", "deactivated",
 })  # fmt: skip
+"""What a column says of a membership that counts, and of one that does not (any more): `is_banned`, `banned_at`."""
+
+NO_MEMBERS: Final = _LOST | {
+    "ban", "block", "blacklist", "blocklist", "denylist", "former", "ex", "past", "previous", "old", "removal",
+    "rejection", "denied", "suspension", "archive", "waitlist", "waitlisted", "waiting", "application", "applicant",
+    "candidate", "exclusion", "kick", "history", "log",
+}  # fmt: skip
 """Words by which a table lists those who are no members, or no longer."""
+
+_MOMENTS: Final = frozenset(f"{word}_at" for word in _HELD | _LOST) - {
+    "active_at", "enabled_at", "verified_at", "pending_at", "inactive_at", "expired_at", "invited_at",
+}  # fmt: skip
+"""Columns that say since when. The others may hold a time to come, or stay set."""
+
+_UNKNOWN: Final = frozenset({"status", "state", "role"})
+_BY_THE_CLOCK: Final = re.compile(
+    r"expir(es|ed|e|y|ation)(_(at|on|date))?|valid_(from|to|until)|((suspended|banned|blocked)_)?until"
+    r"|(start|end)(s_at|s_on|_date|_at)"
+)
 
 SIDE: Final = frozenset({"role", "permission", "status", "state", "type", "kind", "level", "plan"})
 """Tables that a membership refers to beside what it is a membership of."""
@@ -144,3 +164,32 @@ def is_login(column: str) -> bool:
 def is_frameworks_own(schema: str, table: str) -> bool:
     """Whether a table probably belongs to a framework or a host, not to the app."""
     return schema in MANAGED_SCHEMAS or _FRAMEWORK.fullmatch(snake(table)) is not None or "%" in table
+
+
+def standing(table: Sequence[SourceColumn]) -> tuple[tuple[str, str], ...]:
+    """The columns by which a membership counts only for some time, and the test of each, with {} for the column."""
+    return tuple((column.name, test) for column in table if (test := _test(column)))
+
+
+def doubts(table: Sequence[SourceColumn]) -> tuple[str, ...]:
+    """The columns that may say that a membership does not count, and that no test is known for."""
+    return tuple(column.name for column in table if _may_decide(column.name) and not _test(column))
+
+
+def _test(column: SourceColumn) -> str:
+    name = snake(column.name)
+    if column.type == "boolean":
+        return "{}" if _word(name) in _HELD else "NOT {}" if _word(name) in _LOST else ""
+    if name in _MOMENTS:
+        return "{} IS NOT NULL" if name.removesuffix("_at") in _HELD else "{} IS NULL"
+    return ""
+
+
+def _may_decide(column: str) -> bool:
+    name = snake(column)
+    known = _word(name) in _HELD | _LOST or name in _MOMENTS or _BY_THE_CLOCK.fullmatch(name) is not None
+    return known or name.rpartition("_")[2] in _UNKNOWN
+
+
+def _word(name: str) -> str:
+    return name.removeprefix("is_").removeprefix("was_")

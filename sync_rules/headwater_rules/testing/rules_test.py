@@ -14,9 +14,8 @@ from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Stream, SyncPlan, Value
 from headwater_rules.results import Put, ResolvedBucket, Subscription, SyncRequest
-from headwater_rules.testing.reasons import Reasons
 from headwater_rules.testing.values import column_value, row_values
-from headwater_rules.testing.world import World, like
+from headwater_rules.testing.world import Reasons, World, like
 
 User = str | int | Mapping[str, object] | None
 Parameters = Mapping[str, object] | None

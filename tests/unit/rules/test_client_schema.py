@@ -9,9 +9,15 @@ import sqlite3
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.client_languages import schema_code
-from headwater_rules.describe.client_schema import ClientColumn, ClientSchema, ClientTable, ClientType, client_schema
-from headwater_rules.describe.languages import Language
+from headwater_rules.describe.client_schema import (
+    ClientColumn,
+    ClientSchema,
+    ClientTable,
+    ClientType,
+    Language,
+    client_schema,
+    schema_code,
+)
 from headwater_rules.schema import SourceSchema
 
 SCHEMA = SourceSchema.from_json(

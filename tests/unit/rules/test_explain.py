@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.explain import Explanation, explain
-from headwater_rules.describe.explain_text import POSTGRES, explanation_lines
+from headwater_rules.describe.explain import POSTGRES, Explanation, explain, explanation_lines
 from headwater_rules.describe.wording import request_words, row_words
 from headwater_rules.plan import SyncPlan
 

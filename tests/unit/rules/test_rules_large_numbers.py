@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.evaluate.large_numbers import readings
+from headwater_rules.evaluate.inputs import readings
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan, Value
 from headwater_rules.results import Resolution, Subscription, SyncRequest

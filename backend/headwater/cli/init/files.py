@@ -19,9 +19,8 @@ from headwater.cli.init.hosts import WRITER, Host
 from headwater.cli.init.page import FOLDER
 from headwater.config.errors import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings
-from headwater_rules.propose.people import People
-from headwater_rules.propose.sql import identifier, table_name
-from headwater_rules.propose.writes import Writable
+from headwater_rules.propose.routes import People
+from headwater_rules.propose.sql import Writable, identifier, table_name
 
 CONFIG, RULES, SECRETS, POLICIES = "headwater.yaml", "sync.yaml", ".env", "policies.sql"
 _ABOVE_SECRETS = "# Secrets, which headwater.yaml reads by !env. Keep this file out of version control.\n"

@@ -7,9 +7,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.rules.sync_config import compile_rules, read_rules
-from headwater_rules.describe.client_languages import schema_code
-from headwater_rules.describe.client_schema import client_schema
-from headwater_rules.describe.languages import Language
+from headwater_rules.describe.client_schema import Language, client_schema, schema_code
 from headwater_rules.schema import SourceSchema
 
 

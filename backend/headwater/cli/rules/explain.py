@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
-from headwater_rules.describe.explain import explain
-from headwater_rules.describe.explain_text import explanation_lines
+from headwater_rules.describe.explain import explain, explanation_lines
 
 _WIDTH = 100
 

@@ -13,7 +13,7 @@ import click
 from headwater.cli.arguments import json_object, subscription
 from headwater.cli.options import config_options, examples, load
 from headwater.config.given import ConfigSource
-from headwater_rules.describe.languages import Language
+from headwater_rules.describe.client_schema import Language
 from headwater_rules.results import Subscription, SyncRequest
 from headwater_rules.schema import SeenSchema, SourceSchema, not_compared
 
