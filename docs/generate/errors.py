@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
-import headwater_rules.errors
 from headwater.codes import CODES, Kind
+from headwater_rules.errors import Code
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
@@ -44,7 +43,7 @@ prints, and in the answer to a device. Codes stay; words may change.
 def entries() -> dict[str, str]:
     """What is said of each code, in their order."""
     said = {code: f"{each.meaning} {each.remedy} *({_WHO[each.kind]})*" for code, each in CODES.items()}
-    said |= {code: f"{meaning} *({_WHO[Kind.STOP]})*" for code, meaning in _rule_codes().items()}
+    said |= {code.value: f"{code.meaning} *({_WHO[Kind.STOP]})*" for code in Code}
     return dict(sorted(said.items()))
 
 
@@ -59,15 +58,6 @@ def page() -> str:
         parts.append(f"## {title}")
         parts += [f"### {code}\n\n{text}" for code, text in every.items() if code.startswith(prefix)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def _rule_codes() -> dict[str, str]:
-    """The codes of the sync rules: the text below each member of `Code` is its meaning."""
-    tree = ast.parse(Path(headwater_rules.errors.__file__).read_text("utf-8"))
-    body = next(n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "Code").body
-    texts = {each.lineno: ast.literal_eval(each.value) for each in body if isinstance(each, ast.Expr)}
-    codes = [each for each in body if isinstance(each, ast.Assign)]
-    return {ast.literal_eval(each.value): " ".join(texts[each.lineno + 1].split()) for each in codes}
 
 
 if __name__ == "__main__":

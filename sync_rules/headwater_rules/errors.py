@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import NoReturn
+from typing import NoReturn, Self
 
 _MOST_SHOWN = 140  # characters of a source line beside its error
 _MOST_TOLD = 1_000  # characters of a source line in JSON
@@ -34,72 +34,59 @@ class Severity(Enum):
 
 
 class Code(StrEnum):
-    """Stable codes of findings."""
+    """Stable codes of findings, and what they mean."""
 
-    YAML = "HW_R001"
-    """The file is not YAML, or contains a character that YAML does not allow."""
-    STRUCTURE = "HW_R002"
-    """A key is unknown, missing, or has a value of the wrong type."""
-    OPTION = "HW_R003"
-    """An option has an invalid value."""
-    EDITION = "HW_R004"
-    """The config uses something that its edition does not have."""
-    CHANGED = "HW_R005"
-    """YAML cuts off or changes the SQL of a query, so that it would not be what the file shows."""
-    SQL_SYNTAX = "HW_R101"
-    """The SQL can't be parsed."""
-    UNSUPPORTED = "HW_R102"
-    """The SQL is not supported, because rules are evaluated row by row."""
-    UNKNOWN_NAME = "HW_R103"
-    """The query has no such table, column or alias."""
-    UNKNOWN_FUNCTION = "HW_R104"
-    """Rules have no such function."""
-    MIXED_FILTER = "HW_R105"
-    """A condition combines values of several sources other than by `=` or `IN`."""
-    SINGLE_TABLE = "HW_R106"
-    """A query selects columns of more than one table."""
-    TOO_MANY = "HW_R107"
-    """A limit of the rules is exceeded: too many alternatives, parameters or elements, or too deep a nesting."""
-    INTERNAL = "HW_R108"
-    """Two queries would share a name inside Headwater."""
-    DANGEROUS = "HW_R201"
-    """Clients choose all values that select the rows, so any client may read any row."""
-    UNNAMED_COLUMN = "HW_R202"
-    """A selected expression has no name."""
-    ALIAS_BEFORE_STAR = "HW_R203"
-    """A named column is selected before `*`, which overrides it."""
-    JOINED_ALIAS = "HW_R204"
-    """An alias in a join would become the table's name on devices."""
-    NO_EFFECT = "HW_R205"
-    """Something has no effect."""
-    LOWERED = "HW_R206"
-    """An unquoted name contains capitals, which SQL converts to lower case."""
-    OLD_EDITION = "HW_R207"
-    """The edition gives some SQL an older meaning."""
-    NOT_THE_CTE = "HW_R208"
-    """A query under `with` uses the name of another one there, which means the table of that name."""
-    BUCKET_PER_ROW = "HW_R209"
-    """Each row of a table gets its own bucket."""
-    EVERYBODY = "HW_R210"
-    """Every user gets the rows of a query, because nothing in it, or in a part of it, depends on the user."""
-    NO_TABLE = "HW_R301"
-    """The source has no such table."""
-    NO_COLUMN = "HW_R302"
-    """The source's table has no such column."""
-    NO_ID = "HW_R303"
-    """Rows are sent to devices without a column `id`."""
-    NEVER_EQUAL = "HW_R304"
-    """Values of two types are compared that are never equal."""
-    NOT_JSON = "HW_R305"
-    """A value is read as JSON but is not JSON."""
-    BLOB = "HW_R306"
-    """A column of type bytea, which devices don't get."""
-    NOT_SENT = "HW_R307"
-    """A table is not published or may not be read, so none of its rows reach devices."""
-    PARTLY = "HW_R308"
-    """A table that a wildcard matches lacks a column that decides who gets rows, so nobody gets its rows."""
-    COLUMN_NOT_SENT = "HW_R309"
-    """A column is not published, so its values are not known here."""
+    meaning: str
+
+    def __new__(cls, code: str, meaning: str) -> Self:
+        member = str.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
+
+    YAML = "HW_R001", "The file is not YAML, or contains a character that YAML does not allow."
+    STRUCTURE = "HW_R002", "A key is unknown, missing, or has a value of the wrong type."
+    OPTION = "HW_R003", "An option has an invalid value."
+    EDITION = "HW_R004", "The config uses something that its edition does not have."
+    CHANGED = "HW_R005", "YAML cuts off or changes the SQL of a query, so that it would not be what the file shows."
+    SQL_SYNTAX = "HW_R101", "The SQL can't be parsed."
+    UNSUPPORTED = "HW_R102", "The SQL is not supported, because rules are evaluated row by row."
+    UNKNOWN_NAME = "HW_R103", "The query has no such table, column or alias."
+    UNKNOWN_FUNCTION = "HW_R104", "Rules have no such function."
+    MIXED_FILTER = "HW_R105", "A condition combines values of several sources other than by `=` or `IN`."
+    SINGLE_TABLE = "HW_R106", "A query selects columns of more than one table."
+    TOO_MANY = (
+        "HW_R107",
+        "A limit of the rules is exceeded: too many alternatives, parameters or elements, or too deep a nesting.",
+    )
+    INTERNAL = "HW_R108", "Two queries would share a name inside Headwater."
+    DANGEROUS = "HW_R201", "Clients choose all values that select the rows, so any client may read any row."
+    UNNAMED_COLUMN = "HW_R202", "A selected expression has no name."
+    ALIAS_BEFORE_STAR = "HW_R203", "A named column is selected before `*`, which overrides it."
+    JOINED_ALIAS = "HW_R204", "An alias in a join would become the table's name on devices."
+    NO_EFFECT = "HW_R205", "Something has no effect."
+    LOWERED = "HW_R206", "An unquoted name contains capitals, which SQL converts to lower case."
+    OLD_EDITION = "HW_R207", "The edition gives some SQL an older meaning."
+    NOT_THE_CTE = (
+        "HW_R208",
+        "A query under `with` uses the name of another one there, which means the table of that name.",
+    )
+    BUCKET_PER_ROW = "HW_R209", "Each row of a table gets its own bucket."
+    EVERYBODY = (
+        "HW_R210",
+        "Every user gets the rows of a query, because nothing in it, or in a part of it, depends on the user.",
+    )
+    NO_TABLE = "HW_R301", "The source has no such table."
+    NO_COLUMN = "HW_R302", "The source's table has no such column."
+    NO_ID = "HW_R303", "Rows are sent to devices without a column `id`."
+    NEVER_EQUAL = "HW_R304", "Values of two types are compared that are never equal."
+    NOT_JSON = "HW_R305", "A value is read as JSON but is not JSON."
+    BLOB = "HW_R306", "A column of type bytea, which devices don't get."
+    NOT_SENT = "HW_R307", "A table is not published or may not be read, so none of its rows reach devices."
+    PARTLY = (
+        "HW_R308",
+        "A table that a wildcard matches lacks a column that decides who gets rows, so nobody gets its rows.",
+    )
+    COLUMN_NOT_SENT = "HW_R309", "A column is not published, so its values are not known here."
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from headwater.cli.init.next_steps import connection_code
 from headwater.embedded.node import find_node
 from headwater.source.catalog.schema import read_outline, read_schema
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.client_schema import Language, client_schema, schema_code
+from headwater_rules.describe.client_schema import client_schema, schema_code
 from headwater_rules.propose.propose import propose
+from headwater_rules.schema import Language
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service

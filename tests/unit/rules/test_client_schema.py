@@ -14,11 +14,10 @@ from headwater_rules.describe.client_schema import (
     ClientSchema,
     ClientTable,
     ClientType,
-    Language,
     client_schema,
     schema_code,
 )
-from headwater_rules.schema import SourceSchema
+from headwater_rules.schema import Language, SourceSchema
 
 SCHEMA = SourceSchema.from_json(
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.options import examples
-from headwater_rules.describe.client_schema import Language
+from headwater_rules.schema import Language
 
 
 @click.command(

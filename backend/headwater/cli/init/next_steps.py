@@ -17,9 +17,10 @@ from headwater.cli.init.page import FOLDER, Page
 from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import missing_sql, sql_block
-from headwater_rules.describe.client_schema import ClientSchema, Language, schema_code
+from headwater_rules.describe.client_schema import ClientSchema, schema_code
 from headwater_rules.plan import SyncPlan
 from headwater_rules.propose.propose import Proposal
+from headwater_rules.schema import Language
 
 _TITLES = {
     Language.TS: "TypeScript: web, React Native, Node",

@@ -25,9 +25,10 @@ from headwater.insight.words import count
 from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.client_schema import Language, client_schema
+from headwater_rules.describe.client_schema import client_schema
 from headwater_rules.propose.outline import OutlinedTable
 from headwater_rules.propose.propose import Proposal, propose
+from headwater_rules.schema import Language
 
 
 class NothingToProposeError(HeadwaterError):

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from headwater.cli.rules.sync_config import compile_rules, read_rules
-from headwater_rules.describe.client_schema import Language, client_schema, schema_code
-from headwater_rules.schema import SourceSchema
+from headwater_rules.describe.client_schema import client_schema, schema_code
+from headwater_rules.schema import Language, SourceSchema
 
 
 def show_client_schema(file: Path, schema: SourceSchema | None, language: Language) -> None:

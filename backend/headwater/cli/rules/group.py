@@ -13,9 +13,8 @@ import click
 from headwater.cli.arguments import json_object, subscription
 from headwater.cli.options import config_options, examples, load
 from headwater.config.given import ConfigSource
-from headwater_rules.describe.client_schema import Language
 from headwater_rules.results import Subscription, SyncRequest
-from headwater_rules.schema import SeenSchema, SourceSchema, not_compared
+from headwater_rules.schema import Language, SeenSchema, SourceSchema, not_compared
 
 
 @click.group()
