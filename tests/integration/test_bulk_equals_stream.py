@@ -33,8 +33,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.row_id import content_id
 from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.snapshot import CountedCopies, Partition, SnapshotTask
-from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.lacking import Lacking
+from headwater.replication.stream.fold import Fold, IncompleteRows
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable
@@ -203,7 +202,9 @@ class Place:
         for start in range(0, len(changes), 4):
             table = self._live_table(plans)
             flush = self.store.begin(self.lease)
-            fold = Fold(flush, _nobody_to_ask, Lacking(), _nobody_to_ask, written, (), (), _PIECE)
+            fold = Fold(
+                flush, IncompleteRows(), _PIECE, fill=_nobody_to_ask, defer_to_resync=_nobody_to_ask, written=written
+            )
             fold.apply([(table, change) for change in changes[start : start + 4]])
             self._lsn += 10
             flush.commit(TAG, Progress(Lsn(self._lsn), 1))

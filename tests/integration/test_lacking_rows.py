@@ -10,7 +10,7 @@ import pytest
 
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
-from headwater.replication.stream import source_rows
+from headwater.replication.stream import flush
 from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.support.changed_source import compared, settled
 from tests.support.fix_headwater import Deploy, Deployment, wait_until
@@ -141,7 +141,7 @@ def test_rows_that_a_comparison_brings_are_not_asked_for(deploy: Deploy, source_
 def test_a_table_of_which_rows_are_asked_for_again_and_again_is_compared_instead(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    monkeypatch.setattr(source_rows, "READING_SECONDS", -1.0)
+    monkeypatch.setattr(flush, "READING_SECONDS", -1.0)
     source_db.needs(15, "row filters of publications")
     source_db.execute("create table items (id text, n int, body text, more text, primary key (id, n))")
     source_db.execute("alter table items alter body set storage external")

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from headwater.decode.wire import DecodeError
+from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.intake import FailedTransactions
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.versions import VersionState

@@ -19,8 +19,8 @@ from headwater.decode.wire import DecodeError
 from headwater.oplog.change import Message
 from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.replication.errors import PoisonError
+from headwater.replication.stream.failed import FailedTransaction, FailedTransactions
 from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.intake import FailedTransactions, Poison
 from headwater.storage.contract.store import Lease, StoreUnreachableError
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
@@ -90,14 +90,14 @@ def test_a_store_that_restarts_when_a_transaction_fails_learns_of_it_later(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_to_decode(monkeypatch)
-    failures, note = [StoreUnreachableError("the store's database cannot be reached")], FailedTransactions.note
+    failures, note = [StoreUnreachableError("the store's database cannot be reached")], FailedTransactions.record
 
     def noted_later(self: FailedTransactions, lease: Lease, error: PoisonError) -> bool:
         if failures:
             raise failures.pop()
         return note(self, lease, error)
 
-    monkeypatch.setattr(FailedTransactions, "note", noted_later)
+    monkeypatch.setattr(FailedTransactions, "record", noted_later)
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(NOTES).start()
     source_db.execute(f"insert into notes values ('1', '{MARK}')")
@@ -105,7 +105,7 @@ def test_a_store_that_restarts_when_a_transaction_fails_learns_of_it_later(
     assert not failures
 
 
-def named(deployment: Deployment) -> Poison:
+def named(deployment: Deployment) -> FailedTransaction:
     """The one transaction that is on record, once it is."""
     with deployment.store() as store:
         book = FailedTransactions(deployment.settings, store)
@@ -223,14 +223,16 @@ def test_after_ten_within_an_hour_the_next_one_stops(
         lease, book = store.acquire("default", "test", 60), FailedTransactions(deployment.settings, store)
 
         def leaves_out(number: int) -> bool:
-            return book.note(lease, PoisonError("why", "default", Lsn(number), Lsn(number)))
+            return book.record(lease, PoisonError("why", "default", Lsn(number), Lsn(number)))
 
-        long_ago = [Poison(format_lsn(Lsn(n)), time.time() - 3601, "why", skipped=True) for n in range(1, 31)]
+        long_ago = [
+            FailedTransaction(format_lsn(Lsn(n)), time.time() - 3601, "why", skipped=True) for n in range(1, 31)
+        ]
         store.note(lease, "poison default", json.dumps([asdict(poison) for poison in long_ago]))
         assert all(leaves_out(number) for number in range(101, 111)), "those of long ago do not count"
         assert leaves_out(110), "one that is left out already stays so"
         assert not leaves_out(111)
-        book.forget(lease)
+        book.clear(lease)
         assert all(leaves_out(number) for number in range(201, 211))
         store.release(lease)
     deployment.start()

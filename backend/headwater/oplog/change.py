@@ -6,10 +6,10 @@ for the rules, and a row can be compared with the source byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeGuard, TypeVar, final
 
 from headwater.oplog.lsn import Lsn
 
@@ -27,12 +27,26 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 Cell = str | None | Unchanged
 Cells = tuple[Cell, ...]
+FullCells = tuple[str | None, ...]
+_C = TypeVar("_C")
 
 
 class LargeCells(tuple[Cell, ...]):
     """Cells of a row that is so large that each copy of it counts."""
 
     __slots__ = ()
+
+
+def is_full(cells: Cells) -> TypeGuard[FullCells]:
+    """Whether all values are there."""
+    return UNCHANGED not in cells
+
+
+def fill_unchanged(new: tuple[_C, ...], old: Sequence[_C]) -> tuple[_C, ...]:
+    """`new`, with the values that it lacks taken from `old`, if there is one."""
+    if UNCHANGED not in new or not old:
+        return new
+    return tuple([old[i] if cell is UNCHANGED else cell for i, cell in enumerate(new)])
 
 
 def parts(text: str) -> Iterator[str]:
@@ -89,12 +103,14 @@ class Relation:
 # Changes of rows are not frozen only because a frozen one takes twice as long to make, and there is one for each row
 
 
+@final
 @dataclass(slots=True)
 class Insert:
     relation: Relation
     new: Cells
 
 
+@final
 @dataclass(slots=True)
 class Update:
     """`old` is absent when the identity did not change; `old_is_key` says it holds key columns only."""
@@ -105,6 +121,7 @@ class Update:
     new: Cells
 
 
+@final
 @dataclass(slots=True)
 class Delete:
     """`old` holds the whole row for FULL, else the key columns and None elsewhere."""

@@ -27,7 +27,7 @@ class Reconciler:
     def step(self) -> None:
         """Take up what was found, if anything. Raises PublicationUnusable and KeyNotSentError."""
         context = self._context
-        if context.stream.take_marked():
+        if context.stream.recording.take_marked():
             self._work.look_soon()
         found = self._schema.take()
         state = None if found is None else context.store.source_state(context.tag)
@@ -39,7 +39,7 @@ class Reconciler:
             return
         with context.connection.use() as conn:
             doubted = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
-        context.stream.doubt(doubted)
+        context.stream.registry.uncertain_until.update(doubted)
         adapt(context.store, context.lease, state, context.live_context(self._schema.plans, stored), changes)
         context.follow(self._schema.plans)
         if changes.oids:

@@ -25,13 +25,13 @@ _STEADY = 60.0  # after an attempt of that many seconds, delays begin with the s
 
 @dataclass(slots=True)
 class Recovery:
-    """Kept from one attempt of a replicator to the next. `must_read`: a snapshot is needed. `careful_until`: up to
+    """Kept from one attempt of a replicator to the next. `must_read`: a snapshot is needed. `isolate_until`: up to
     there, transactions are applied one by one. `followed`: the source was followed once, so any error may pass.
     `patience`: how many times as long as usual the source may be silent."""
 
     must_read: bool = False
     slot_lost: bool = False
-    careful_until: Lsn = ZERO
+    isolate_until: Lsn = ZERO
     followed: bool = False
     patience: float = 1.0
     _delay: float = _FIRST_DELAY
@@ -46,7 +46,7 @@ class Recovery:
         if isinstance(error, LeaseLostError):
             raise error
         if isinstance(error, PoisonError):
-            self.careful_until = error.upto
+            self.isolate_until = error.upto
         elif isinstance(error, SlotLostError):
             self.slot_lost = True
         elif isinstance(error, SilentError) and not self._progress:  # each attempt has it decode all from the start

@@ -33,6 +33,10 @@ from headwater.replication.stream.apply import Applier
 from headwater.replication.stream.flush import StreamFlush
 from headwater.replication.stream.intake import FailedTransactions, StreamIntake
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
+from headwater.replication.stream.applier import TransactionApplier
+from headwater.replication.stream.failed import FailedTransactions
+from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.tables.changes import adapt, table_changes, verify_once
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import SchemaWatch, UnseenAudit, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
@@ -152,7 +156,7 @@ class Replicator:
         return None
 
     def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
-        poisons = FailedTransactions(self.source, self.store)
+        failed = FailedTransactions(self.source, self.store)
         while not stop.is_set():
             started = time.monotonic()
             try:
@@ -167,7 +171,7 @@ class Replicator:
                 _log.log(logging.WARNING if error.kind in {Kind.RETRY, Kind.RESYNC} else logging.ERROR, "%s", error)
                 # A store that can't be reached now learns of it when the stream comes to the transaction again
                 with contextlib.suppress(StoreBusyError, StoreUnreachableError):
-                    if isinstance(error, PoisonError) and poisons.note(lease, error):
+                    if isinstance(error, PoisonError) and failed.record(lease, error):
                         _log.error("the transaction is skipped, and all tables are compared with the source")
                 recovery.pause(started, stop, error)
 
@@ -267,8 +271,9 @@ class Replicator:
         ):
             NameBook(self.store, self.source.tag).pass_over(lease, state.lsn)
             left_out = FailedTransactions(self.source, self.store).skipped()
-            flush = StreamFlush(self.store, lease, context, stored, state.lsn, fetcher, self.figures)
-            applier, access = Applier(flush, schema, left_out), StreamAccess(flush, schema)
+            flush = FlushBuilder(self.store, lease, context, stored, state.lsn, fetcher, self.figures)
+            applier = TransactionApplier(flush, schema, left_out, recovery.isolate_until)
+            access = StreamAccess(flush, schema)
             for_jobs = JobContext(self.source, self.store, lease, self.bulk, access, self.progress, connection)
             unseen = UnseenAudit(
                 self.store,
@@ -290,18 +295,18 @@ class Replicator:
                 self.following()
                 tables = Reconciler(for_jobs, schema, work)
                 try:
-                    intake = StreamIntake(applier, recovery.careful_until)
-                    self._pump(slot, stream, intake, watch.flow, (tables.step, unseen.step), work, stop)
+                    self._pump(slot, stream, applier, flush, watch.flow, (tables.step, unseen.step), work, stop)
                 finally:
-                    if applier.position > state.lsn:
+                    if flush.position > state.lsn:
                         recovery.progressed()
-                    applier.abandon()
+                    flush.abandon()
 
     def _pump(
         self,
         slot: OwnSlot,
         stream: ReplicationStream,
-        intake: StreamIntake,
+        applier: TransactionApplier,
+        flush: FlushBuilder,
         flow: FlowMeter,
         before_work: Sequence[Callable[[], None]],
         work: JobScheduler,
@@ -309,25 +314,24 @@ class Replicator:
     ) -> None:
         """Move batches from the stream to the store, and positions back; between flushes, do bulk work, after the steps
         `before_work`."""
-        applier, idle = intake.applier, True
+        idle = True
         while not stop.is_set():
             slot.keep()
             received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
             flow.received(received.size)
-            intake.take(received.payloads, received.size)
+            applier.apply(received)
             idle = received.idle
-            intake.settle(received.position, idle=idle)
-            flow.settled(applier.position, everything=applier.settled, committed_at=self.figures.committed_at)
-            stream.report(applier.position)  # before other work: commits at the source may wait for it
-            if applier.settled:
+            flow.settled(flush.position, everything=applier.is_flushed, committed_at=self.figures.committed_at)
+            stream.report(flush.position)  # before other work: commits at the source may wait for it
+            if applier.is_flushed:
                 for step in before_work:
                     step()
                 work.step()
-            if idle and applier.settled and not work.busy and stream.bloated:
+            if idle and applier.is_flushed and not work.busy and stream.bloated:
                 break  # and follow anew
-            if idle and applier.settled and applier.crowded:
+            if idle and applier.is_flushed and flush.progress.coalesced:
                 stop.wait(self.pace.gather)
-        stream.report(applier.position, force=True)
+        stream.report(flush.position, force=True)
 
 
 class _Turns:

@@ -15,6 +15,9 @@ from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.stream.intake import FailedTransactions
 from headwater.replication.tables.changes import NameBook, distrust
+from headwater.replication.stream.failed import FailedTransactions
+from headwater.replication.tables.changes import distrust
+from headwater.replication.tables.roots import NameBook
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, SourceUnreachable, connect
@@ -126,7 +129,7 @@ class SlotResume:
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.cap_writes(state.tag, end_of_log(conn))
-            FailedTransactions(self._source, self._store).forget(lease)  # their positions are of another history
+            FailedTransactions(self._source, self._store).clear(lease)  # their positions are of another history
             NameBook(self._store, state.tag).forget(lease)
         self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))

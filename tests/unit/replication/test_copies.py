@@ -10,7 +10,7 @@ from headwater.bulk.contract import Difference
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.jobs.merge import Copies
 from headwater.replication.stream.access import StreamAccess
-from headwater.replication.stream.touches import TableTouches
+from headwater.replication.stream.change_log import RecordedChanges
 from headwater.replication.tables.live import LiveTable
 
 
@@ -30,7 +30,7 @@ def table(number: int) -> LiveTable:
 
 
 def test_two_tables_in_turn_are_each_read_once() -> None:
-    looks, touches, tables = Looks(), TableTouches(), [table(1), table(2)]
+    looks, touches, tables = Looks(), RecordedChanges(), [table(1), table(2)]
     copies = Copies(cast("StreamAccess", looks))
     both = [Difference(each.id, f"c{n}", "line", 1) for n in range(10) for each in tables]
     for at in range(0, len(both), 4):
@@ -42,7 +42,7 @@ def test_two_tables_in_turn_are_each_read_once() -> None:
 
 
 def test_what_the_stream_has_brought_since_is_looked_up_again() -> None:
-    looks, touches = Looks(), TableTouches()
+    looks, touches = Looks(), RecordedChanges()
     copies = Copies(cast("StreamAccess", looks))
     first, second = Difference(1, "a", "line", 1), Difference(1, "b", "line", 1)
     copies.expect([second])

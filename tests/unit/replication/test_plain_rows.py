@@ -16,8 +16,7 @@ from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, 
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import SURELY_AN_OP
 from headwater.oplog.transform import Bucket, DraftOp, TableTransform
-from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.lacking import Lacking
+from headwater.replication.stream.fold import Fold, IncompleteRows
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.compiler.compile import compile_config
@@ -94,11 +93,18 @@ class _Side:
     def __init__(self, table: LiveTable) -> None:
         self.table = table
         self.flush = _Flush()
-        self.lacking = Lacking()
+        self.lacking = IncompleteRows()
 
     def apply(self, changes: Sequence[RowChange]) -> str:
         """Returns the error, if there is one."""
-        fold = Fold(self.flush, _nobody, self.lacking, _nobody, {}, (), (), 1 << 20)  # type: ignore[arg-type]
+        fold = Fold(
+            self.flush,  # type: ignore[arg-type]
+            self.lacking,
+            1 << 20,
+            fill=_nobody,
+            defer_to_resync=_nobody,  # type: ignore[arg-type]
+            written={},
+        )
         try:
             fold.apply([(self.table, change) for change in changes])
         except DecodeError as error:

@@ -121,7 +121,7 @@ def test_a_wait_ends_when_somebody_says_stop() -> None:
         (CHANGED, lambda recovery: recovery == Recovery()),
         (SlotLostError("gone"), lambda recovery: recovery.slot_lost and not recovery.must_read),
         (SourceReplacedError("another cluster"), lambda recovery: recovery.must_read),
-        (PoisonError("why", "default", None, Lsn(9)), lambda recovery: recovery.careful_until == Lsn(9)),
+        (PoisonError("why", "default", None, Lsn(9)), lambda recovery: recovery.isolate_until == Lsn(9)),
         (PublicationUnusable("dropped"), lambda recovery: recovery == Recovery()),
     ],
 )

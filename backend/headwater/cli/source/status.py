@@ -25,7 +25,7 @@ from headwater.replication.health.model import State
 from headwater.replication.health.standing import LogEnd, Standing, ask_log_end, find_standing
 from headwater.replication.own_slot import slot_of
 from headwater.replication.pace import Pace
-from headwater.replication.stream.intake import FailedTransactions, Poison
+from headwater.replication.stream.failed import FailedTransaction, FailedTransactions
 from headwater.replication.versions import deciding_in, tables_named, why_served
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings
@@ -65,7 +65,7 @@ class StoreState:
     state: SourceState | None
     tables: tuple[StoredTable, ...]
     jobs: tuple[BulkRecord, ...]
-    poisons: tuple[Poison, ...]
+    poisons: tuple[FailedTransaction, ...]
     patterns: tuple[TablePattern, ...]
     deciding: Deciding = ()
     served: str = ""

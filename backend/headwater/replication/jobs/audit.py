@@ -18,11 +18,12 @@ from functools import partial
 
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
 from headwater.decode.wire import DecodeError
+from headwater.oplog.change import FullCells
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_members, with_members
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
 from headwater.replication.jobs.resync import Resync, ResyncRequest
-from headwater.replication.tables.live import FullCells, LiveTable
+from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush, Progress
 from headwater.storage.open import open_backend
@@ -143,7 +144,7 @@ class Rebuild(Job):
         try:
             for _ in range(_ATTEMPTS):
                 job = verify_job(context, self._plans, lookups=False)
-                written = context.stream.watch([table.id for table in job.tables])
+                written = context.stream.recording.watch([table.id for table in job.tables])
                 tasks += sum(len(table.ranges) for table in job.tables)
                 search = partial(context.bulk.rows_in_buckets, job, self._keys, self._report, self._closed)
                 found = yield from Background(search, JobKind.SEARCH).steps()
@@ -155,7 +156,7 @@ class Rebuild(Job):
             else:
                 _log.warning("%d buckets can't be rebuilt now, since tables are truncated too often", len(self._keys))
         finally:
-            context.stream.unwatch()
+            context.stream.recording.watch(())
             context.progress(BulkProgress(rows, 0, 0, 0, JobKind.REWRITE, over=True))
         context.record(self.kind, started, tasks=tasks, rows=rows, ops=self.ops)
         return JobOutcome()

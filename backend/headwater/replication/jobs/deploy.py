@@ -63,7 +63,7 @@ class Deploy(Job):
             outcome = yield from self._reprocess(plan, missing, known)
             yield from self._fill(plan, new)
         finally:
-            context.stream.unwatch()
+            context.stream.recording.watch(())
             context.store.discard_staged(context.lease)
         context.store.activate(context.lease, self._version.id, sides(plan))
         _log.info("version %d of the sync config is active", self._version.id)
@@ -91,7 +91,7 @@ class Deploy(Job):
         tables = [table for table in tables if table.ranges]
         if not missing or not tables:
             return BulkOutcome((), "", 0)
-        written = context.stream.watch([table.stored.id for table in tables])
+        written = context.stream.recording.watch([table.stored.id for table in tables])
         job = ReprocessJob(
             tag=context.tag,
             tables=tuple(tables),

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
 from headwater.decode.wire import DecodeError
-from headwater.oplog.change import UNCHANGED, Cells
+from headwater.oplog.change import UNCHANGED, Cells, FullCells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
@@ -27,6 +27,10 @@ from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.lacking import completed
 from headwater.replication.stream.touches import TableTouches, TouchLog
 from headwater.replication.tables.live import FullCells, LiveTable, filled
+from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
+from headwater.replication.stream.fold import completed
+from headwater.replication.tables.generated import filled
+from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.parts import CurrentRow
 
 _FEWEST, _MOST = 100, 2_000
@@ -60,7 +64,7 @@ class Merge:
     """Merges the differences that one comparison finds, and notes them in `findings`. Without `repair`, it only notes
     them. With `verify`, rows are evaluated even if their values did not change."""
 
-    def __init__(self, context: JobContext, log: TouchLog, findings: Findings, *, repair: bool, verify: bool) -> None:
+    def __init__(self, context: JobContext, log: ChangeLog, findings: Findings, *, repair: bool, verify: bool) -> None:
         self._context = context
         self._log = log
         self._findings = findings
@@ -85,7 +89,7 @@ class Merge:
         self._batch.took(count, time.perf_counter() - started)
         return count
 
-    def _merge(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> None:
+    def _merge(self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]) -> None:
         stream, found = self._context.stream, self._findings
         states, waiting = wanted_states(stream, table, touches, differences, self._copies, reevaluate=self._verify)
         problems = describe(stream, table, states)
@@ -142,7 +146,7 @@ class Wanted(NamedTuple):
 def wanted_states(
     stream: StreamAccess,
     table: LiveTable,
-    touches: TableTouches,
+    touches: RecordedChanges,
     differences: Sequence[Difference],
     copies: Copies,
     *,
@@ -160,7 +164,7 @@ def wanted_states(
 def _keyed(
     stream: StreamAccess,
     table: LiveTable,
-    touches: TableTouches,
+    touches: RecordedChanges,
     differences: Sequence[Difference],
     *,
     reevaluate: bool,
@@ -179,11 +183,11 @@ def _keyed(
             states[key] = cells
         elif reevaluate:
             streamed.append(key)
-    lacking = stream.lacking(table)
-    for row_id in [row_id for row_id in patches if _inherits_all(table, lacking.get(row_id), patches[row_id][0])]:
+    incomplete = stream.incomplete(table)
+    for row_id in [row_id for row_id in patches if _inherits_all(table, incomplete.get(row_id), patches[row_id][0])]:
         columns, inherited = patches[row_id]
-        states[row_id] = completed(lacking[row_id], inherited, columns)
-    for row in stream.stored_rows(table, [row_id for row_id in patches if row_id not in lacking]):
+        states[row_id] = completed(incomplete[row_id], inherited, columns)
+    for row in stream.stored_rows(table, [row_id for row_id in patches if row_id not in incomplete]):
         if not is_stub(row.line):  # a stub has no values to complete
             columns, inherited = patches[row.row_id]
             states[row.row_id] = completed(table.cells(row), inherited, columns)
@@ -191,7 +195,7 @@ def _keyed(
     for row in stream.stored_rows(table, streamed):
         if row.row_id not in states and not is_stub(row.line):
             states[row.row_id] = table.cells(row)
-            if row.row_id in lacking:
+            if row.row_id in incomplete:
                 waiting.add(row.row_id)
     if table.computed:
         patched = [row_id for row_id in patches if row_id in states]
@@ -207,7 +211,7 @@ def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]
     )
 
 
-def _counted(table: LiveTable, touches: TableTouches, differences: Sequence[Difference], stored: Copies) -> States:
+def _counted(table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference], stored: Copies) -> States:
     width = len(table.relation.columns)
     present = stored.of(table, touches, differences)
     states: States = {}
@@ -270,7 +274,7 @@ class Copies:
         """What is merged after the next differences."""
         self._later = later
 
-    def of(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> dict[str, list[str]]:
+    def of(self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]) -> dict[str, list[str]]:
         """The ids of the rows that are stored with the contents of these differences."""
         if table.identity.kind is IdentityKind.FULL:
             return self._stream.copies(table, {each.key: each.line for each in differences})
@@ -279,12 +283,12 @@ class Copies:
             self._look(table, touches, differences)
         return {content: self._found.pop((table.id, content))[1] for content in contents}
 
-    def _is_known(self, table: LiveTable, touches: TableTouches, content: str) -> bool:
+    def _is_known(self, table: LiveTable, touches: RecordedChanges, content: str) -> bool:
         """Whether it was looked up, and the stream has brought no more rows with this content since."""
         found = self._found.get((table.id, content))
         return found is not None and found[0] == touches.delta[content]
 
-    def _look(self, table: LiveTable, touches: TableTouches, differences: Sequence[Difference]) -> None:
+    def _look(self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]) -> None:
         all_of_it = chain(differences, islice(self._later, _LOOKED_UP_AHEAD))
         lines = {each.key: each.line for each in all_of_it if each.table == table.id}
         others = {place: found for place, found in self._found.items() if place[0] != table.id}

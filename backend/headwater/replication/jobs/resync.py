@@ -35,6 +35,8 @@ from headwater.replication.jobs.merge import Findings, Merge
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.changes import attached_only
+from headwater.replication.stream.change_log import ChangeLog
+from headwater.replication.tables.attached import narrowed
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement
@@ -99,20 +101,20 @@ class Resync(Job):
 
     def _run(self) -> Steps[JobOutcome]:
         context = self._context
-        log = TouchLog(self._oids, context.stream.fill)
-        context.stream.record(log)
+        log = ChangeLog(self._oids, context.stream.fill)
+        context.stream.recording.logs.append(log)
         opening = Background(self._open_snapshot, JobKind.SNAPSHOT)
         comparison = self._compare(log, opening)
         try:
             while True:
-                self._exclude(log.spoiled)
+                self._exclude(log.invalidated)
                 if not self._equal or next(comparison, self) is self:
                     break
                 yield
             self._unmark()
         finally:
             self._report_merged(over=True)
-            context.stream.forget(log)
+            context.stream.recording.stop(log)
             opening.discard(SnapshotKeeper.close)
         # While a table is to be compared again, the request has no answer yet
         result = None if self._changed & context.stored().keys() else self.findings.as_dict()
@@ -132,7 +134,7 @@ class Resync(Job):
             raise
         return keeper
 
-    def _compare(self, log: TouchLog, opening: Background[SnapshotKeeper]) -> Steps[None]:
+    def _compare(self, log: ChangeLog, opening: Background[SnapshotKeeper]) -> Steps[None]:
         """Compare all tables that do not change meanwhile, and merge what differs."""
         context, started = self._context, time.time()
         keeper = yield from opening.steps()
@@ -168,7 +170,7 @@ class Resync(Job):
         )
 
     def _compare_unchanged(
-        self, merge: Merge, log: TouchLog, snapshot: str
+        self, merge: Merge, log: ChangeLog, snapshot: str
     ) -> Steps[tuple[CompareJob, CompareOutcome] | None]:
         """Compare until no table changes meanwhile. Returns None when no table is left."""
         while True:
@@ -220,7 +222,7 @@ class Resync(Job):
             return CompareTable(part, stored, (), part.estimated_rows)
         return CompareTable(published, stored, *self._context.places(stored.id))
 
-    def _recount(self, merge: Merge, log: TouchLog, compared: CompareJob) -> Steps[None]:
+    def _recount(self, merge: Merge, log: ChangeLog, compared: CompareJob) -> Steps[None]:
         """Count rows that were touched since the snapshot in it, and merge what differs. Partly published tables are
         left out, since not all touched rows are known; and truncated ones, since no row of the snapshot is left."""
         tables = [table.stored for table in compared.tables if not table.published.unseen]
@@ -267,7 +269,7 @@ class Resync(Job):
         """Whether rows still lack values that the snapshot did not bring. The next flush reads these from the source;
         until they are stored, only the mark says that rows are missing."""
         tables = [self._context.stream.table(oid) for oid in self._equal]
-        return bool([table for table in tables if table is not None and self._context.stream.completes(table)])
+        return bool([table for table in tables if table is not None and self._context.stream.complete_next(table)])
 
     def _unmark(self) -> None:
         """Remove the marks of the tables that are equal to the source now."""
@@ -275,4 +277,4 @@ class Resync(Job):
             return
         tables = [table for oid, table in self._context.stored().items() if oid in self._equal]
         self._context.store.mark_resync(self._context.lease, [table.id for table in tables if table.resync], None)
-        self._context.stream.trust([table.id for table in tables])
+        self._context.stream.registry.mark_clean([table.id for table in tables])

@@ -30,7 +30,7 @@ from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.pace import Pace
 from headwater.replication.requests import RequestKind
 from headwater.replication.sampling.audit import Sampling, SamplingSettings
-from headwater.replication.stream.intake import FailedTransactions
+from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.reason import Cause, ResyncReason
@@ -319,7 +319,7 @@ class JobScheduler:
             return
         if outcome is not None:
             self._finish(queued, outcome)
-        elif self._context.stream.settled:  # else a merge waits for the stream, in an open flush
+        elif self._context.stream.is_flushed:  # else a merge waits for the stream, in an open flush
             self._report(queued)
 
     def _report(self, queued: QueuedJob) -> None:
@@ -353,7 +353,7 @@ class JobScheduler:
             self._note_changed(outcome.changed)
         if outcome.follow:
             self._queue.follow()
-        self._context.stream.caught_up(outcome.equal)
+        self._context.stream.registry.caught_up(outcome.equal)
         if queued.request is not None and outcome.result is not None:
             self._queue.end_request(queued.request, RequestState.DONE, outcome.result)
 
@@ -364,7 +364,7 @@ class JobScheduler:
         if any(times >= _CHANGED_AT_MOST for times in self._changed.values()):
             raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.tag)
         if oids:
-            self._context.stream.look_again()
+            self._context.stream.schema.hint()
             self._not_before = time.monotonic() + self._pace.again
 
     def _restart(self, queued: QueuedJob, error: EngineError) -> None:
@@ -386,7 +386,7 @@ class JobScheduler:
         pause = self._pace.again if changed else self._pace.retry
         _log.log(logging.INFO if changed else logging.WARNING, "%s; trying again in %.0f s", error, pause)
         self.close()
-        self._context.stream.look_again()
+        self._context.stream.schema.hint()
         self._not_before = time.monotonic() + pause
 
     def _give_up(self, queued: QueuedJob, why: str) -> None:

@@ -18,7 +18,7 @@ from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.sampling.checks import same_row
-from headwater.replication.stream.touches import TouchLog
+from headwater.replication.stream.change_log import ChangeLog
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.rows.probe import ProbeBusyError, ProbeFailedError, SourceProbe
@@ -46,7 +46,7 @@ class Probing:
         self.left_out: dict[str, LeftOut] = {}
         self._context = context
         self._probe = SourceProbe(context.source)
-        self._log: TouchLog | None = None
+        self._log: ChangeLog | None = None
 
     def begin(self) -> None:
         """Try all tables again."""
@@ -149,13 +149,13 @@ class Probing:
 
     def _record(self, live: LiveTable) -> None:
         self._forget()
-        self._log = TouchLog(frozenset({live.relation.oid}), self._context.stream.fill)
+        self._log = ChangeLog(frozenset({live.relation.oid}), self._context.stream.fill)
         self._log.begin_at(ZERO)
-        self._context.stream.record(self._log)
+        self._context.stream.recording.logs.append(self._log)
 
     def _forget(self) -> None:
         if self._log is not None:
-            self._context.stream.forget(self._log)
+            self._context.stream.recording.stop(self._log)
             self._log = None
 
 

@@ -1,13 +1,21 @@
-"""The flush that the stream is writing: collects the changes of whole transactions and commits them together."""
+"""The flush that the stream is writing: collects the changes of whole transactions and commits them together.
+
+A value that the stream left out as unchanged and that the store does not have is read from the source, where it may be
+newer than the flush. So the row stays out of the store until it is read, and the flush stays open until the stream has
+passed what the source showed then. A change that can't be applied, since its table has another name or form in the
+stream than in the store, is left to a comparison: the flush that skips the change also marks the table, so no crash can
+separate the two.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
-from headwater.oplog.change import Cell, Commit, RowChange, Truncate
+from headwater.oplog.change import Begin, Cell, Commit, FullCells, RowChange, Truncate
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.op import OpId
 from headwater.replication.errors import SchemaChangedError
@@ -19,6 +27,13 @@ from headwater.replication.stream.source_rows import SourceReads
 from headwater.replication.stream.touches import TouchLog
 from headwater.replication.tables.changes import NameBook, empty
 from headwater.replication.tables.live import Filler, FullCells, LiveContext, LiveTable
+from headwater.replication.stream.change_log import Recording
+from headwater.replication.stream.fold import Fold, IncompleteRows, completed
+from headwater.replication.stream.registry import TableRegistry, same_name
+from headwater.replication.tables.changes import empty
+from headwater.replication.tables.generated import Filler
+from headwater.replication.tables.live import LiveContext, LiveTable
+from headwater.replication.tables.roots import NameBook
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
 from headwater.storage.contract.reader import FlushMark
@@ -31,12 +46,13 @@ _log = logging.getLogger(__name__)
 FLUSH_CHANGES = 20_000
 FLUSH_SECONDS = 0.2
 IDLE_SECONDS = 1.0
+READING_SECONDS = 1.0
+_FIRST_READ, _MOST_READ = 4, 1_000
 
 
-class StreamFlush:
-    """The store has everything up to `position`; the stream was read up to `reached`, which is where a transaction or a
-    message of its own ends. Methods that meet something which the stream alone can't resolve abandon the flush and
-    raise SchemaChangedError."""
+class FlushBuilder:
+    """The store has everything up to `position`. Methods that meet something which the stream alone can't resolve
+    abandon the flush and raise SchemaChangedError."""
 
     def __init__(
         self,
@@ -48,40 +64,34 @@ class StreamFlush:
         fetcher: RowFetcher,
         figures: Figures,
     ) -> None:
-        self._figures = figures
         self._store = store
         self._lease = lease
-        self.tag = context.tag
-        self.piece = context.piece  # bytes of rows that are pending, loaded or written at once
+        self.tables = TableRegistry(context, stored, NameBook(store, context.tag).read())
+        self.incomplete = IncompleteRows()
+        self.recording = Recording()
         self.position = position
-        self.reached = position
+        self.progress = StreamProgress(figures, position)
         self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read
-        self.followed = Followed(context, stored, NameBook(store, context.tag).read())
-        self.lacking = Lacking()
-        self.logs: list[TouchLog] = []
-        self.written: dict[int, set[str]] = {}  # by table id, where to note the rows that are written
         self.pending: list[tuple[LiveTable, RowChange]] = []
-        self.crowded = False  # whether the last `settle` committed several transactions
-        self.unsettled = False  # whether a table was marked to be compared with the source
         self._pending_bytes = 0  # of the messages that they came in, about
         self._reads = SourceReads(fetcher, context.piece)
-        self._filler = Filler(fetcher.generated, self._fetch)
         self._flush: Flush | None = None
-        self._opened_at = 0.0
-        self._changes = 0  # in the open flush
-        self._transactions = 0
-        self._committed_us = 0
-        self._op_id = OpId(0)  # of the checkpoint after the last flush
-        self._by_root = set[int]()  # the oids of partitioned tables that the open flush has changes of
-        self._xids: list[int] = []  # transactions of which changes are pending, and the last one
-        self._reported: set[str] = set()
+
+    @property
+    def tag(self) -> str:
+        return self.tables.context.tag
+
+    @property
+    def batch_bytes(self) -> int:
+        """How many bytes of rows are pending, loaded or written at once."""
+        return self.tables.context.piece
 
     @property
     def is_open(self) -> bool:
         return self._flush is not None
 
     @property
-    def settled(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is nothing to commit."""
         return self._flush is None and not self.pending
 
@@ -89,41 +99,42 @@ class StreamFlush:
         """The open flush, or a new one."""
         if self._flush is None:
             self._flush = self._store.begin(self._lease)
-            self._opened_at = time.monotonic()
+            self.progress.opened_at = time.monotonic()
         return self._flush
 
     # changes
 
-    def begin_transaction(self, xid: int, final_lsn: Lsn) -> None:
-        """Changes from here on are of this transaction, whose commit record begins at `final_lsn`."""
-        self._xids.append(xid)
-        self.final_lsn = final_lsn
-        if self.followed.doubted:
-            self.followed.reach(final_lsn)
+    def begin_transaction(self, begin: Begin) -> None:
+        """Changes from here on are of this transaction."""
+        self._reads.xids.append(begin.xid)
+        self.final_lsn = begin.final_lsn
+        if self.tables.uncertain_until:
+            self.tables.reach(begin.final_lsn)
 
     def end_transaction(self, commit: Commit) -> None:
         """Commits the flush if it is large enough. A transaction of tables that are not followed only moves the
         position, which is stored now and then."""
-        self.reached = Lsn(max(self.reached, commit.end_lsn))
-        self._committed_us = commit.committed_us
-        self._transactions += 1
-        if not self.pending and self._flush is None:
+        progress = self.progress
+        progress.reached = Lsn(max(progress.reached, commit.end_lsn))
+        progress.committed_us = commit.committed_us
+        progress.transactions += 1
+        if self.is_empty:
             return
         self.open()
-        if self._changes + len(self.pending) >= FLUSH_CHANGES:
-            self.commit(self.reached)
+        if progress.changes + len(self.pending) >= FLUSH_CHANGES:
+            self.commit()
 
     def pass_message(self, lsn: Lsn) -> None:
         """The stream brought a message of no transaction."""
-        self.reached = Lsn(max(self.reached, lsn))
+        self.progress.reached = Lsn(max(self.progress.reached, lsn))
         self.open()
 
-    def take_size(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         """The messages of the pending changes had so many more bytes."""
         if size:
-            self._figures.received(size)
+            self.progress.figures.received(size)
         self._pending_bytes += size
-        if self._pending_bytes >= self.piece:
+        if self._pending_bytes >= self.batch_bytes:
             self.apply_pending()
 
     def apply_pending(self) -> None:
@@ -131,111 +142,120 @@ class StreamFlush:
         self._pending_bytes = 0
         if not self.pending:
             return
-        if self.followed.roots:
+        if self.tables.roots:
             oids = {table.relation.oid for table in {id(table): table for table, _ in self.pending}.values()}
-            self._by_root |= oids & self.followed.roots
+            self._reads.roots |= oids & self.tables.roots
         fold = self.fold()
         fold.apply(self.pending)
-        self._changes += len(self.pending)
+        self.progress.changes += len(self.pending)
         self.pending.clear()
-        if not self.lacking.tables():
-            del self._xids[:-1]
-        self.report(fold)
+        self._forget_xids()
+        self.log_errors(fold)
 
     def fold(self) -> Fold:
         """A fold that writes into the open flush."""
-        stale, ahead, leave = self.followed.stale, self._reads.ahead, self.leave_to_comparison
-        return Fold(self.open(), self.fill, self.lacking, leave, self.written, stale, ahead, self.piece)
+        return Fold(
+            self.open(),
+            self.incomplete,
+            self.batch_bytes,
+            fill=self.fill,
+            defer_to_resync=self.defer_to_resync,
+            written=self.recording.written,
+            stale=self.tables.stale,
+            read_ahead=self._reads.read_ahead,
+        )
 
     def truncate(self, message: Truncate) -> None:
         """Empty the tables of a TRUNCATE."""
         self.apply_pending()
         flush = self.open()
         for relation in message.relations:
-            table = self.followed.tables.get(relation.oid)
+            table = self.tables.tables.get(relation.oid)
             if table is None:
                 continue
             if not same_name(relation, table.relation):
-                self.leave_to_comparison(table)
+                self.defer_to_resync(table)
                 continue
-            if relation.oid in self.followed.roots:
-                self._by_root.add(relation.oid)
-            for log in self.logs:
+            if relation.oid in self.tables.roots:
+                self._reads.roots.add(relation.oid)
+            for log in self.recording.logs:
                 log.truncate(self.final_lsn, table)
-            self.lacking.forget(table.id)
-            new_id = empty(flush, table, self.followed.context.keys)
-            self.followed.emptied(table, new_id)
-            self._changes += 1
+            self.incomplete.clear(table.id)
+            self.tables.truncated(table, empty(flush, table, self.tables.context.keys))
+            self.progress.changes += 1
 
-    def report(self, fold: Fold) -> None:
-        """Log what the fold left out: each row that is too large, and each error of a rule once."""
+    def log_errors(self, fold: Fold) -> None:
+        """Log each row of a fold that is too large, and each error of a rule once."""
         for refused in fold.refused:
-            _log.error("at %s: %s", format_lsn(Lsn(max(self.final_lsn, self.reached))), refused)
-        for error in fold.evaluation_errors:
-            if error not in self._reported and len(self._reported) < 1000:
-                self._reported.add(error)
-                _log.warning("a rule failed on a row and was left out: %s", error)
+            _log.error("at %s: %s", format_lsn(Lsn(max(self.final_lsn, self.progress.reached))), refused)
+        for error in self.progress.unreported(fold.evaluation_errors):
+            _log.warning("a rule failed on a row and was left out: %s", error)
 
     # what is left to comparisons
 
     def reshaped(self, table: LiveTable, change: RowChange) -> RowChange | None:
         """A change in the layout in which its table is stored. None when only a comparison can bring it, such as a
         change from when the table had another name, under which other rules may have read it."""
-        if change.relation.oid not in self.followed.shapes:
+        shapes = self.tables.shapes
+        if change.relation.oid not in shapes:
             return change
-        found = self.followed.shapes[change.relation.oid]
+        found = shapes[change.relation.oid]
         if found is None or not found.whole:
-            self.leave_to_comparison(table)
+            self.defer_to_resync(table)
         return None if found is None else found.change(change)
 
-    def leave_to_comparison(self, table: LiveTable) -> None:
+    def defer_to_resync(self, table: LiveTable) -> None:
         """Leave what the current transaction did to a table to a comparison. The mark is part of the flush."""
-        if table.relation.oid in self.followed.misnamed:
-            self.abandon()
+        if table.relation.oid in self.tables.renamed:
             what = "the stream calls a table by a former name"
-            raise SchemaChangedError(what, table.name, "the stream is read again, and describes all tables anew")
+            raise self._restart(what, table.name, "the stream is read again, and describes all tables again")
         if table.relation.oid in self._reads.completed:
-            self._leave_completed(table)
-        self._have_compared(table)
+            # The open flush may only commit with all changes up to the values that were read from the source, and one
+            # of these changes can't be applied. Once the table is marked, its rows are not completed any more.
+            what = "rows were completed with values from changes that can't be applied"
+            raise self._restart(what, table.name, mark=[table])
+        self._mark_in_flush(table)
 
-    def _leave_completed(self, table: LiveTable) -> None:
-        """The open flush has rows of the table that were completed with later values from the source. It may only
-        commit with all changes up to those values, and one of them can't be applied. Marked before the stream is read
-        again, the table has no rows completed then."""
-        self.abandon()
-        self._mark(table, Cause.REPLACED)
-        what = "rows were completed with values from changes that can't be applied"
-        raise SchemaChangedError(what, table.name, "the stream is read again")
-
-    def _mark(self, table: LiveTable, cause: Cause) -> None:
-        """Mark a table to be compared, with no flush open."""
-        stored = [stored for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
-        self._store.mark_resync(self._lease, [table.id for table in stored], ResyncReason(cause))
-
-    def _have_compared(self, table: LiveTable) -> None:
+    def _mark_in_flush(self, table: LiveTable) -> None:
         """Mark a table to be compared, as part of the flush. A comparison that runs already begins again."""
-        for log in self.logs:
-            log.spoil(self.final_lsn, table.relation.oid)
-        if table.id in self.followed.stale:
+        for log in self.recording.logs:
+            log.invalidate(self.final_lsn, table.relation.oid)
+        if table.id in self.tables.stale:
             return
         _log.info("%s has to be compared with the source", table.name)
         self.open().mark_resync(table.id, ResyncReason(Cause.REPLACED))
-        self.followed.compared.add(table.id)
-        self.followed.stale.add(table.id)
-        self.unsettled = True
+        self.tables.compared.add(table.id)
+        self.tables.stale.add(table.id)
+        self.recording.marked = True
+
+    def _restart(
+        self,
+        what: str,
+        where: str,
+        fix: str = "the stream is read again",
+        *,
+        mark: Sequence[LiveTable] = (),
+        cause: Cause = Cause.REPLACED,
+    ) -> SchemaChangedError:
+        """Abandon the flush, and mark tables to be compared. Returns the error by which the stream is read again."""
+        self.abandon()
+        for table in mark:
+            ids = [stored.id for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
+            self._store.mark_resync(self._lease, ids, ResyncReason(cause))
+        return SchemaChangedError(what, where, fix)
 
     # values that the stream left out
 
     def _complete(self) -> None:
-        """Ask the source for the values that rows of this flush lack. Where that takes too long, and for tables that
+        """Read the values from the source that rows of this flush lack. Where that takes too long, and for tables that
         are compared anyway, the comparison brings them."""
-        for table in [table for table in self.followed.tables.values() if table.id not in self.followed.compared]:
-            while rows := dict(islice(self.lacking.of(table.id).items(), self._reads.at_once)):
-                found = None if self._reads.too_long else self._ask(table, list(rows.values()))
+        for table in [table for table in self.tables.tables.values() if table.id not in self.tables.compared]:
+            while rows := dict(islice(self.incomplete.of(table.id).items(), self._reads.at_once)):
+                found = None if self._reads.too_long else self._read(table, list(rows.values()))
                 if found is None:
-                    for log in self.logs:
-                        log.lacks(table.relation.oid)
-                    self._have_compared(table)
+                    for log in self.recording.logs:
+                        log.mark_incomplete(table.relation.oid)
+                    self._mark_in_flush(table)
                     break
                 self._reads.completed.add(table.relation.oid)
                 pairs = zip(rows.items(), found, strict=True)
@@ -243,16 +263,15 @@ class StreamFlush:
                 fold = self.fold()
                 # The DELETE or key change of a row that is gone comes in the stream before the flush may commit
                 fold.write(table, states)
-                self.report(fold)
+                self.log_errors(fold)
 
-    def _ask(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None] | None:
-        known = self.followed
-        xids = () if table.id in known.compared else self._xids
-        return self._reads.rows(table, keys, known.files.get(table.relation.oid, ()), xids)
+    def _read(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None] | None:
+        wait_for = () if table.id in self.tables.compared else self._reads.xids
+        return self._reads.rows(table, keys, self.tables.files.get(table.relation.oid, ()), wait_for)
 
-    def _fetch(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
+    def _read_all(self, table: LiveTable, keys: Sequence[Sequence[Cell]]) -> list[FullCells | None]:
         self.open()  # what a comparison reads belongs to the flush that it merges in, which must not close before
-        found = self._ask(table, keys)
+        found = self._read(table, keys)
         if found is None:
             raise SchemaChangedError("rows can't be read from the source", table.name, "the stream is read again")
         return found
@@ -261,114 +280,180 @@ class StreamFlush:
         """Rows with the values of their generated columns; None for one that is gone from the source. When the table
         is locked, its changes are left to a comparison."""
         try:
-            return self._filler.fill(table, rows)
+            return Filler(self._reads.fetcher.generated, self._read_all).fill(table, rows)
         except NotComputedLockedError as error:
-            self.abandon()
-            self._mark(table, Cause.LOCKED)
-            raise SchemaChangedError(error.what, table.name, "the stream is read again, without its changes") from error
+            fix = "the stream is read again, without its changes"
+            raise self._restart(error.what, table.name, fix, mark=[table], cause=Cause.LOCKED) from error
+
+    def _forget_xids(self) -> None:
+        """Called once changes were applied: with no row incomplete, only the last transaction may still bring one."""
+        if not self.incomplete.tables():
+            del self._reads.xids[:-1]
 
     # the end of the flush
 
-    def settle(self, received: Lsn, *, idle: bool) -> None:
-        """Commit the open flush if it is time, with no transaction half read. `received` is how far the stream has
-        come."""
-        reached = Lsn(max(self.reached, received))
-        self.crowded = False
-        if self._flush is None and any(table not in self.followed.compared for table in self.lacking.tables()):
+    def commit_if_due(self, received: Lsn, *, idle: bool) -> None:
+        """Called with no transaction half read. `received` is how far the stream has come."""
+        self.progress.coalesced = False
+        if self._flush is None and any(table not in self.tables.compared for table in self.incomplete.tables()):
             self.open()  # the comparison that was to bring the values of these rows is over
         if self._flush is None:
-            self._advance(reached, idle=idle)
-            return
-        if idle or time.monotonic() - self._opened_at > FLUSH_SECONDS:
-            self.commit(reached)
+            self._advance(Lsn(max(self.progress.reached, received)), idle=idle)
+        elif idle or self.progress.seconds_open() > FLUSH_SECONDS:
+            self.commit(received)
 
-    def commit(self, reached: Lsn) -> None:
-        """Commit the open flush, unless the stream, which has come to `reached`, has not passed every value in it that
-        was read from the source."""
+    def commit(self, received: Lsn = ZERO) -> None:
+        """Commit the open flush, unless the stream has not passed every value in it that was read from the source."""
         self.apply_pending()
         if self._flush is None:
             return
-        if self.lacking.tables():
+        if self.incomplete.tables():
             self._complete()
-        if reached < self._reads.hold:
+        progress = self.progress
+        if max(received, progress.reached) < self._reads.hold:
             return
-        if self._by_root:
+        if self._reads.roots:
             self._check_names()
-        checkpoint = self._flush.commit(self.tag, Progress(self.reached, self._committed_us))
+        checkpoint = self._flush.commit(self.tag, Progress(progress.reached, progress.committed_us))
         self._flush = None
-        self._count(checkpoint.op_id)
-        self._by_root.clear()
+        progress.stored(self.tag, checkpoint.op_id)
         self._reads.reset()
-        if not self.lacking.tables():
-            del self._xids[:-1]
-        self.position = self.reached
-
-    def _count(self, op_id: OpId) -> None:
-        """Count the flush, which is in the store now. The next one begins with nothing."""
-        self.crowded = self._transactions > 1
-        self._figures.stored(self._transactions, self._changes, self._committed_us)
-        if self._changes and op_id != self._op_id:
-            now = time.time()
-            began = now - (time.monotonic() - self._opened_at)
-            mark = FlushMark(op_id, self.tag, self._committed_us)
-            self._figures.flushed(Flushed(mark, began, now, self._transactions, self._changes))
-        self._op_id = op_id
-        self._changes = self._transactions = self._committed_us = 0
-
-    def _check_names(self) -> None:
-        """Make sure that partitioned tables in the open flush still have the names that the store knows."""
-        now = self._reads.names(self._by_root)
-        renamed = self.followed.renamed(now.by_oid)
-        if renamed:
-            self._distrust(renamed, now.seen)
-
-    def take_names(self, names: Mapping[int, tuple[str, str]]) -> None:
-        """The current transaction is said to give tables these names. A partitioned table whose name is not the stored
-        one is left to a comparison, up to the present end of the log: another message tells of each name after it."""
-        known = self.followed
-        renamed = [oid for oid in known.renamed(names) if oid in known.roots and oid not in known.doubted]
-        if renamed:
-            self._distrust(renamed, self._reads.names(renamed).seen)
-
-    def _distrust(self, renamed: Sequence[int], upto: Lsn) -> None:
-        """Leave what the stream brings of renamed tables (oids), up to a position, to comparisons."""
-        self.abandon()
-        for table in [self.followed.tables[oid] for oid in renamed]:
-            self._mark(table, Cause.REPLACED)
-        NameBook(self._store, self.tag).distrust(self._lease, renamed, upto)
-        what = "a partitioned table was renamed, which the stream does not say"
-        raise SchemaChangedError(what, self.tag, "the stream is read again, without its changes")
+        self._forget_xids()
+        self.position = progress.reached
 
     def _advance(self, reached: Lsn, *, idle: bool) -> None:
         """With nothing to store, still store the position now and then, so that the source can drop its log. It is
         never acknowledged before: a slot that is ahead of its store tells that the store is a restored backup."""
-        if not idle or reached <= self.position or time.monotonic() - self._opened_at < IDLE_SECONDS:
-            return
-        self.reached = reached
-        self.open()
-        self.commit(reached)
+        if idle and reached > self.position and self.progress.seconds_open() >= IDLE_SECONDS:
+            self.progress.reached = reached
+            self.open()
+            self.commit()
 
     def abandon(self) -> None:
         """Roll the open flush back; the stream brings its changes again."""
         if self._flush is not None:
             self._flush.rollback()
             self._flush = None
-            self._by_root.clear()
             self._reads.reset()
+
+    # tables
+
+    def _check_names(self) -> None:
+        """Make sure that partitioned tables in the open flush still have the names that the store knows."""
+        now = self._reads.fetcher.names(self._reads.roots)
+        renamed = self.tables.named_otherwise(now.by_oid)
+        if renamed:
+            raise self._renamed(renamed, now.seen)
+
+    def take_names(self, names: Mapping[int, tuple[str, str]]) -> None:
+        """The current transaction is said to give tables these names. A partitioned table whose name is not the stored
+        one is left to a comparison, up to the present end of the log: another message names it after each rename."""
+        known = self.tables
+        others = known.named_otherwise(names)
+        renamed = [oid for oid in others if oid in known.roots and oid not in known.uncertain_until]
+        if renamed:
+            raise self._renamed(renamed, self._reads.fetcher.names(renamed).seen)
+
+    def _renamed(self, oids: Sequence[int], until: Lsn) -> SchemaChangedError:
+        """Leave what the stream brings of renamed tables, up to a position, to comparisons."""
+        what = "a partitioned table was renamed, which the stream does not say"
+        fix = "the stream is read again, without its changes"
+        error = self._restart(what, self.tag, fix, mark=[self.tables.tables[oid] for oid in oids])
+        NameBook(self._store, self.tag).distrust(self._lease, oids, until)
+        return error
 
     def renew(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
         """Follow other plans or tables from here on."""
-        before = self.followed.layouts()
-        self.followed.renew(context, stored)
-        now = self.followed.layouts()
-        for table in [table for table in self.lacking.tables() if now.get(table) != before.get(table)]:
-            self.lacking.forget(table)  # gone, or compared anew in its present form
+        before = self.tables.layouts()
+        self.tables.renew(context, stored)
+        now = self.tables.layouts()
+        for table in [table for table in self.incomplete.tables() if now.get(table) != before.get(table)]:
+            self.incomplete.clear(table)  # gone, or compared again in its present form
 
-    def watch(self, tables: Sequence[int]) -> Mapping[int, set[str]]:
-        """By table id, the ids of all rows that are written or deleted from here on. One watch at a time."""
-        self.written = {table: set() for table in tables}
-        return self.written
 
-    def unwatch(self) -> None:
-        """End the watch."""
-        self.written = {}
+@dataclass(slots=True)
+class StreamProgress:
+    """How far the stream was read, and what it brought since the last flush was committed."""
+
+    figures: Figures
+    reached: Lsn
+    """Where a transaction or a message of its own ends."""
+    committed_us: int = 0
+    transactions: int = 0
+    changes: int = 0
+    coalesced: bool = False
+    """Whether the last flush had several transactions."""
+    opened_at: float = 0.0
+    op_id: OpId | None = None
+    """Of the checkpoint after the last flush."""
+    _reported: set[str] = field(default_factory=set)
+
+    def seconds_open(self) -> float:
+        """How long ago a flush was opened last."""
+        return time.monotonic() - self.opened_at
+
+    def stored(self, tag: str, op_id: OpId) -> None:
+        """Count a flush, which is in the store now. The next one begins with nothing."""
+        self.coalesced = self.transactions > 1
+        self.figures.stored(self.transactions, self.changes, self.committed_us)
+        if self.changes and op_id != self.op_id:
+            now = time.time()
+            mark = FlushMark(op_id, tag, self.committed_us)
+            self.figures.flushed(Flushed(mark, now - self.seconds_open(), now, self.transactions, self.changes))
+        self.op_id = op_id
+        self.changes = self.transactions = self.committed_us = 0
+
+    def unreported(self, errors: Sequence[str]) -> list[str]:
+        """Those of the errors that were not logged before, as long as there are not too many."""
+        new = [error for error in dict.fromkeys(errors) if error not in self._reported]
+        new = new[: max(0, 1000 - len(self._reported))]
+        self._reported.update(new)
+        return new
+
+
+class SourceReads:
+    """What the open flush has read from the source, which may be newer than the flush."""
+
+    def __init__(self, fetcher: RowFetcher, batch_bytes: int) -> None:
+        self.fetcher = fetcher
+        self._batch_bytes = batch_bytes
+        self._since = 0.0  # when the open flush first read; 0 before
+        self.at_once = _FIRST_READ  # how many rows to read next, so that they have about `batch_bytes`
+        self.hold = ZERO  # the flush must not commit before the stream has passed it
+        self.read_ahead = set[int]()  # the oids of tables with values that were read
+        self.completed = set[int]()  # the oids of tables whose rows lacked them
+        self.roots = set[int]()  # the oids of partitioned tables that the open flush has changes of
+        self.xids: list[int] = []  # transactions of which changes are pending, and the last one
+
+    def reset(self) -> None:
+        """The flush has ended."""
+        self._since, self.hold, self.at_once = 0.0, ZERO, _FIRST_READ
+        self.read_ahead.clear()
+        self.completed.clear()
+        self.roots.clear()
+
+    @property
+    def too_long(self) -> bool:
+        """Whether reading has delayed the flush for too long, with incomplete rows coming as fast as they are read."""
+        return self._since > 0 and time.monotonic() - self._since > READING_SECONDS
+
+    def rows(
+        self, table: LiveTable, keys: Sequence[Sequence[Cell]], files: Collection[int], wait_for: Sequence[int]
+    ) -> list[FullCells | None] | None:
+        """Present rows of the source by key, None for each that is gone. Returns None when the rows can't be read, or
+        are not in `files` any more. A row that is not found is read again once the transactions `wait_for` are visible;
+        without any, it is gone."""
+        self._since = self._since or time.monotonic()
+        found = self.fetcher.fetch(table.relation, keys, files)
+        if found is not None and len(found.rows) < len(keys) and wait_for:
+            seen = self.fetcher.wait_until_visible(wait_for)
+            found = self.fetcher.fetch(table.relation, keys, files) if seen else None
+        if found is None:
+            return None
+        self.hold = Lsn(max(self.hold, found.seen))
+        self.read_ahead.add(table.relation.oid)
+        row_bytes = sum(len(cell or "") for row in found.rows for cell in row) // max(1, len(found.rows))
+        self.at_once = max(1, min(self._batch_bytes // max(1, row_bytes), self.at_once * 8, _MOST_READ))
+        key = table.identity.key
+        rows = {key(row): row for row in found.rows}
+        return [rows.get(key(cells)) for cells in keys]

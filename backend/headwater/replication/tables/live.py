@@ -14,7 +14,7 @@ from typing import cast
 
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, in_right_buckets
 from headwater.decode.types import TypeCatalog
-from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, Insert, Relation, RowChange, Update
+from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, FullCells, Insert, Relation, RowChange, Update
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.source.rows.generated import GeneratedValues, NotComputedError, NotComputedLockedError
@@ -23,8 +23,6 @@ from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
-
-FullCells = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

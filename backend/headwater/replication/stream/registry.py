@@ -13,25 +13,43 @@ from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
 
 
-class Followed:
-    """State of the tables, by oid unless it says ids.
+class TableRegistry:
+    """State of the tables, by oid unless it says ids."""
 
-    `shapes` converts changes of a table whose stored form is not the streamed one; None where changes are left to a
-    comparison. `compared` (ids) are compared as a whole, now or soon; of these, `stale` (ids) may have stored rows that
-    are older than the stream. `files` is where a table's rows were at the last look at the catalog: the stream does not
-    tell when they are rewritten. `misnamed` were compared under their present name, while the stream last used another
-    one. Their next change should come under the present name; before version 16, Postgres may go on with the former
-    name after a schema was renamed. `roots` are partitioned tables, whose renames the stream does not tell; their
-    changes up to the position in `doubted` are left to comparisons.
-    """
+    context: LiveContext
 
-    def __init__(self, context: LiveContext, stored: Sequence[StoredTable], doubted: Mapping[int, Lsn]) -> None:
-        self.doubted = dict(doubted)
-        self._described: dict[int, Relation] = {}  # by oid, how the stream describes a table
-        self.misnamed = set[int]()
-        self.shapes: dict[int, Reshape | None] = {}
+    tables: dict[int, LiveTable]
+    """The tables that the rules read, in their present generation."""
+
+    shapes: dict[int, Reshape | None]
+    """Converts changes of a table whose stored form is not the streamed one; None where changes are left to a
+    comparison."""
+
+    files: dict[int, frozenset[int]]
+    """Where a table's rows were at the last look at the catalog: the stream does not tell when they are rewritten."""
+
+    compared: set[int]
+    """Ids of tables that are compared as a whole, now or soon."""
+
+    stale: set[int]
+    """Ids of tables among these whose stored rows may be older than the stream."""
+
+    roots: set[int]
+    """Partitioned tables, whose renames the stream does not tell."""
+
+    uncertain_until: dict[int, Lsn]
+    """Changes of roots up to such a position are left to comparisons, since the stream may use a wrong name."""
+
+    renamed: set[int]
+    """Tables that were compared under their present name, while the stream last used another one. Their next change
+    should come under the present name; before version 16, Postgres may go on with the former name after a schema was
+    renamed."""
+
+    def __init__(self, context: LiveContext, stored: Sequence[StoredTable], uncertain_until: Mapping[int, Lsn]) -> None:
         self.context = context
-        self.tables: dict[int, LiveTable] = {}
+        self.tables, self.shapes, self.renamed = {}, {}, set()
+        self.uncertain_until = dict(uncertain_until)
+        self._described: dict[int, Relation] = {}  # how the stream describes a table
         self.renew(context, stored)
 
     def renew(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:
@@ -53,25 +71,25 @@ class Followed:
 
     def reach(self, position: Lsn) -> None:
         """Called when the stream comes to a transaction whose commit record begins at `position`."""
-        for oid in [oid for oid, upto in self.doubted.items() if upto <= position]:
-            del self.doubted[oid]
+        for oid in [oid for oid, until in self.uncertain_until.items() if until <= position]:
+            del self.uncertain_until[oid]
             if oid in self.tables:
                 self._fit(self.tables[oid])
 
-    def renamed(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
+    def named_otherwise(self, names: Mapping[int, tuple[str | None, str | None]]) -> list[int]:
         """The oids of tables that have another name there than in the store."""
         kept = {oid: self.tables[oid].relation for oid in names if oid in self.tables}
         return [oid for oid, relation in kept.items() if names[oid] != (relation.schema, relation.name)]
 
-    def take_relation(self, relation: Relation) -> None:
+    def describe(self, relation: Relation) -> None:
         """Called when the stream describes a table."""
         self._described[relation.oid] = relation
-        self.misnamed.discard(relation.oid)
+        self.renamed.discard(relation.oid)
         table = self.tables.get(relation.oid)
         if table is not None:
             self._fit(table)
 
-    def emptied(self, table: LiveTable, new_id: int) -> None:
+    def truncated(self, table: LiveTable, new_id: int) -> None:
         """A new, empty generation has replaced a table."""
         for ids in (self.compared, self.stale, self._waiting):
             if table.id in ids:
@@ -80,7 +98,7 @@ class Followed:
         if renewed is not None:
             self.tables[table.relation.oid] = renewed
 
-    def trust(self, tables: Collection[int]) -> None:
+    def mark_clean(self, tables: Collection[int]) -> None:
         """These tables (ids) are equal to the source, and no longer compared."""
         for ids in (self.compared, self.stale, self._waiting):
             ids.difference_update(tables)
@@ -90,7 +108,7 @@ class Followed:
     def caught_up(self, oids: Collection[int]) -> None:
         """A comparison has brought these tables up to the stream's present position."""
         pairs = [(self._described.get(oid), self.tables.get(oid)) for oid in oids]
-        self.misnamed |= {
+        self.renamed |= {
             described.oid
             for described, table in pairs
             if described and table and not same_name(described, table.relation)
@@ -100,7 +118,7 @@ class Followed:
         oid = table.relation.oid
         described = self._described.get(oid)
         streamed = table.streamed if described is None else as_kept(described, table.relation)
-        if table.id in self._waiting or oid in self.doubted or not same_name(streamed, table.relation):
+        if table.id in self._waiting or oid in self.uncertain_until or not same_name(streamed, table.relation):
             self.shapes[oid] = None
         elif streamed != table.streamed:
             self.shapes[oid] = reshape(streamed, table.relation)

@@ -8,8 +8,7 @@ from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, Update
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.replication.stream.contents import content_of
-from headwater.replication.stream.touches import Inherited, TouchLog
+from headwater.replication.stream.change_log import ChangeLog, Inherited, content_of
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater_rules.compiler.compile import compile_config
 
@@ -33,12 +32,12 @@ def notes(identity: ReplicaIdentity) -> LiveTable:
 def test_a_log_keeps_no_values() -> None:
     table = notes(ReplicaIdentity.DEFAULT)
     relation = table.relation
-    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     tracemalloc.start()
     try:
         for number in range(1_000):
             cells = (str(number), f"{number}" + "x" * 100_000, UNCHANGED)
-            log.note(Lsn(number), table, Update(relation, None, False, cells))
+            log.record(Lsn(number), table, Update(relation, None, False, cells))
         early, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -49,38 +48,38 @@ def test_a_log_keeps_no_values() -> None:
 
 def test_what_can_hide_a_difference_is_counted_again() -> None:
     """A row whose values went along into another one, and contents that came or went, even if they are gone again."""
-    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     log.begin_at(Lsn(0))
     keyed = notes(ReplicaIdentity.DEFAULT)
-    log.note(Lsn(1), keyed, Update(keyed.relation, ("1", None, None), True, ("2", "b", UNCHANGED)))
-    log.note(Lsn(1), keyed, Insert(keyed.relation, ("1", "a", "l")))
-    log.note(Lsn(1), keyed, Update(keyed.relation, None, False, ("3", "c", UNCHANGED)))
+    log.record(Lsn(1), keyed, Update(keyed.relation, ("1", None, None), True, ("2", "b", UNCHANGED)))
+    log.record(Lsn(1), keyed, Insert(keyed.relation, ("1", "a", "l")))
+    log.record(Lsn(1), keyed, Update(keyed.relation, None, False, ("3", "c", UNCHANGED)))
     assert log.of(1).to_count == {"1"}
 
-    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     log.begin_at(Lsn(0))
     full, row = notes(ReplicaIdentity.FULL), ("1", "a", None)
-    log.note(Lsn(1), full, Insert(full.relation, row))
-    log.note(Lsn(1), full, Delete(full.relation, row, False))
+    log.record(Lsn(1), full, Insert(full.relation, row))
+    log.record(Lsn(1), full, Delete(full.relation, row, False))
     assert log.of(1).to_count == {content_of(row)}
 
 
 def test_rows_without_identity_only_come() -> None:
     """Partitions with an identity of their own may tell of updates and deletes, which nobody takes in."""
-    log = TouchLog(frozenset({1}), lambda _, rows: list(rows))
+    log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     log.begin_at(Lsn(0))
     table, row, other = notes(ReplicaIdentity.NOTHING), ("1", "a", None), ("1", "b", None)
-    log.note(Lsn(1), table, Insert(table.relation, row))
-    log.note(Lsn(1), table, Update(table.relation, row, False, other))
-    log.note(Lsn(1), table, Delete(table.relation, other, False))
+    log.record(Lsn(1), table, Insert(table.relation, row))
+    log.record(Lsn(1), table, Update(table.relation, row, False, other))
+    log.record(Lsn(1), table, Delete(table.relation, other, False))
     assert log.of(1).delta == {content_of(row): 1}
 
 
 def test_a_table_whose_rows_lack_values_is_left_whatever_was_told_of_it_last() -> None:
-    log = TouchLog(frozenset({1, 2}), lambda _, rows: list(rows))
+    log = ChangeLog(frozenset({1, 2}), lambda _, rows: list(rows))
     log.begin_at(Lsn(100))
-    log.spoil(Lsn(50), 2)
-    assert log.spoiled == frozenset(), "the snapshot has what was done then"
-    log.lacks(1)
-    log.spoil(Lsn(50), 1)
-    assert log.spoiled == {1}
+    log.invalidate(Lsn(50), 2)
+    assert log.invalidated == frozenset(), "the snapshot has what was done then"
+    log.mark_incomplete(1)
+    log.invalidate(Lsn(50), 1)
+    assert log.invalidated == {1}
