@@ -64,7 +64,7 @@ def world_of(
                 password="right",
                 port=network.port,
                 silence_seconds=4.0,
-                pace=WATCHED,
+                intervals=WATCHED,
             )
             stack.callback(deployment.close)
             deployment.start()

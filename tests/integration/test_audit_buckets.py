@@ -346,7 +346,7 @@ def test_sampling_goes_on_past_tables_that_it_cannot_look_into_and_names_them(
     with unheard(deployment):
         source_db.execute("insert into first values (2, 'two'); insert into last values (2, 'two')")
     deployment.stop()
-    deployment.sampling, deployment.pace = replace(EAGER, repair=False), WATCHED
+    deployment.sampling, deployment.intervals = replace(EAGER, repair=False), WATCHED
     deployment.start()
 
     def cycles() -> Sampled:

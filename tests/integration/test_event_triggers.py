@@ -269,7 +269,7 @@ streams:
 def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     deployment = deploy(NOTES)
-    deployment.pace = TRIGGERED
+    deployment.intervals = TRIGGERED
     deployment.start()
     ops = deployment.op_count()
     for transactional in ("true", "false"):
@@ -289,7 +289,7 @@ def test_a_change_of_a_quiet_table_is_found_by_the_message_alone(deploy: Deploy,
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     install(settings_for(source_db))
     deployment = deploy(NOTES)
-    deployment.pace = TRIGGERED
+    deployment.intervals = TRIGGERED
     deployment.start()
     assert deployment.rows("a").keys() == {("notes", "1")}
     source_db.execute("alter table notes rename to archive")

@@ -131,7 +131,7 @@ def test_changes_of_other_tables_are_taken_up_while_one_is_locked(
     deployment = deploy(CONFIG)
     if how == "by event triggers":
         assert install(deployment.settings).done
-        deployment.pace = TRIGGERED
+        deployment.intervals = TRIGGERED
     deployment.start()
     device = Device(deployment)
     with locked(source_db) as somebody:

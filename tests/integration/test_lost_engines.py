@@ -71,7 +71,7 @@ def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, engine: D
     source_db.execute("insert into items select i::text, 'body' from generate_series(1, 100) i")
     made: Deployment = deploy(CONFIG)
     made.bulk = BulkJobs(engine)
-    made.pace = replace(HASTY, retry=PAUSE)
+    made.intervals = replace(HASTY, retry=PAUSE)
     return made.start()
 
 

@@ -158,7 +158,7 @@ def test_no_version_fails_for_what_a_task_of_its_job_lacks(
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
     deployment = deploy(NOTES, on_postgres=False)
-    deployment.pace = replace(HASTY, retry=0.05)
+    deployment.intervals = replace(HASTY, retry=0.05)
     deployment.start()
     ailing, finish = Ailing(broken, times=25), StageFile.finish  # three to an attempt
 

@@ -149,7 +149,7 @@ def test_a_stream_that_is_wanted_again_at_once_has_what_was_written_meanwhile(
     both, one = HEAD + NOTES.replace("PARITY", "0") + COPIES, HEAD + NOTES.replace("PARITY", "0")
     deployment = deploy(both)
     deployment.keep_stopped = 0.0
-    deployment.pace = replace(deployment.pace, work=1.0)  # nothing is forgotten before
+    deployment.intervals = replace(deployment.intervals, work=1.0)  # nothing is forgotten before
     deployment.start()
     device = Device(deployment)
     device.rows()

@@ -115,7 +115,7 @@ def test_partitions_with_nothing_in_common_are_told_of_and_compared(deploy: Depl
     assert (finding.code, finding.fatal) == ("HW_2029", False)
     assert "the partitions of public.events tell rows apart in different ways" in finding.what
     deployment = deploy(CONFIG)
-    deployment.pace = replace(deployment.pace, audit=0.1)
+    deployment.intervals = replace(deployment.intervals, audit=0.1)
     device = Device(deployment.start())
     for sql in STEPS:
         source_db.execute(sql)

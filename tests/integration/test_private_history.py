@@ -246,7 +246,7 @@ def test_what_a_partitioned_table_is_under_a_private_name_is_shown_to_nobody(
 ) -> None:
     """After its root was renamed, Postgres sends what follows under its former name."""
     deployment = deploy(CONFIG)
-    deployment.pace = replace(HASTY, catalog=looks)
+    deployment.intervals = replace(HASTY, catalog=looks)
     device = partitioned(deployment, source_db)
     source_db.execute("alter table live rename to resting")
     for statement in PRIVATE:
@@ -322,7 +322,7 @@ def away_for_a_while(deployment: Deployment, source: SourceDb, how: str) -> Devi
     """A partitioned table has had another name, and its own again, before the stream comes to what was written to it
     meanwhile. Nobody looks at the catalog."""
     away, name, back = AWAY[how]
-    deployment.pace = TRIGGERED
+    deployment.intervals = TRIGGERED
     device = partitioned(deployment, source)
     with held_back():
         source.execute(away)

@@ -68,7 +68,7 @@ def test_rows_are_told_by_the_size_of_a_table_that_grew_since_the_planner_looked
 def test_a_merge_tells_its_rows_to_the_log_and_to_the_command_that_waits(deploy: Deploy, world: SourceDb) -> None:
     world.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, 9000) i")
     deployment = deploy(NOTES)
-    deployment.pace = replace(HASTY, work=0.0)
+    deployment.intervals = replace(HASTY, work=0.0)
     deployment.start()
     with unheard(deployment):
         world.execute("update notes set body = 'y'")

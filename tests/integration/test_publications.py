@@ -238,7 +238,7 @@ def test_what_is_not_published_comes_late(deploy: Deploy, source_db: SourceDb) -
     prepare(source_db)
     source_db.execute(BOTH + " with (publish = 'insert')")
     deployment = deploy(CONFIG)
-    deployment.pace = replace(deployment.pace, audit=0.5)
+    deployment.intervals = replace(deployment.intervals, audit=0.5)
     device = Device(deployment.start())
     for number in range(2):
         source_db.execute(f"update notes set body = 'unseen {number}' where n < 6; delete from notes where n = 6")

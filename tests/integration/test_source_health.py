@@ -237,7 +237,7 @@ def test_what_another_version_kept_is_passed_over() -> None:
 def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1')")
     made = deploy(NOTES)
-    made.pace = WATCHED
+    made.intervals = WATCHED
     return made
 
 
@@ -267,7 +267,7 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.replication.health.monitor")
-    deployment.pace = replace(deployment.pace, health=0.2)
+    deployment.intervals = replace(deployment.intervals, health=0.2)
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")
     assert standing(deployment).findings == ()
@@ -306,7 +306,7 @@ def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_name
     forgotten.execute("begin")
     forgotten.execute("/* a secret */ insert into carts values (1)")
     source.execute("begin; insert into other values ('1'); prepare transaction 'it''s'")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, user="follower", pace=WATCHED)
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, user="follower", intervals=WATCHED)
     monkeypatch.setattr(health, "_OLD", "0 s")
     with connect(replace(deployment.settings, user="postgres")) as conn:
         before = [f for f in slot_findings(conn, SLOT, None) if f.code == "HW_2033"]
@@ -363,7 +363,7 @@ def test_without_a_slot_for_a_comparison_rows_flow_and_the_lack_is_named(
     server = postgres_with(max_replication_slots="2", max_wal_senders="2")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key, body text)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=WATCHED).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=WATCHED).start()
     try:
         source.execute("alter table notes add column a text default 'x'")
         wait_until(lambda: deployment.bulk_records()[-1].kind != "snapshot", "a comparison")
@@ -443,7 +443,7 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
     server = postgres_with()
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=replace(WATCHED, health=0.2)).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=replace(WATCHED, health=0.2)).start()
     try:
         wait_until(lambda: flows(deployment), "the first look")
         source.connection.close()

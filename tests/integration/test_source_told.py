@@ -103,7 +103,7 @@ def test_command_endpoint_and_metrics_tell_the_same(
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(NOTES)
-    deployment.pace = WATCHED
+    deployment.intervals = WATCHED
     install(deployment.settings)
     source_db.execute("alter table notes drop constraint notes_pkey")
     deployment.start()
@@ -208,7 +208,7 @@ def test_cause_and_remedy_are_told_by_command_endpoint_and_metrics(
     server = postgres_with(max_slot_wal_keep_size="128MB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key); create table other (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=WATCHED).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=WATCHED).start()
     endpoint = Endpoint(free_port(), free_port())
     config = endpoint.config(deployment)
     (tmp_path / "status.json").write_text(json.dumps(config), encoding="utf-8")
@@ -246,7 +246,7 @@ def test_a_slot_that_is_lost_while_nobody_reads_it_is_told_by_every_command(
     server = postgres_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, pace=WATCHED).start()
+    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=WATCHED).start()
     deployment.caught_up()
     deployment.close()
     (tmp_path / "status.json").write_text(json.dumps(config_of(deployment, free_port())), encoding="utf-8")
@@ -282,7 +282,7 @@ def test_a_large_transaction_is_told_while_it_is_stored_and_keeps_the_store_lock
 
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(NOTES)
-    deployment.pace = WATCHED
+    deployment.intervals = WATCHED
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")
     monkeypatch.setattr(Fold, "apply", apply_slowly)

@@ -125,7 +125,7 @@ def test_tables_are_compared_while_commits_wait_for_us(deployment: Deployment, s
     source = deployment.source
     if triggers:
         install(deployment.settings)
-        deployment.pace = replace(TRIGGERED, again=1.0)  # commits are seen only once the store has them
+        deployment.intervals = replace(TRIGGERED, recheck=1.0)  # commits are seen only once the store has them
     deployment.start()
     writing = threading.Event()
     writer = threading.Thread(target=write_until, args=(source, writing), daemon=True)

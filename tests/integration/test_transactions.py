@@ -69,7 +69,7 @@ def test_what_several_writers_commit_is_stored_together(deploy: Deploy, source_d
 
     deployment = deploy(CONFIG)
     deployment.figures = Figures(note)
-    deployment.pace = replace(HASTY, gather=3.0)
+    deployment.intervals = replace(HASTY, commit_delay=3.0)
     deployment.start()
     for row in "abc":  # the last two are there when the first is stored
         source_db.execute(f"insert into notes values ('{row}', 'x', 0)")

@@ -132,7 +132,7 @@ def test_served_from_a_file_the_rest_is_there_and_the_statements_are_told(
 
     caplog.set_level(logging.INFO)
     caplog.clear()
-    service.deployment.pace = WATCHED
+    service.deployment.intervals = WATCHED
     service.deployment.start()
     assert service.rows() == {NOTE}
     wait_until(lambda: PUBLISH in caplog.text, "the replicator to name the statement")
@@ -170,7 +170,7 @@ PRIVATE = HEAD + "  notes: {auto_subscribe: true, query: SELECT id FROM notes WH
 
 
 def test_nobody_gets_rows_by_a_column_before_it_is_there_and_after_it_is_gone(service: Service) -> None:
-    service.deployment.pace = WATCHED
+    service.deployment.intervals = WATCHED
     service.deployment.start()
     refused = service.run("rules", "deploy", "new.yaml", yaml=PRIVATE)
     assert refused.code == 1

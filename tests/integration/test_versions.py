@@ -166,7 +166,7 @@ def test_a_store_that_is_away_for_long_does_not_fail_a_version(
 ) -> None:
     deployment = deploy(config(LISTS))
     monkeypatch.setattr("headwater.replication.recovery._LONGEST_DELAY", 0.05)
-    deployment.pace = replace(HASTY, retry=0.05)
+    deployment.intervals = replace(HASTY, retry=0.05)
     deployment.start()
     reprocess, failed = BulkJobs.reprocess, itertools.count(1)
 

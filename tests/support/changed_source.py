@@ -131,7 +131,7 @@ def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, fo
     source = deployment.source
     if found == BY_TRIGGERS:
         assert install(deployment.settings).done
-        deployment.pace = TRIGGERED
+        deployment.intervals = TRIGGERED
     deployment.start()
     device = Device(deployment)
 

@@ -27,7 +27,7 @@ from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.health.figures import Figures
 from headwater.replication.health.standing import Standing, find_standing
-from headwater.replication.pace import Pace
+from headwater.replication.intervals import PollIntervals
 from headwater.replication.replicator import Replicator
 from headwater.replication.sampling.audit import SamplingSettings
 from headwater.source.catalog.publications import load_publications
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as
     from tests.support.fix_postgres import SourceDb
 
 DEADLINE = 120.0
-HASTY = Pace(catalog=0.5, again=0.2, rest=0.02, health=5.0, work=0.1, retry=1.0)
+HASTY = PollIntervals(catalog=0.5, recheck=0.2, min_interval=0.02, health=5.0, work=0.1, retry=1.0)
 """Each look costs the source 10 ms of a processor."""
 WATCHED = replace(HASTY, health=1.0)
 """Of a test that asks how the source stands."""
@@ -101,7 +101,7 @@ class Deployment:
     poison_changes: str = "skip"
     publications: tuple[str, ...] = ("headwater",)
     slot_prefix: str = ""  # by the name of the database
-    pace: Pace = field(default_factory=lambda: HASTY)
+    intervals: PollIntervals = field(default_factory=lambda: HASTY)
     heartbeat_seconds: int = 60
     user: str = "postgres"
     password: str = ""
@@ -184,7 +184,7 @@ class Deployment:
             following=following.set,
             keep_stopped=self.keep_stopped,
             sampling=self.sampling,
-            pace=self.pace,
+            intervals=self.intervals,
             take_slot=self.take_slot,
             figures=self.figures,
         ).run(self._stop)

@@ -13,34 +13,26 @@ from __future__ import annotations
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.jobs.scheduler import JobScheduler
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
-from headwater.replication.tables.schema_watch import SchemaWatch
 
 
-class Reconciler:
-    """Makes the store's tables what `schema` finds in the source."""
-
-    def __init__(self, context: JobContext, schema: SchemaWatch, work: JobScheduler) -> None:
-        self._context = context
-        self._schema = schema
-        self._work = work
-
-    def step(self) -> None:
-        """Take up what was found, if anything. Raises PublicationUnusable and KeyNotSentError."""
-        context = self._context
-        if context.stream.recording.take_marked():
-            self._work.look_soon()
-        found = self._schema.take()
-        state = None if found is None else context.store.source_state(context.tag)
-        if found is None or state is None:
-            return
-        stored = context.store.tables(context.tag)
-        changes = table_changes(stored, found)
-        if not changes:
-            return
-        with context.connection.use() as conn:
-            doubted = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
-        context.stream.registry.uncertain_until.update(doubted)
-        adapt(context.store, context.lease, state, context.live_context(self._schema.plans, stored), changes)
-        context.follow(self._schema.plans)
-        if changes.oids:
-            self._work.tables_changed(changes.oids)
+def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
+    """Make the store's tables what the last look at the catalog found, if they differ. Raises PublicationUnusable and
+    KeyNotSentError."""
+    stream, schema = context.stream, context.stream.schema
+    if stream.recording.take_marked():
+        scheduler.look_soon()
+    found = schema.take()
+    state = None if found is None else context.store.source_state(context.tag)
+    if found is None or state is None:
+        return
+    stored = context.store.tables(context.tag)
+    changes = table_changes(stored, found)
+    if not changes:
+        return
+    with context.connection.use() as conn:
+        uncertain = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
+    stream.registry.uncertain_until.update(uncertain)
+    adapt(context.store, context.lease, state, context.live_context(schema.plans, stored), changes)
+    context.follow(schema.plans)
+    if changes.oids:
+        scheduler.tables_changed(changes.oids)

@@ -7,8 +7,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress
@@ -17,26 +18,21 @@ from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.health.figures import Figures
-from headwater.replication.health.flow import FlowMeter
 from headwater.replication.health.monitor import Watch
+from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.job import JobContext, types_of
 from headwater.replication.jobs.scheduler import JobScheduler
 from headwater.replication.jobs.snapshot import InitialSnapshot
 from headwater.replication.own_slot import OwnSlot, own_slot
-from headwater.replication.pace import Pace
-from headwater.replication.reconcile import Reconciler
+from headwater.replication.reconcile import take_up_changes
 from headwater.replication.recovery import Recovery
 from headwater.replication.resume import SlotResume
 from headwater.replication.sampling.audit import SamplingSettings
 from headwater.replication.stream.access import StreamAccess
-from headwater.replication.stream.apply import Applier
-from headwater.replication.stream.flush import StreamFlush
-from headwater.replication.stream.intake import FailedTransactions, StreamIntake
-from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.stream.flush import FlushBuilder
-from headwater.replication.tables.changes import adapt, table_changes, verify_once
+from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import SchemaWatch, UnseenAudit, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
@@ -64,11 +60,12 @@ from headwater_rules.plan import SyncPlan
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
 
-
 _log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 10.0
 _WAIT = 0.5
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Replicator:
     following: Callable[[], None]
     keep_stopped: float = KEEP_STOPPED_SECONDS
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    pace: Pace = field(default_factory=Pace)
+    intervals: PollIntervals = field(default_factory=PollIntervals)
     take_slot: bool = False
     lost: Callable[[], None] = lambda: None
     figures: Figures = field(default_factory=Figures)
@@ -99,207 +96,188 @@ class Replicator:
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set. Raises errors that a person has to fix. After a lost lease, waits for it again."""
         turns, yaml, followed = _Turns(stop), self.yaml, False
-        while (lease := self._wait_for_lease(stop)) is not None:
+        while (lease := _when_possible(self._acquire, stop)) is not None:
             recovery, ended = Recovery(followed=followed), turns.begin()
+            watch = Watch(
+                self.source, self.store, lease, self.intervals.health, self.bulk.preparing, self.figures.totals
+            )
             try:
-                with (
-                    _LeaseKeeper(self.store, lease, ended, self.lost) as keeper,
-                    Watch(
-                        self.source, self.store, lease, self.pace.health, self.bulk.preparing, self.figures.totals
-                    ) as watch,
-                ):
-                    if yaml is not None and self._deploys(yaml, lease, ended):
+                with _LeaseKeeper(self.store, lease, ended, self.lost) as keeper, watch:
+                    if yaml is not None and _when_possible(partial(self._deploy, yaml, lease), ended):
                         yaml = None  # not again: another holder of the lease may deploy a newer one
-                    self._reporting_to(watch)._run_leased(lease, ended, watch, recovery)
+                    _LeaseHolder(self, lease, ended, watch, recovery).run()
                     keeper.raise_if_lost()
                 return
             except LeaseLostError as error:
                 _log.warning("%s", error)
             followed = recovery.followed
 
-    def _deploys(self, yaml: str, lease: Lease, stop: threading.Event) -> bool:
-        """Deploy the file as soon as the store can be reached. Returns False when `stop` was set before. Raises
-        LeaseLostError: another holder may have deployed a newer file meanwhile."""
-        told = False
-        while not stop.is_set():
-            try:
-                self.store.renew(lease)
-                deploy_file(self.store, lease, yaml)
-            except (StoreBusyError, StoreUnreachableError) as error:
-                _log.log(logging.DEBUG if told else logging.WARNING, "%s", error)
-                told = True
-                stop.wait(_WAIT)
-            else:
-                return True
-        return False
+    def _acquire(self) -> Lease:
+        return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
 
-    def _reporting_to(self, watch: Watch) -> Replicator:
-        """The same replicator, which reports progress to the watch too."""
+    def _deploy(self, yaml: str, lease: Lease) -> bool:
+        """Raises LeaseLostError: another holder may have deployed a newer file meanwhile."""
+        self.store.renew(lease)
+        deploy_file(self.store, lease, yaml)
+        return True
 
-        def progress(done: BulkProgress) -> None:
-            watch.works(done)
-            self.figures.worked(done)
-            self.progress(done)
 
-        return replace(self, progress=progress)
+def _when_possible(do: Callable[[], _T], stop: threading.Event) -> _T | None:
+    """The result of `do`, once the store can be reached and nobody else has the lease. None when `stop` was set."""
+    level = logging.WARNING
+    while not stop.is_set():
+        try:
+            return do()
+        except (LeaseHeldError, StoreBusyError, StoreUnreachableError) as error:
+            _log.log(level, "waiting: %s", error)
+            level = logging.DEBUG
+            stop.wait(_WAIT)
+    return None
 
-    def _wait_for_lease(self, stop: threading.Event) -> Lease | None:
-        logged = False
-        while not stop.is_set():
-            try:
-                return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
-            except (LeaseHeldError, StoreBusyError, StoreUnreachableError) as error:
-                if not logged:
-                    _log.warning("waiting: %s", error)
-                    logged = True
-                stop.wait(0.5)
-        return None
 
-    def _run_leased(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
-        failed = FailedTransactions(self.source, self.store)
-        while not stop.is_set():
+class _LeaseHolder:
+    """Follows the source while the lease is held: again and again, after errors that may pass."""
+
+    def __init__(
+        self, replicator: Replicator, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery
+    ) -> None:
+        self._replicator = replicator
+        self._source, self._store, self._bulk = replicator.source, replicator.store, replicator.bulk
+        self._lease = lease
+        self._stop = stop
+        self._watch = watch
+        self._recovery = recovery
+        self._failed = FailedTransactions(self._source, self._store)
+        self._names = NameBook(self._store, self._source.tag)
+
+    def run(self) -> None:
+        """Run until the event is set. Raises LeaseLostError, and errors that a person has to fix."""
+        while not self._stop.is_set():
             started = time.monotonic()
             try:
-                with machine_errors(), source_errors(self.source):
-                    self._attempt(lease, stop, watch, recovery)
+                with machine_errors(), source_errors(self._source):
+                    self._attempt()
             except HeadwaterError as error:
-                if stop.is_set() and not isinstance(error, LeaseLostError):
+                if self._stop.is_set() and not isinstance(error, LeaseLostError):
                     return  # work that was cut short by the stop
-                recovery.note(error)
+                self._recovery.note(error)
                 if not isinstance(error, SchemaChangedError):
-                    watch.failed(error)
+                    self._watch.failed(error)
                 _log.log(logging.WARNING if error.kind in {Kind.RETRY, Kind.RESYNC} else logging.ERROR, "%s", error)
-                # A store that can't be reached now learns of it when the stream comes to the transaction again
+                # A store that can't be reached now records it when the stream comes to the transaction again
                 with contextlib.suppress(StoreBusyError, StoreUnreachableError):
-                    if isinstance(error, PoisonError) and failed.record(lease, error):
+                    if isinstance(error, PoisonError) and self._failed.record(self._lease, error):
                         _log.error("the transaction is skipped, and all tables are compared with the source")
-                recovery.pause(started, stop, error)
+                self._recovery.pause(started, self._stop, error)
 
-    def _attempt(self, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
-        self.store.renew(lease)  # without the lease, the slot's reader may be a newer holder's, which must not be ended
-        take = self.take_slot and not recovery.followed
-        with own_slot(self.source, self.store, lease, take=take, stop=stop) as slot:
-            self._attempt_with(slot, lease, stop, watch, recovery)
+    def _attempt(self) -> None:
+        recovery = self._recovery
+        # Without the lease, the slot's reader may be a newer holder's, which must not be ended
+        self._store.renew(self._lease)
+        take = self._replicator.take_slot and not recovery.followed
+        with own_slot(self._source, self._store, self._lease, take=take, stop=self._stop) as slot:
+            if recovery.must_read or self._needs_snapshot(slot):
+                self._watch.reading()
+                self._read_all(slot)
+            recovery.must_read = recovery.slot_lost = False
+            self._failed.take_requests(self._lease)
+            self._follow(slot)
 
-    def _attempt_with(
-        self, slot: OwnSlot, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery
-    ) -> None:
-        if recovery.must_read or self._needs_snapshot(lease, slot, slot_lost=recovery.slot_lost):
-            watch.reading()
-            self._read_whole(lease, slot, stop)
-        recovery.must_read = recovery.slot_lost = False
-        FailedTransactions(self.source, self.store).take_requests(lease)
-        self._follow(slot, lease, stop, watch, recovery)
-
-    def _read_whole(self, lease: Lease, slot: OwnSlot, stop: threading.Event) -> None:
-        """A new slot and a snapshot of every table, by the newest version of the sync config."""
-        version = newest(self.store)
-        while version is None and not stop.wait(_WAIT):
-            version = newest(self.store)
-        if version is None:
-            return
-        try:
-            plan = compile_config(version.yaml).plan
-        except RuleErrors as error:
-            self.store.mark_version(lease, version.id, VersionState.FAILED, str(error))
-            raise
-        self.bulk.warm_up()
-        InitialSnapshot(self.source, self.store, plan, version.id, self.bulk, self.progress).run(lease, slot)
-
-    def _needs_snapshot(self, lease: Lease, slot: OwnSlot, *, slot_lost: bool) -> bool:
-        """Whether the store can't catch up by the stream and comparisons. `slot_lost`: the slot can't be read any
-        more."""
-        state = self.store.source_state(self.source.tag)
-        if state is None or in_state(self.store, VersionState.ACTIVE) is None:
+    def _needs_snapshot(self, slot: OwnSlot) -> bool:
+        """Whether the store can't catch up by the stream and comparisons."""
+        state = self._store.source_state(self._source.tag)
+        if state is None or in_state(self._store, VersionState.ACTIVE) is None:
             return True
-        plans = tuple(in_use(self.store, self.keep_stopped).plans)
+        plans = tuple(in_use(self._store, self._replicator.keep_stopped).plans)
+        resume = SlotResume(self._source, self._store, slot)
         try:
-            SlotResume(self.source, self.store, slot).make_sure(lease, state, plans, slot_lost=slot_lost)
+            resume.make_sure(self._lease, state, plans, slot_lost=self._recovery.slot_lost)
         except SourceReplacedError as error:
             _log.warning("%s", error)
             return True
         return False
 
-    def _adapt(self, lease: Lease, state: SourceState, plans: Sequence[SyncPlan], connection: SharedConnection) -> None:
+    def _read_all(self, slot: OwnSlot) -> None:
+        """A new slot and a snapshot of every table, by the newest version of the sync config."""
+        version = newest(self._store)
+        while version is None and not self._stop.wait(_WAIT):
+            version = newest(self._store)
+        if version is None:
+            return
+        try:
+            plan = compile_config(version.yaml).plan
+        except RuleErrors as error:
+            self._store.mark_version(self._lease, version.id, VersionState.FAILED, str(error))
+            raise
+        self._bulk.warm_up()
+        InitialSnapshot(self._source, self._store, plan, version.id, self._bulk, self._progress).run(self._lease, slot)
+
+    def _progress(self, done: BulkProgress) -> None:
+        self._watch.works(done)
+        self._replicator.figures.worked(done)
+        self._replicator.progress(done)
+
+    def _follow(self, slot: OwnSlot) -> None:
+        """Follow the stream from where the store is, until the event is set."""
+        settings, source, store, lease = self._replicator, self._source, self._store, self._lease
+        recovery = self._recovery
+        state = store.source_state(source.tag)
+        if state is None:
+            return
+        store.discard_staged(lease)  # files of a job that was killed
+        forget_half_built(store, lease)
+        used = in_use(store, settings.keep_stopped)
+        if used.obsolete:  # first, since `_adapt` drops the tables that only they read
+            store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(contextlib.closing(SharedConnection(source)))
+            self._adapt(state, used.plans, connection)
+            self._names.pass_over(lease, state.lsn)
+            stored = store.tables(source.tag)
+            context = self._context(used.plans, stored, connection)
+            fetcher = stack.enter_context(contextlib.closing(RowFetcher(source)))
+            schema = stack.enter_context(
+                contextlib.closing(SchemaWatch(source, used.plans, stored, settings.intervals))
+            )
+            flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures)
+            applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)
+            access = StreamAccess(flush, schema)
+            jobs = JobContext(source, store, lease, self._bulk, access, self._progress, connection)
+            stream = stack.enter_context(
+                ReplicationStream(source, state.slot, state.lsn, source.publications, recovery.patience)
+            )
+            scheduler = JobScheduler(jobs, settings.keep_stopped, settings.sampling, settings.intervals)
+            stack.enter_context(contextlib.closing(scheduler))
+            _log.info("following the stream from %s", format_lsn(state.lsn))
+            recovery.followed = True
+            self._watch.flow.begun(state.lsn)
+            self._watch.streaming()
+            settings.following()
+            try:
+                self._pump(slot, stream, applier, flush, jobs, scheduler)
+            finally:
+                if flush.position > state.lsn:
+                    recovery.progressed()
+                flush.abandon()
+
+    def _adapt(self, state: SourceState, plans: Sequence[SyncPlan], connection: SharedConnection) -> None:
         """Make the store's tables what the catalog says."""
-        stored = self.store.tables(self.source.tag)
+        stored = self._store.tables(self._source.tag)
         with connection.use() as conn:
-            wanted = readable_tables(conn, self.source, plans, {table.relation.oid for table in stored})
+            wanted = readable_tables(conn, self._source, plans, {table.relation.oid for table in stored})
             for finding in unseen_findings(conn, wanted):
                 _log.warning("%s", finding)
             changes = table_changes(stored, wanted)
-            distrust_named(NameBook(self.store, self.source.tag), lease, conn, changes)
+            distrust_named(self._names, self._lease, conn, changes)
         if changes:
-            adapt(self.store, lease, state, self._context(plans, stored, connection), changes)
+            adapt(self._store, self._lease, state, self._context(plans, stored, connection), changes)
 
     def _context(
         self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], connection: SharedConnection
     ) -> LiveContext:
+        source = self._source
         types = types_of(connection, stored)
-        return LiveContext(self.source.tag, distinct(plans), types, self.store.keys(), self.source.piece_bytes)
-
-    def _follow(self, slot: OwnSlot, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery) -> None:
-        state = self.store.source_state(self.source.tag)
-        if state is None:
-            return
-        self.store.discard_staged(lease)  # files of a job that was killed
-        forget_half_built(self.store, lease)
-        used = in_use(self.store, self.keep_stopped)
-        plans = used.plans
-        if used.obsolete:  # first, since `_adapt` drops the tables that only they read
-            self.store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
-        with contextlib.closing(SharedConnection(self.source)) as connection:
-            self._adapt(lease, state, plans, connection)
-            self._stream(slot, lease, state, plans, connection, stop, watch, recovery)
-
-    def _stream(
-        self,
-        slot: OwnSlot,
-        lease: Lease,
-        state: SourceState,
-        plans: Sequence[SyncPlan],
-        connection: SharedConnection,
-        stop: threading.Event,
-        watch: Watch,
-        recovery: Recovery,
-    ) -> None:
-        stored = self.store.tables(self.source.tag)
-        context = self._context(plans, stored, connection)
-        with (
-            contextlib.closing(RowFetcher(self.source)) as fetcher,
-            contextlib.closing(SchemaWatch(self.source, plans, stored, self.pace)) as schema,
-        ):
-            NameBook(self.store, self.source.tag).pass_over(lease, state.lsn)
-            left_out = FailedTransactions(self.source, self.store).skipped()
-            flush = FlushBuilder(self.store, lease, context, stored, state.lsn, fetcher, self.figures)
-            applier = TransactionApplier(flush, schema, left_out, recovery.isolate_until)
-            access = StreamAccess(flush, schema)
-            for_jobs = JobContext(self.source, self.store, lease, self.bulk, access, self.progress, connection)
-            unseen = UnseenAudit(
-                self.store,
-                lease,
-                self.source.tag,
-                lambda: for_jobs.published(in_use(self.store, self.keep_stopped).plans).values(),
-                self.pace.audit,
-            )
-            with (
-                ReplicationStream(
-                    self.source, state.slot, state.lsn, self.source.publications, recovery.patience
-                ) as stream,
-                contextlib.closing(JobScheduler(for_jobs, self.keep_stopped, self.sampling, self.pace)) as work,
-            ):
-                _log.info("following the stream from %s", format_lsn(state.lsn))
-                recovery.followed = True
-                watch.flow.begun(state.lsn)
-                watch.streaming()
-                self.following()
-                tables = Reconciler(for_jobs, schema, work)
-                try:
-                    self._pump(slot, stream, applier, flush, watch.flow, (tables.step, unseen.step), work, stop)
-                finally:
-                    if flush.position > state.lsn:
-                        recovery.progressed()
-                    flush.abandon()
+        return LiveContext(source.tag, distinct(plans), types, self._store.keys(), source.piece_bytes)
 
     def _pump(
         self,
@@ -307,30 +285,36 @@ class Replicator:
         stream: ReplicationStream,
         applier: TransactionApplier,
         flush: FlushBuilder,
-        flow: FlowMeter,
-        before_work: Sequence[Callable[[], None]],
-        work: JobScheduler,
-        stop: threading.Event,
+        jobs: JobContext,
+        scheduler: JobScheduler,
     ) -> None:
-        """Move batches from the stream to the store, and positions back; between flushes, do bulk work, after the steps
-        `before_work`."""
+        """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
+        flow, figures, intervals = self._watch.flow, self._replicator.figures, self._replicator.intervals
+        unseen = UnseenAudit(
+            self._store,
+            self._lease,
+            self._source.tag,
+            lambda: jobs.published(in_use(self._store, self._replicator.keep_stopped).plans).values(),
+            intervals.audit,
+        )
         idle = True
-        while not stop.is_set():
+        while not self._stop.is_set():
             slot.keep()
-            received = stream.receive(work.patience if idle else 0.0, more_expected=applier.in_transaction)
+            received = stream.receive(scheduler.patience if idle else 0.0, more_expected=applier.in_transaction)
             flow.received(received.size)
             applier.apply(received)
             idle = received.idle
-            flow.settled(flush.position, everything=applier.is_flushed, committed_at=self.figures.committed_at)
+            flow.settled(flush.position, everything=applier.is_flushed, committed_at=figures.committed_at)
             stream.report(flush.position)  # before other work: commits at the source may wait for it
             if applier.is_flushed:
-                for step in before_work:
-                    step()
-                work.step()
-            if idle and applier.is_flushed and not work.busy and stream.bloated:
-                break  # and follow anew
-            if idle and applier.is_flushed and flush.progress.coalesced:
-                stop.wait(self.pace.gather)
+                take_up_changes(jobs, scheduler)
+                unseen.step()
+                scheduler.step()
+            if idle and applier.is_flushed:  # which a job may have changed
+                if not scheduler.busy and stream.bloated:
+                    break  # and follow again
+                if flush.progress.coalesced:
+                    self._stop.wait(intervals.commit_delay)
         stream.report(flush.position, force=True)
 
 
@@ -362,7 +346,7 @@ class _LeaseKeeper:
         self._store = store
         self._lease = lease
         self._ended = ended
-        self._tell = lost
+        self._on_lost = lost
         self._done = threading.Event()
         self._lost: LeaseLostError | None = None
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
@@ -390,7 +374,7 @@ class _LeaseKeeper:
             except LeaseLostError as error:
                 self._lost = error
                 self._ended.set()
-                self._tell()
+                self._on_lost()
                 return
             except StoreBusyError:
                 continue  # nobody can take the lease meanwhile; usually a long transaction of our own

@@ -13,11 +13,8 @@ import psycopg
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
-from headwater.replication.stream.intake import FailedTransactions
-from headwater.replication.tables.changes import NameBook, distrust
 from headwater.replication.stream.failed import FailedTransactions
-from headwater.replication.tables.changes import distrust
-from headwater.replication.tables.roots import NameBook
+from headwater.replication.tables.changes import NameBook, distrust
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, SourceUnreachable, connect

@@ -23,8 +23,8 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import State
 from headwater.replication.health.standing import LogEnd, Standing, ask_log_end, find_standing
+from headwater.replication.intervals import PollIntervals
 from headwater.replication.own_slot import slot_of
-from headwater.replication.pace import Pace
 from headwater.replication.stream.failed import FailedTransaction, FailedTransactions
 from headwater.replication.versions import deciding_in, tables_named, why_served
 from headwater.source.connect import SourceSettings, connect, source_errors
@@ -243,7 +243,7 @@ def _as_dict(
         "error": error and {"code": error.code, "what": error.what, "where": error.where, "fix": error.fix},
         "slot": source.slot and asdict(source.slot),
         "event_triggers": source.triggers,
-        "catalog_poll_seconds": Pace().catalog,
+        "catalog_poll_seconds": PollIntervals().catalog,
         "findings": [asdict(finding) for finding in findings],
         "replicator": standing.as_dict(),
         "served": (kept.served or None) if kept else None,
@@ -272,7 +272,7 @@ def _print(
         click.echo("slot      none: a replicator makes it")
     if source.error is None:
         at_once = "by event triggers, at once, and " if source.triggers else ""
-        click.echo(f"changes   of tables are found {at_once}by looking every {Pace().catalog:.0f} s")
+        click.echo(f"changes   of tables are found {at_once}by looking every {PollIntervals().catalog:.0f} s")
     _print_store(config, kept)
     for finding in findings:
         click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")

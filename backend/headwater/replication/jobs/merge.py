@@ -24,13 +24,9 @@ from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_members, expected_members
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.access import StreamAccess
-from headwater.replication.stream.lacking import completed
-from headwater.replication.stream.touches import TableTouches, TouchLog
-from headwater.replication.tables.live import FullCells, LiveTable, filled
 from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
 from headwater.replication.stream.fold import completed
-from headwater.replication.tables.generated import filled
-from headwater.replication.tables.live import LiveTable
+from headwater.replication.tables.live import LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow
 
 _FEWEST, _MOST = 100, 2_000

@@ -33,10 +33,8 @@ from headwater.oplog.lsn import format_lsn
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Result, Steps
 from headwater.replication.jobs.merge import Findings, Merge
 from headwater.replication.own_slot import slot_of
-from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.changes import attached_only
 from headwater.replication.stream.change_log import ChangeLog
-from headwater.replication.tables.attached import narrowed
+from headwater.replication.tables.changes import attached_only
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import connect
 from headwater.source.head import ping_statement

@@ -22,12 +22,12 @@ from headwater.bulk.contract import EngineError
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError, MachineError, machine_errors
 from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
+from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.audit import Audit
 from headwater.replication.jobs.deploy import Deploy
 from headwater.replication.jobs.job import Job, JobContext, JobOutcome
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Resync, ResyncRequest
-from headwater.replication.pace import Pace
 from headwater.replication.requests import RequestKind
 from headwater.replication.sampling.audit import Sampling, SamplingSettings
 from headwater.replication.stream.failed import FailedTransactions
@@ -225,9 +225,11 @@ class JobQueue:
 class JobScheduler:
     """Runs the jobs of one source. All methods are called between flushes."""
 
-    def __init__(self, context: JobContext, keep_seconds: float, sampling: SamplingSettings, pace: Pace) -> None:
+    def __init__(
+        self, context: JobContext, keep_seconds: float, sampling: SamplingSettings, intervals: PollIntervals
+    ) -> None:
         self._context = context
-        self._pace = pace
+        self._intervals = intervals
         self._queue = JobQueue(context, keep_seconds)
         self._current: QueuedJob | None = None
         self._looked = 0.0
@@ -248,7 +250,7 @@ class JobScheduler:
         """Seconds that the stream may be silent before `step` is to be called."""
         if self.busy:
             return 0.0 if self._worked else _SHORTEST_PAUSE
-        return min(max(self._sampling.pause, _SHORTEST_PAUSE), self._pace.work)
+        return min(max(self._sampling.pause, _SHORTEST_PAUSE), self._intervals.work)
 
     def step(self) -> None:
         """Do a bit of the work. Raises errors of the stream and of the store, and those that a person has to fix."""
@@ -261,7 +263,7 @@ class JobScheduler:
             self._continue(self._current)
         elif self._queue.removing:
             self._queue.remove_some()
-        elif time.monotonic() >= max(self._looked + self._pace.work, self._not_before):
+        elif time.monotonic() >= max(self._looked + self._intervals.work, self._not_before):
             self._looked = time.monotonic()
             if self._queue.has_news():
                 self._current = self._queue.next()
@@ -325,7 +327,7 @@ class JobScheduler:
     def _report(self, queued: QueuedJob) -> None:
         """Store the progress now and then, for the command that waits for it."""
         progress = self._context.bulk.preparing() or queued.job.describe()
-        if progress == queued.reported or time.monotonic() < self._looked + self._pace.work:
+        if progress == queued.reported or time.monotonic() < self._looked + self._intervals.work:
             return
         self._looked = time.monotonic()
         self._store_progress(queued, progress)
@@ -365,11 +367,11 @@ class JobScheduler:
             raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.tag)
         if oids:
             self._context.stream.schema.hint()
-            self._not_before = time.monotonic() + self._pace.again
+            self._not_before = time.monotonic() + self._intervals.recheck
 
     def _restart(self, queued: QueuedJob, error: EngineError) -> None:
         """Start the job again after a pause. A missing engine never fails a request or a version."""
-        pause = min(self._pace.retry * 2 ** min(self._engine_losses, 10), _GIVEN_UP_SECONDS)
+        pause = min(self._intervals.retry * 2 ** min(self._engine_losses, 10), _GIVEN_UP_SECONDS)
         self._engine_losses += 1
         _log.warning("%s; trying again in %.0f s", error, pause)
         self._store_progress(queued, f"waits {pause:.0f} s before it starts again: {error}")
@@ -383,7 +385,7 @@ class JobScheduler:
             self._give_up(queued, str(error))
             return
         changed = isinstance(error, TableChangedError)
-        pause = self._pace.again if changed else self._pace.retry
+        pause = self._intervals.recheck if changed else self._intervals.retry
         _log.log(logging.INFO if changed else logging.WARNING, "%s; trying again in %.0f s", error, pause)
         self.close()
         self._context.stream.schema.hint()

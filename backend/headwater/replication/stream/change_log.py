@@ -17,8 +17,7 @@ from headwater.decode.copytext import join_cells
 from headwater.oplog.change import UNCHANGED, Cells, Delete, FullCells, Insert, RowChange, Update, fill_unchanged
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.oplog.row_id import IdentityKind, content_id
-from headwater.replication.tables.generated import Fill, filled
-from headwater.replication.tables.live import LiveTable
+from headwater.replication.tables.live import Fill, LiveTable, filled
 
 _FILLED_AT_ONCE, _FILLED_BYTES = 5_000, 8 << 20
 

@@ -20,20 +20,11 @@ from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.op import OpId
 from headwater.replication.errors import SchemaChangedError
 from headwater.replication.health.figures import Figures
-from headwater.replication.stream.fold import Fold
-from headwater.replication.stream.followed import Followed, same_name
-from headwater.replication.stream.lacking import Lacking, completed
-from headwater.replication.stream.source_rows import SourceReads
-from headwater.replication.stream.touches import TouchLog
-from headwater.replication.tables.changes import NameBook, empty
-from headwater.replication.tables.live import Filler, FullCells, LiveContext, LiveTable
 from headwater.replication.stream.change_log import Recording
 from headwater.replication.stream.fold import Fold, IncompleteRows, completed
 from headwater.replication.stream.registry import TableRegistry, same_name
-from headwater.replication.tables.changes import empty
-from headwater.replication.tables.generated import Filler
-from headwater.replication.tables.live import LiveContext, LiveTable
-from headwater.replication.tables.roots import NameBook
+from headwater.replication.tables.changes import NameBook, empty
+from headwater.replication.tables.live import Filler, LiveContext, LiveTable
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
 from headwater.storage.contract.reader import FlushMark

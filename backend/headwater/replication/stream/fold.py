@@ -43,15 +43,9 @@ from headwater.oplog.limits import (
     without_sizes,
 )
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
-from headwater.replication.stream.contents import content_of
-from headwater.replication.stream.lacking import Lacking
-from headwater.replication.stream.row_writer import AS_STORED, KnownCells, RowState, RowWriter
-from headwater.replication.tables.live import Fill, FullCells, LiveTable, filled
-from headwater.storage.contract.parts import CurrentRow
 from headwater.oplog.transform import Buckets, DraftOp
 from headwater.replication.stream.change_log import content_of
-from headwater.replication.tables.generated import Fill, filled
-from headwater.replication.tables.live import LiveTable
+from headwater.replication.tables.live import Fill, LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.store import Flush
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
-from headwater.replication.pace import Pace
+from headwater.replication.intervals import PollIntervals
 from headwater.source.catalog.publications import PublicationUnusable
 from headwater.source.catalog.published import (
     KeyNotSentError,
@@ -106,10 +106,10 @@ class SchemaWatch:
     a table show in the stream only with its next row."""
 
     def __init__(
-        self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], pace: Pace
+        self, source: SourceSettings, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], intervals: PollIntervals
     ) -> None:
         self._source = source
-        self._pace = pace
+        self._intervals = intervals
         self._found: _Found | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
@@ -146,10 +146,10 @@ class SchemaWatch:
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
         logged = False
-        pace, wait = self._pace, 0.0
-        while not self._closing.wait(pace.rest if wait else 0.0):
+        intervals, wait = self._intervals, 0.0
+        while not self._closing.wait(intervals.min_interval if wait else 0.0):
             hinted = self._wake.wait(wait)
-            wait = min(pace.catalog, pace.again) if hinted else pace.catalog
+            wait = min(intervals.catalog, intervals.recheck) if hinted else intervals.catalog
             self._wake.clear()
             if self._closing.is_set():
                 break

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollIntervals:
     """All in seconds."""
 
     catalog: float = 5.0
-    """Between looks at the source's catalog when nothing hints at a change."""
+    """Between reads of the source's catalog when nothing hints at a change."""
 
-    again: float = 1.0
-    """From a look after a hint to one more: the stream brings a commit that waits for a synchronous standby before
+    recheck: float = 1.0
+    """From a read after a hint to one more: the stream brings a commit that waits for a synchronous standby before
     other sessions see it."""
 
-    rest: float = 0.2
-    """Between two looks at least. Everybody who can log in to the source can write any number of hints."""
+    min_interval: float = 0.2
+    """Between two reads at least. Everybody who can log in to the source can write any number of hints."""
 
-    gather: float = 0.004
+    commit_delay: float = 0.004
     """From a flush of several transactions to the next. Their writers go on at once, and one flush for what they all
     commit meanwhile leaves them more of the machine than one for each."""
 
