@@ -156,7 +156,7 @@ def test_while_the_issuer_fails_known_keys_go_on_working(issuer: JwksServer, sta
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "PSYNC_S2204")
     assert refused.headers["retry-after"] == "5"
     app: Any = endpoint.server.config.app
-    (told,) = app.state.unfetched()
+    (told,) = app.endpoint.settings.keys.unfetched()
     assert (told.address, told.error.where) == (issuer.url(), f"{issuer.url()}: it answered 503")
     assert b"headwater_jwks_failing_seconds 0.0\n" not in metrics_of(app)
     assert str(issuer.port) not in refused.text

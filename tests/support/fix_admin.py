@@ -16,10 +16,9 @@ from typing import Any
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
-from starlette.applications import Starlette
 
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.app import ApiSettings, create_app
+from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
@@ -50,7 +49,7 @@ class StillHead:
 class AdminEndpoint:
     """A running endpoint, and an operator with the token. `port` is where operators are answered."""
 
-    app: Starlette
+    app: ApiApp
     server: ApiServer
     http: httpx.Client
     port: int

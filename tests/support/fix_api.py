@@ -183,19 +183,16 @@ class Endpoint:
 
     def refused(self) -> dict[str, int]:
         """How many requests and streams were refused so far, by code."""
-        found: dict[str, int] = self.server.config.app.state.refused()  # type: ignore[union-attr]
-        return found
+        return self.server.endpoint.refusals.counts()
 
     @property
     def traffic(self) -> Traffic:
         """What is counted of its streams."""
-        found: Traffic = self.server.config.app.state.traffic  # type: ignore[union-attr]
-        return found
+        return self.server.endpoint.traffic
 
     def open_streams(self) -> int:
         """How many there are now."""
-        found: int = self.server.config.app.state.open_streams()  # type: ignore[union-attr]
-        return found
+        return self.server.endpoint.streams.count
 
     def terminate(self) -> None:
         """What SIGTERM does."""

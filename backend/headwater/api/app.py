@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
-from starlette.types import ASGIApp, Scope
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
 
 from headwater.api.admin.clients import CLIENTS
 from headwater.api.admin.guard import AdminRoutes
@@ -22,17 +22,17 @@ from headwater.api.auth.keys import KeySource
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointRoute, WriteCheckpoints
-from headwater.api.error_handlers import ErrorHandlers
-from headwater.api.http.front import Front
+from headwater.api.error_answers import exception_handlers
 from headwater.api.http.limits import HttpLimits
+from headwater.api.http.middleware import RequestMiddleware, address_quota, with_cors
 from headwater.api.http.requests import Requests
 from headwater.api.parsing import Parsing
 from headwater.api.probes import Health, probe_routes
 from headwater.api.refusals import Refusals
-from headwater.api.rsocket.endpoint import RSocketEndpoint
+from headwater.api.rsocket.connection import RSocketEndpoint
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
-from headwater.api.streams.service import TOKENS_KEPT, StreamLimits, Streams, of_tokens
+from headwater.api.streams.service import StreamLimits, Streams
 from headwater.api.streams.session import PlanCache, RequestLimits
 from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
@@ -78,149 +78,139 @@ class Endpoint:
     """Creates the objects behind the routes, and starts and stops them in order."""
 
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
-        self._keys = settings.keys
-        self.revocations = Revocations(complete=False)
-        verifier = Verifier(settings.keys, settings.audience, self.revocations, issuers=settings.issuers)
-        self._head = head
-        self._drain_seconds = settings.http.drain_seconds
-        cached = CachedReader(reader, settings.chunk_cache_bytes)
-        self._threads = StoreThreads(cached, settings.max_data_fetch_concurrency)
-        self._parsing = Parsing()
-        self._closing = False
+        self.settings = settings
         self.refusals = Refusals()
         self.requests = Requests()
         self.traffic = Traffic(self.refusals, settings.traces)
-        self.hub = Hub(reader, self._threads, self.traffic, self._revoked, settings.sources)
-        self.writes = WriteCheckpoints(reader, self._threads, head, self.hub.look, settings.keep_requests)
-        context = StreamContext(self._threads, self.hub, self.traffic, settings.streams.stalled_seconds)
-        self.streams = Streams(
-            context,
-            PlanCache(settings.requests).resolve,
-            settings.streams,
-            settings.body,
-            self.revocations,
-            self._parsing,
-        )
-        self._tasks = Tasks()
-        self.stream = StreamEndpoint(self.streams, verifier, self._tasks)
-        self.websocket = RSocketEndpoint(self.streams, verifier, self.refusals, self._tasks)
+        self._closing = False
+
+        revocations = Revocations(complete=False)
+        verifier = Verifier(settings.keys, settings.audience, revocations, issuers=settings.issuers)
+        parsing, tasks = Parsing(), Tasks()
+        threads = StoreThreads(CachedReader(reader, settings.chunk_cache_bytes), settings.max_data_fetch_concurrency)
+        self._hub = Hub(reader, threads, self.traffic, self._on_revocations, settings.sources)
+        context = StreamContext(threads, self._hub, self.traffic, settings.streams.stalled_seconds)
+        resolve = PlanCache(settings.requests).resolve
+        self.streams = Streams(context, resolve, settings.streams, settings.body, revocations, parsing)
+        writes = WriteCheckpoints(reader, threads, head, self._hub.look, settings.keep_requests)
+        self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing)
         self._admin = settings.admin and Administration(
             settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
         )
-        self.guarded = self._admin.guarded if self._admin else AdminRoutes((), ())
-        self.answers: Answers = {CLIENTS: self._admin.own_clients} if self._admin else {}
-        self.write_checkpoint = WriteCheckpointRoute(verifier, self.writes, self.hub, self._parsing)
-        uploads = settings.upload
-        self.uploads = () if uploads is None else (UploadRoute(verifier, uploads, self.refusals, self._parsing),)
+
+        checkpoints = WriteCheckpointRoute(verifier, writes, self._hub, parsing)
+        stream: ASGIApp = StreamEndpoint(self.streams, verifier, tasks)
+        websocket: ASGIApp = RSocketEndpoint(self.streams, verifier, self.refusals, tasks)
+        self.device_routes: Sequence[BaseRoute] = (
+            Route("/sync/stream", stream, methods=["POST"]),
+            _only_get("/write-checkpoint2.json", checkpoints.create),
+            _only_get("/write-checkpoint.json", checkpoints.wait),
+            Route("/sync/checkpoint-request", checkpoints.request, methods=["POST"]),
+            *(self._upload.routes if self._upload else ()),
+        )
+        self.websocket_route = WebSocketRoute("/{path:path}", websocket)  # clients name the path inside the protocol
+
+        self._closers: Sequence[Callable[[], Awaitable[None] | None]] = (
+            tasks.close,
+            writes.close,
+            self._hub.close,
+            head.close,
+            settings.keys.close,
+            *([self._upload.close] if self._upload else ()),
+            threads.close,
+            parsing.close,
+            *([self._admin.close] if self._admin else ()),
+        )
+
+    @property
+    def operator_routes(self) -> Sequence[BaseRoute]:
+        """The admin routes, which refuse everything without an admin API."""
+        return (self._admin.guarded if self._admin else AdminRoutes((), ()),)
+
+    @property
+    def answers(self) -> Answers:
+        """What other processes of the endpoint may ask this one."""
+        return {CLIENTS: self._admin.own_clients} if self._admin else {}
+
+    def unknown_columns(self) -> Mapping[tuple[str, str, str], int]:
+        """Columns in uploads that the source does not have, with how often they came. May be called in any thread."""
+        return self._upload.unknown_columns() if self._upload else {}
+
+    def _on_revocations(self, revocations: Sequence[Revocation]) -> None:
+        self.streams.revoke(revocations)  # which are created after the hub that calls this
 
     def health(self) -> Health:
-        looked_at = self.hub.looked_at
-        unread = time.monotonic() - self.hub.looked_at_monotonic  # the other clock may be set
+        looked_at = self._hub.looked_at
+        unread = time.monotonic() - self._hub.looked_at_monotonic  # the other clock may be set
         can_read = looked_at is not None and unread < UNREAD_SECONDS
         return Health(
             started=looked_at is not None,
-            ready=self.hub.active and can_read and not self._closing,
+            ready=self._hub.active and can_read and not self._closing,
             touched_at=looked_at or time.time(),
         )
-
-    def _revoked(self, revocations: Sequence[Revocation]) -> None:
-        """Refuse the revoked tokens from their next use on, and end the streams that revocations are about."""
-        self.revocations.add(*of_tokens(revocations))
-        self.revocations.forget(time.time(), TOKENS_KEPT)
-        self.revocations.known()
-        self.streams.revoke(revocations)
 
     def begin_shutdown(self) -> None:
         """Refuse new streams, and end the open ones normally over `drain_seconds`. Call it in the event loop."""
         if self._closing:
             return
         self._closing = True
-        self.streams.begin_shutdown(self._drain_seconds)
+        self.streams.begin_shutdown(self.settings.http.drain_seconds)
         if self._admin:
             self._admin.begin_shutdown()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        await self.hub.start()
-        self._keys.start()
+    async def running(self, _: Starlette) -> AsyncIterator[None]:
+        await self._hub.start()
+        self.settings.keys.start()
         try:
             yield
         finally:
             self.begin_shutdown()
-            await self._tasks.close()
-            await self.writes.close()
-            await self.hub.close()
-            await self._head.close()
-            await self._keys.close()
-            for upload in self.uploads:
-                await upload.close()
-            self._threads.close()
-            self._parsing.close()
-            if self._admin:
-                self._admin.close()
+            for close in self._closers:
+                closing = close()
+                if closing is not None:
+                    await closing
+
+
+class ApiApp(Starlette):
+    """The application, and what serves and measures it. `operators` answers at their port if they have one of their
+    own, where no routes of devices exist; otherwise it is this application."""
+
+    def __init__(self, endpoint: Endpoint, extra_routes: Sequence[BaseRoute]) -> None:
+        self.endpoint = endpoint
+        settings, handlers = endpoint.settings, exception_handlers(endpoint.refusals)
+        probes = probe_routes(endpoint.health, lambda: True) if settings.probes else ()
+        own_port = settings.admin is not None and settings.admin.port is not None
+        operator_routes = endpoint.operator_routes
+        super().__init__(
+            routes=[
+                *endpoint.device_routes,
+                *probes,
+                *(() if own_port else operator_routes),
+                *extra_routes,
+                endpoint.websocket_route,
+            ],
+            exception_handlers=handlers,
+            lifespan=endpoint.running,
+        )
+        self.operators: Starlette = self
+        if own_port:
+            routes = [*probes, *operator_routes, *extra_routes]
+            self.operators = Starlette(routes=routes, exception_handlers=handlers)
+        quota = address_quota(settings.http)
+        for app in {self, self.operators}:
+            endpoint.requests.expect(route.path for route in app.routes if isinstance(route, Route))
+            app.router.redirect_slashes = False  # a redirect would hide a wrong URL from the client's developer
+            limited = RequestMiddleware(app.build_middleware_stack(), quota, endpoint.refusals, endpoint.requests)
+            app.middleware_stack = with_cors(limited)
 
 
 def create_app(
     settings: ApiSettings, reader: StoreReader, head: Head, extra_routes: Sequence[BaseRoute] = ()
-) -> Starlette:
+) -> ApiApp:
     """Create the application. It closes `head` when it ends; the caller closes the reader. `extra_routes` are matched
     last."""
-    endpoint = Endpoint(settings, reader, head)
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with endpoint.running():
-            yield
-
-    stream: ASGIApp = endpoint.stream
-    websocket: ASGIApp = endpoint.websocket
-    admin_port = settings.admin.port if settings.admin else None
-    of_devices = [
-        Route("/sync/stream", stream, methods=["POST"]),
-        _only_get("/write-checkpoint2.json", endpoint.write_checkpoint.create),
-        _only_get("/write-checkpoint.json", endpoint.write_checkpoint.wait),
-        Route("/sync/checkpoint-request", endpoint.write_checkpoint.request, methods=["POST"]),
-        *(route for upload in endpoint.uploads for route in upload.routes),
-    ]
-    app = Starlette(
-        routes=[
-            *(_not_at(admin_port, route) for route in of_devices),
-            *(probe_routes(endpoint.health, lambda: True) if settings.probes else ()),
-            endpoint.guarded,
-            *extra_routes,
-            _not_at(admin_port, WebSocketRoute("/{path:path}", websocket)),
-        ],
-        exception_handlers=ErrorHandlers(endpoint.refusals).hooks,
-        lifespan=lifespan,
-    )
-    endpoint.requests.expect(route.path for route in app.routes if isinstance(route, Route))
-    app.router.redirect_slashes = False  # a redirect would hide a wrong URL from the client's developer
-    app.middleware_stack = Front(app.build_middleware_stack(), settings.http, endpoint.refusals, endpoint.requests)
-    app.state.http_limits = settings.http
-    app.state.stalled_seconds = settings.streams.stalled_seconds
-    app.state.admin_port = admin_port
-    app.state.refusals = endpoint.refusals
-    app.state.traffic = endpoint.traffic
-    app.state.requests = endpoint.requests
-    app.state.unfetched = settings.keys.unfetched
-    app.state.begin_shutdown = endpoint.begin_shutdown
-    app.state.open_streams = lambda: endpoint.streams.count
-    app.state.refused = endpoint.refusals.counts
-    app.state.unknown_columns = endpoint.uploads[0].unknown_columns if endpoint.uploads else dict
-    app.state.answers = endpoint.answers
-    return app
-
-
-def _not_at(port: int | None, route: BaseRoute) -> BaseRoute:
-    """A route of devices, which does not exist at the port of operators."""
-    matches = route.matches
-
-    def elsewhere(scope: Scope) -> tuple[Match, Scope]:
-        is_there = port is not None and (scope.get("server") or (None, None))[1] == port
-        return (Match.NONE, {}) if is_there else matches(scope)
-
-    route.matches = elsewhere  # type: ignore[method-assign]
-    return route
+    return ApiApp(Endpoint(settings, reader, head), extra_routes)
 
 
 def _only_get(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:

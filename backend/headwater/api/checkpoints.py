@@ -21,19 +21,20 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from headwater.api.arrivals import Arrival
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.errors import TooManyRequestsError
-from headwater.api.http.body import read_body, require_json
+from headwater.api.errors import ApiError, ShuttingDownError, TooManyRequestsError
+from headwater.api.http.requests import read_body, require_json
 from headwater.api.parsing import Parsing
 from headwater.api.quota import user_quota
 from headwater.api.refusals import prove
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.threads import StoreThreads
+from headwater.api.tasks import Waiters
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import StoreReader
+from headwater.sync.interest import News
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
 
 MAX_WAITING = 200
@@ -209,8 +210,8 @@ class WriteCheckpointRoute:
         source has been replicated."""
         user = await self._admit(request)
         key = write_key(user.user_id, None)
-        with self._quota.hold(user.user_id), Arrival(self._hub, key) as arrival:
-            await arrival.of(await self._writes.create(key))
+        with self._quota.hold(user.user_id), ReplicationWaiter(self._hub, key) as waiter:
+            await waiter.wait_for(await self._writes.create(key))
         return JSONResponse({"data": {"checkpoint": str(self._hub.op_id)}})
 
     async def request(self, request: Request) -> Response:
@@ -228,3 +229,53 @@ class WriteCheckpointRoute:
         prove(request, user.user_id)
         self._hub.raise_unless_active()
         return user
+
+
+WAIT_SECONDS = 50.0
+
+
+class NotReplicatedError(ApiError):
+    """The source's newest changes were not replicated within the time that a client waits for them."""
+
+    code = "HW_6006"
+
+
+class ReplicationWaiter:
+    """Waits until a checkpoint contains a write checkpoint. The hub takes it for a stream (a Follower). Use it as a
+    context, entered before the write checkpoint is created."""
+
+    config_id = None
+
+    def __init__(self, hub: Hub, write_key: str) -> None:
+        self._hub = hub
+        self.write_key = write_key
+        self._newest = 0
+        self._ended = False
+        self._waiters = Waiters()
+
+    def __enter__(self) -> ReplicationWaiter:
+        self._hub.join(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hub.leave(self)
+
+    def tell(self, news: News) -> None:
+        self._newest = max(self._newest, news.write_checkpoint or 0)
+        self._waiters.wake()
+
+    def end(self, reason: str) -> None:
+        self._ended = True
+        self._waiters.wake()
+
+    async def wait_for(self, write_checkpoint: int) -> None:
+        """Wait until a checkpoint contains this write checkpoint. Raises NotReplicatedError or ShuttingDownError."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while self._newest < write_checkpoint:
+                    if self._ended:
+                        raise ShuttingDownError("the service is shutting down", fix="send the request again")
+                    await self._waiters.next()
+        except TimeoutError:
+            what = f"the source's changes were not replicated within {WAIT_SECONDS:.0f} s"
+            raise NotReplicatedError(what, fix="try again later") from None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ExceptionHandler
 
-from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError
+from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError, UnknownRouteError
+from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.sync.request import InvalidRequestError
+from headwater.telemetry.log_facts import log_extra
 
 _FOR_NOW = frozenset({429, 503})
 
@@ -22,8 +27,8 @@ UNEXPECTED_CODE: Final = "PSYNC_S2001"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a client is told of an error. `status` is the HTTP status."""
+class ErrorBody:
+    """What a client may know of an error. `status` is the HTTP status."""
 
     code: str
     status: int
@@ -31,27 +36,26 @@ class Told:
     details: str = ""
 
 
-def told(error: Exception) -> Told:
-    """What a client may know of `error`. Messages of inner errors stay in the log, since they may name hosts and
-    files."""
+def error_body(error: Exception) -> ErrorBody:
+    """Messages of inner errors stay in the log, since they may name hosts and files."""
     match error:
         case ApiError():
-            return Told(error.code, error.status, error.what, error.fix)
+            return ErrorBody(error.code, error.status, error.what, error.fix)
         case InvalidRequestError():
-            return Told(error.code, 400, error.what, ": ".join(filter(None, (error.where, error.fix))))
+            return ErrorBody(error.code, 400, error.what, ": ".join(filter(None, (error.where, error.fix))))
         case HTTPException():
-            return Told(UNEXPECTED_CODE, error.status_code, error.detail)
+            return ErrorBody(UNEXPECTED_CODE, error.status_code, error.detail)
         case HeadwaterError(kind=Kind.RETRY):
-            return Told(error.code, 503, "the service can't reach a database it needs", "try again")
+            return ErrorBody(error.code, 503, "the service can't reach a database it needs", "try again")
         case HeadwaterError():
-            return Told(error.code, 500, "the service is not able to answer", "its log says why")
+            return ErrorBody(error.code, 500, "the service is not able to answer", "its log says why")
         case _:
-            return Told(UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
+            return ErrorBody(UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
 
 
 def error_response(error: Exception, beside: Mapping[str, object] = MappingProxyType({})) -> Response:
-    """The answer to a request that failed with `error`. `beside` is told beside it."""
-    known = told(error)
+    """The answer to a request that failed with `error`. Its JSON also has the keys of `beside`."""
+    known = error_body(error)
     headers = _headers(error, known.status)
     if isinstance(error, TooManyRequestsError):
         return Response(status_code=known.status, headers=headers)
@@ -73,3 +77,47 @@ def _headers(error: Exception, status: int) -> dict[str, str]:
     if status not in _FOR_NOW:
         return {}
     return {"retry-after": str(error.retry_after if isinstance(error, ApiError) else RETRY_SECONDS)}
+
+
+log = logging.getLogger(__name__)
+
+
+def exception_handlers(refusals: Refusals) -> dict[type[Exception], ExceptionHandler]:
+    """The exception handlers of the application. They log and count what they answer."""
+
+    def refused(request: Request, error: Exception, code: str, reason: str, level: int = logging.WARNING) -> Response:
+        response = error_response(error)
+        facts = {"status": response.status_code, "reason": reason, **facts_of(request)}
+        refusals.note(code, proven(request), "request refused", facts, level)
+        return response
+
+    async def on_known_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HeadwaterError)
+        if isinstance(error, ApiError | InvalidRequestError):
+            return refused(request, error, error.code, error.what)
+        return refused(request, error, error.code, str(error), logging.ERROR)  # the log also has the inner error
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        """Handle what Starlette's router refuses: an unknown path or a wrong method."""
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            unknown = UnknownRouteError(f"no route matches {request.url.path}", fix="check the address")
+            return refused(request, unknown, unknown.code, unknown.what)
+        return refused(request, error, UNEXPECTED_CODE, error.detail)
+
+    async def on_client_gone(request: Request, error: Exception) -> Response:
+        """Handle a client that left before its request was complete, or took too long. No answer can be sent."""
+        log.debug("client disconnected before its request was complete", extra=log_extra(facts_of(request)))
+        return Response(status_code=400)
+
+    async def on_unexpected_error(request: Request, error: Exception) -> Response:
+        """Handle a bug: log the traceback, and send the client only the code."""
+        log.error("request failed", extra=log_extra(facts_of(request)), exc_info=error)
+        return error_response(error)
+
+    return {
+        HeadwaterError: on_known_error,
+        HTTPException: on_http_error,
+        ClientDisconnect: on_client_gone,
+        Exception: on_unexpected_error,
+    }

@@ -1,4 +1,4 @@
-"""Tasks that outlive the request that started them."""
+"""Tasks that outlive the request that started them, and what wakes tasks."""
 
 from __future__ import annotations
 
@@ -25,3 +25,26 @@ class Tasks:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
+
+
+class Waiters:
+    """Wakes the tasks that wait. It keeps no state: a woken task has to find out what changed. Takes no memory while
+    none waits: an asyncio.Event takes 900 bytes."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self) -> None:
+        self._futures: list[asyncio.Future[None]] = []
+
+    def wake(self) -> None:
+        """Wake all tasks that wait."""
+        heard, self._futures = self._futures, []
+        for each in heard:
+            if not each.done():
+                each.set_result(None)
+
+    def next(self) -> asyncio.Future[None]:
+        """A future that is done at the next `wake`."""
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures.append(heard)
+        return heard

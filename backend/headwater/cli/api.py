@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.app import ApiSettings, create_app
+from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.fetch import JwksClient
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
@@ -45,7 +44,7 @@ def build(
     extra_routes: Sequence[BaseRoute] = (),
     traces: DeviceTraces | None = None,
     together: Workers | None = None,
-) -> Starlette:
+) -> ApiApp:
     """The endpoint for the config's store and source, or one of the processes that are it `together`."""
     workers = 1 if together is None else together.count
     settings = ApiSettings(
@@ -135,7 +134,7 @@ def run(config: ServiceConfig, arguments: Sequence[str], environment: Mapping[st
 
 
 def _serve(
-    config: ServiceConfig, app: Starlette, worker: Worker | None, together: Workers | None, *, unified: bool
+    config: ServiceConfig, app: ApiApp, worker: Worker | None, together: Workers | None, *, unified: bool
 ) -> None:
     gc.collect()
     gc.freeze()  # what the program itself consists of is there for good
@@ -156,9 +155,9 @@ def _serve(
         serve_app(app, sockets, beside, beats())
 
 
-def _answering(worker: Worker | None, app: Starlette) -> AbstractContextManager[None]:
+def _answering(worker: Worker | None, app: ApiApp) -> AbstractContextManager[None]:
     """What the other processes of the endpoint may ask this one, answered while the context is open."""
     if worker is None:
         return nullcontext()
-    answers: Answers = {METRICS: lambda: metrics_of(app), **app.state.answers}
+    answers: Answers = {METRICS: lambda: metrics_of(app), **app.endpoint.answers}
     return telling(worker.directory, worker.number, answers)

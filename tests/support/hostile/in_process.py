@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
-from headwater.api.http.doorman import LimitedConfig
+from headwater.api.app import ApiApp
+from headwater.api.http.connections import LimitedConfig
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.server import ApiServer
 from tests.support.hostile.line import Connect, Line
 
 
 @asynccontextmanager
-async def listening(app: Starlette) -> AsyncIterator[Connect]:
+async def listening(app: ApiApp) -> AsyncIterator[Connect]:
     """Run the application; gives a function that connects to it."""
     config = ApiServer(app).config
     assert isinstance(config, LimitedConfig)

@@ -134,7 +134,7 @@ def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pyt
     with plain_http(admin.port, {"authorization": "Token wrong"}) as stranger:
         for _ in range(30):
             stranger.get("/api/admin/v1/status")
-    assert admin.app.state.refused() == {"PSYNC_S2101": 30}
+    assert admin.app.endpoint.refusals.counts() == {"PSYNC_S2101": 30}
     lines = [line_of(record) for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == 1
     assert "wrong" not in lines[0]
@@ -147,7 +147,7 @@ def test_with_a_port_of_its_own_the_public_one_has_no_admin_routes(ruled: RuledS
         plain_http(admin.public_port, {"authorization": f"Token {TOKEN}"}) as public,
     ):
         assert admin.port != admin.public_port
-        for _, path in every_route(admin.app.routes):
+        for _, path in every_route(admin.app.operators.routes):
             if path in PUBLIC:
                 continue
             assert public.get(path).status_code == 404, path

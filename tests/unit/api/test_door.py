@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headwater.api import checkpoints
-from headwater.api.http import pace
+from headwater.api.http import connections
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import MOST_CALLS, BoundedProtocol
 from headwater.api.streams.service import StreamLimits
@@ -167,14 +167,14 @@ DRIBBLE = b"1\r\n \r\n"
 def test_a_body_of_tiny_chunks_is_parsed_bit_by_bit_and_cut_off(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
-    monkeypatch.setattr(pace, "LATE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
     calls = in_each_turn(monkeypatch, BoundedProtocol, "on_body")
     with connected(endpoint) as connection:
         connection.send(told(head), DRIBBLE * 40_000)
         connection.read_to_the_end()
     assert endpoint.refused() == {"HW_6032": 1}
     assert calls.most <= MOST_CALLS + 4096 / len(DRIBBLE)
-    assert calls.all < 10 * pace.MOST_AT_ONCE
+    assert calls.all < 10 * connections.MOST_AT_ONCE
     assert serves(endpoint)
 
 
@@ -190,7 +190,7 @@ def test_others_have_their_turns_while_very_many_send_tiny_chunks(
         for each in many:
             each.send(DRIBBLE * 20_000)
         assert endpoint.http.get("/probes/liveness").status_code == 200
-        wait_until(lambda: calls.all >= len(many) * pace.MOST_AT_ONCE, "as much as is read at once")
+        wait_until(lambda: calls.all >= len(many) * connections.MOST_AT_ONCE, "as much as is read at once")
         assert endpoint.http.get("/probes/liveness").status_code == 200
     assert calls.most < len(many) * 1500
 
@@ -198,7 +198,7 @@ def test_others_have_their_turns_while_very_many_send_tiny_chunks(
 def test_a_large_body_in_chunks_of_ordinary_size_is_not_held_up(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "MOST_PER_SECOND", 0.001)
+    monkeypatch.setattr(connections, "MOST_PER_SECOND", 0.001)
     with connected(endpoint) as connection:
         for _ in range(8):
             connection.send(told(CHUNKED), (b"400\r\n" + b" " * 1024 + b"\r\n") * 1000, b"0\r\n\r\n")
@@ -206,8 +206,8 @@ def test_a_large_body_in_chunks_of_ordinary_size_is_not_held_up(
 
 
 def test_very_many_small_bodies_of_a_proxy_are_not_held_up(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "MOST_AT_ONCE", 10)
-    monkeypatch.setattr(pace, "MOST_PER_SECOND", 0.001)
+    monkeypatch.setattr(connections, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(connections, "MOST_PER_SECOND", 0.001)
     with connected(endpoint) as connection:
         for _ in range(100):
             connection.send(told(POST), b"content-length: 2\r\n\r\n[]")
@@ -217,9 +217,9 @@ def test_very_many_small_bodies_of_a_proxy_are_not_held_up(endpoint: Endpoint, m
 def test_a_client_that_was_held_up_goes_on_when_it_has_waited(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "MOST_PER_SECOND", 1000)
+    monkeypatch.setattr(connections, "MOST_PER_SECOND", 1000)
     with connected(endpoint) as connection:
-        connection.send(told(CHUNKED), DRIBBLE * 3 * pace.MOST_AT_ONCE, b"0\r\n\r\n", GET, b"\r\n")
+        connection.send(told(CHUNKED), DRIBBLE * 3 * connections.MOST_AT_ONCE, b"0\r\n\r\n", GET, b"\r\n")
         assert [connection.answer().status for _ in range(2)] == [400, 200]
 
 

@@ -14,10 +14,9 @@ from itertools import islice
 import psutil
 import pytest
 import uvloop
-from starlette.applications import Starlette
 
 from headwater.api.admin.settings import AdminSettings
-from headwater.api.app import ApiSettings, create_app
+from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits
 from headwater.api.streams.service import StreamLimits
@@ -42,7 +41,7 @@ MEBIBYTE = 1024 * 1024
 
 
 @pytest.fixture
-def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[Starlette]:
+def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[ApiApp]:
     """All that an endpoint can offer: streams, uploads to a real Postgres, and the admin routes."""
     ruled.serve(STREAM_ADDED)
     source_db.execute(NOTES)
@@ -63,7 +62,7 @@ def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[St
         yield create_app(settings, reader, StillHead())
 
 
-async def siege(app: Starlette, seed: int, number: int) -> tuple[int, int]:
+async def siege(app: ApiApp, seed: int, number: int) -> tuple[int, int]:
     """How much more is allocated at the end than after a half: blocks of Python's, and bytes of the process."""
     before = len(asyncio.all_tasks())
     tokens, tally, began = credentials(TOKEN, seed), Tally(), time.monotonic()
@@ -84,11 +83,11 @@ async def siege(app: Starlette, seed: int, number: int) -> tuple[int, int]:
     return blocks, size
 
 
-async def all_ended(app: Starlette, neighbour: Neighbour, running: int) -> None:
+async def all_ended(app: ApiApp, neighbour: Neighbour, running: int) -> None:
     """Wait until nothing is left of any connection."""
     neighbour.leave()
     deadline = time.monotonic() + 60
-    while len(asyncio.all_tasks()) > running or app.state.open_streams():
+    while len(asyncio.all_tasks()) > running or app.endpoint.streams.count:
         assert time.monotonic() < deadline, f"still running: {asyncio.all_tasks()}"
         await asyncio.sleep(0.01)
 
@@ -100,19 +99,19 @@ def memory() -> tuple[int, int]:
     return sys.getallocatedblocks(), psutil.Process().memory_info().rss
 
 
-def run(app: Starlette, seed: int, number: int) -> tuple[int, int]:
+def run(app: ApiApp, seed: int, number: int) -> tuple[int, int]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, no_failure_in_the_log():
         return runner.run(siege(app, seed, number))
 
 
-def test_hostile_clients_are_refused_and_harm_nobody(app: Starlette) -> None:
+def test_hostile_clients_are_refused_and_harm_nobody(app: ApiApp) -> None:
     run(app, 0, 2000)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_million_hostile_clients_are_refused_and_harm_nobody(app: Starlette, part: int) -> None:
+def test_a_million_hostile_clients_are_refused_and_harm_nobody(app: ApiApp, part: int) -> None:
     blocks, size = run(app, 1 + part, CONVERSATIONS)
     assert blocks < CONVERSATIONS
     assert size < 24 * MEBIBYTE  # allocators keep what they were given: it swings by some MiB

@@ -14,7 +14,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from headwater.api.http import endless
+from headwater.api.http import takeover
 from headwater.api.http.limits import HttpLimits
 from headwater.api.streams import stream as streams
 from headwater.api.streams.service import StreamLimits
@@ -161,7 +161,7 @@ def test_a_client_that_does_not_read_is_let_go_after_its_stream_was_cut_off(
     endpoint: Endpoint, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(endless, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(takeover, "LINGER_SECONDS", 0.2)
     for row in range(300):
         memory_store.put(endpoint.bucket("mine", "u1"), str(row), json.dumps({"text": "x" * 100_000}))
     memory_store.commit()

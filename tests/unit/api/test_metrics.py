@@ -42,8 +42,8 @@ def samples(response: httpx.Response) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture
 def page(endpoint: Endpoint, memory_store: MemoryStore) -> MetricsPage:
-    state = endpoint.server.config.app.state  # type: ignore[union-attr]
-    own = EndpointCollector(state.open_streams, state.traffic, state.requests, state.refusals)
+    served = endpoint.server.endpoint
+    own = EndpointCollector(endpoint.open_streams, served.traffic, served.requests, served.refusals)
     sizes = StoreSizes(lambda: DISK)
     sizes.known()
     wait_until(lambda: sizes.known() is not None, "the sizes")

@@ -6,13 +6,12 @@ import logging
 
 import pytest
 
-from headwater.api.http.requests import Requests
 from tests.support.fix_api import Endpoint
 from tests.support.fix_logs import facts_said
 
 
 def counts(endpoint: Endpoint) -> dict[tuple[str, str], int]:
-    requests: Requests = endpoint.server.config.app.state.requests  # type: ignore[union-attr]
+    requests = endpoint.server.endpoint.requests
     return {key: count for key, count in requests.counts().items() if count and not key[0].startswith("/probes")}
 
 

@@ -13,7 +13,7 @@ import bson
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from headwater.api.http import pace
+from headwater.api.http import connections
 from headwater.api.http.websocket import FRAMES_AT_ONCE
 from headwater.api.rsocket import connection, frames
 from headwater.api.rsocket.sink import FRAGMENT_BYTES
@@ -235,7 +235,7 @@ FLOOD = {
 def test_a_user_who_floods_a_connection_with_frames_is_slowed_down_and_cut_off(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(pace, "LATE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
     taken = in_each_turn(monkeypatch, connection.Connection, "_take")
     before = forget_peak()
     with socket.create_connection(endpoint.address, timeout=60) as flooding:
@@ -248,7 +248,7 @@ def test_a_user_who_floods_a_connection_with_frames_is_slowed_down_and_cut_off(
             stream.completed()
         wait_until(lambda: endpoint.refused() == {"HW_6030": 1}, "the flooding connection to be cut off")
     assert taken.most <= FRAMES_AT_ONCE
-    assert taken.all < 3 * pace.MOST_AT_ONCE
+    assert taken.all < 3 * connections.MOST_AT_ONCE
     assert peak() - before < 32 * MEBIBYTE
 
 

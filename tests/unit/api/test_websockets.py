@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from headwater.api.http import pace, websocket
+from headwater.api.http import connections, websocket
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.websocket import FRAMES_AT_ONCE, MAX_FIRST_MESSAGE, MAX_MESSAGE, MOST_FIRST_FRAMES
 from tests.support.fix_api import Endpoint
@@ -157,7 +157,7 @@ def test_sending_waits_for_a_peer_that_does_not_read(sockets: Endpoint, played: 
 def test_pings_of_a_peer_that_does_not_read_are_not_answered_into_memory(
     sockets: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "MOST_PER_SECOND", 1_000_000)
+    monkeypatch.setattr(connections, "MOST_PER_SECOND", 1_000_000)
     before = forget_peak()
     with connected(sockets) as connection:
         upgraded(connection)
@@ -194,7 +194,7 @@ def test_a_stranger_sends_few_frames_before_the_first_message_is_there(
 def test_small_frames_are_parsed_bit_by_bit_and_whoever_goes_on_is_cut_off(
     sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(pace, "LATE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
     frames = in_each_turn(monkeypatch, websocket._Conversation, "recv_frame")
     before = forget_peak()
     with connected(sockets) as connection:
@@ -211,15 +211,15 @@ def test_small_frames_are_parsed_bit_by_bit_and_whoever_goes_on_is_cut_off(
     assert sockets.http.get("/probes/liveness").status_code == 200
     assert sockets.refused() == {"HW_6030": 1}
     assert frames.most <= FRAMES_AT_ONCE
-    assert frames.all < 10 * pace.MOST_AT_ONCE
+    assert frames.all < 10 * connections.MOST_AT_ONCE
     assert peak() - before < 16 * MEBIBYTE
 
 
 def test_many_messages_come_and_go_at_the_pace_that_is_allowed(
     sockets: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "MOST_PER_SECOND", 1000)
-    many = 3 * pace.MOST_AT_ONCE
+    monkeypatch.setattr(connections, "MOST_PER_SECOND", 1000)
+    many = 3 * connections.MOST_AT_ONCE
     with open_at(sockets, "/echo") as websocket, ThreadPoolExecutor(1) as reader:
         came = reader.submit(lambda: [websocket.recv(timeout=60) for _ in range(many)])
         for number in range(many):

@@ -11,7 +11,7 @@ from itertools import islice
 import httpx
 import pytest
 
-from headwater.api import arrivals
+from headwater.api import checkpoints
 from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpoints
 from headwater.api.errors import TooManyRequestsError
 from headwater.api.streams.threads import StoreThreads
@@ -231,7 +231,7 @@ def test_a_very_old_client_waits_until_the_source_is_replicated(endpoint: Endpoi
 
 
 def test_a_very_old_client_does_not_wait_for_ever(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(checkpoints, "WAIT_SECONDS", 0.1)
     endpoint.head.lsns = {"default": Lsn(2)}
     late = wait_for_the_source(endpoint)
     assert (late.status_code, late.json()["error"]["code"], late.headers["retry-after"]) == (503, "HW_6006", "5")

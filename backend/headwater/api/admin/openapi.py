@@ -15,8 +15,7 @@ from starlette.responses import Response
 
 from headwater.api.admin.errors import AdminBusyError, AdminRefusedError, InvalidAdminRequestError
 from headwater.api.admin.route import YAML, AdminRoute
-from headwater.api.errors import ApiError, BodyTooLargeError
-from headwater.api.http.errors import UnsupportedMediaTypeError
+from headwater.api.errors import ApiError, BodyTooLargeError, UnsupportedMediaTypeError
 from headwater.codes import CODES
 
 _REF = "#/components/schemas/{name}"

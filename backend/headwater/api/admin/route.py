@@ -20,9 +20,8 @@ from starlette.routing import Route
 from headwater.api.admin.errors import InvalidAdminRequestError, TooLargeAnswerError
 from headwater.api.admin.guard import PREFIX
 from headwater.api.admin.work import AdminThreads
-from headwater.api.errors import ApiError
-from headwater.api.http.body import read_body
-from headwater.api.http.errors import UnsupportedMediaTypeError
+from headwater.api.errors import ApiError, UnsupportedMediaTypeError
+from headwater.api.http.requests import read_body
 
 MOST_BYTES = 16 * 1024 * 1024
 """The most bytes of an answer."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
+from http import HTTPStatus
 
 import uvicorn
 from uvicorn._types import ASGI3Application
@@ -17,11 +18,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from headwater.api.errors import ApiError, GoneError
-from headwater.api.http.canned import answer
-from headwater.api.http.doorman import LimitedConfig
-from headwater.api.http.endless import EndlessBody
-from headwater.api.http.errors import (
+from headwater.api.error_answers import error_response
+from headwater.api.errors import (
+    ApiError,
+    GoneError,
     HeadersTooLargeError,
     MalformedRequestError,
     PipelineError,
@@ -29,8 +29,8 @@ from headwater.api.http.errors import (
     TooManyPiecesError,
     UrlTooLongError,
 )
-from headwater.api.http.handover import Lasting, offer
-from headwater.api.http.pace import Pace
+from headwater.api.http.connections import LimitedConfig, Pace
+from headwater.api.http.takeover import StreamingResponseProtocol, TakenConnection, offer
 from headwater.api.http.websocket import BoundedWebSocket
 
 MOST_AHEAD = 16
@@ -187,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._overhead > self._limits.max_header_bytes + self._limits.max_url_bytes and not self._over:
             self._refuse(self._headers_too_large())
 
-    def hand_over(self) -> EndlessBody:
+    def release(self) -> StreamingResponseProtocol:
         """Give the connection away for the rest of the current answer, whose head was sent. Pipelined requests are not
         answered. Raises GoneError when the client has disconnected or was refused."""
         if self._over or self._running is None or self.transport.is_closing():
@@ -199,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._flow.release()
         self.flow.resume_reading()
         self.connections.discard(self)
-        body = EndlessBody(self.transport, self.server_state, full=self.flow.write_paused)
+        body = StreamingResponseProtocol(self.transport, self.server_state, full=self.flow.write_paused)
         self._stand_in(body)
         self.transport.set_protocol(body)
         return body
@@ -332,10 +332,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
 
-    def _stand_in(self, other: Lasting) -> None:
+    def _stand_in(self, other: TakenConnection) -> None:
         """Pass this connection's place with the limiter on to the protocol that takes over."""
         if self._leave is not None:
-            other.when_lost(self._leave)
+            other.on_close(self._leave)
             self._leave = None
         self.parser = None  # type: ignore[assignment]  # breaks a reference cycle, so that both are freed at once
 
@@ -377,3 +377,12 @@ def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
     """The address of one end of a TCP connection, `sockname` or `peername`; None on a Unix socket."""
     known = transport.get_extra_info(end)
     return (str(known[0]), int(known[1])) if isinstance(known, tuple) else None
+
+
+def answer(error: ApiError) -> bytes:
+    """The answer that the application would give to this error, with CORS headers, and `Connection: close`."""
+    response = error_response(error)
+    headers = [*response.raw_headers, (b"access-control-allow-origin", b"*"), (b"connection", b"close")]
+    lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    lines += (name + b": " + value for name, value in headers)
+    return b"\r\n".join([*lines, b"", bytes(response.body)])

@@ -15,12 +15,11 @@ from types import FrameType
 from typing import Literal
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.api.http.doorman import ConnectionLimiter, LimitedConfig
+from headwater.api.app import ApiApp
+from headwater.api.http.connections import ConnectionLimiter, LimitedConfig, Turns
 from headwater.api.http.limits import HttpLimits
-from headwater.api.http.pace import Turns
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.refusals import Refusals
@@ -100,14 +99,19 @@ class ApiServer(BoundedServer):
     `app`. The event loop calls `beat` every second."""
 
     def __init__(
-        self, app: Starlette, beside: Mapping[int, ASGIApp] | None = None, beat: Callable[[], None] = lambda: None
+        self,
+        app: ApiApp,
+        beside: Mapping[int, ASGIApp] | None = None,
+        beat: Callable[[], None] = lambda: None,
+        limits: HttpLimits | None = None,
     ) -> None:
-        state, beside = app.state, dict(beside or {})
-        if state.admin_port is not None:
-            beside[state.admin_port] = app  # its connections are counted apart, so that a full house lets operators in
-        super().__init__(_ByPort(app, beside) if beside else app, state.http_limits, state.refusals, "on", beside)
-        self.config.ws_ping_timeout = max(PING_SECONDS, state.stalled_seconds)
-        self._begin_shutdown: Callable[[], None] = app.state.begin_shutdown
+        self.endpoint = app.endpoint
+        settings, by_port = app.endpoint.settings, dict(beside or {})
+        if settings.admin is not None and settings.admin.port is not None:
+            by_port[settings.admin.port] = app.operators  # counted apart, so that operators get in at any time
+        everything = _ByPort(app, by_port) if by_port else app
+        super().__init__(everything, limits or settings.http, app.endpoint.refusals, "on", by_port)
+        self.config.ws_ping_timeout = max(PING_SECONDS, settings.streams.stalled_seconds)
         self._beat = beat
 
     async def on_tick(self, counter: int) -> bool:
@@ -120,7 +124,7 @@ class ApiServer(BoundedServer):
         """Accept no more connections, then end open requests, streams spread over `drain_seconds`."""
         for server in self.servers:
             server.close()
-        self._begin_shutdown()
+        self.endpoint.begin_shutdown()
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn then skips the application's shutdown hook
             for task in self.server_state.tasks:
@@ -188,18 +192,18 @@ def _kept(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 
 def serve_app(
-    app: Starlette,
+    app: ApiApp,
     sockets: list[socket.socket],
     beside: Mapping[int, ASGIApp] | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; blocks. `beside` are applications for some of the ports. The event loop calls
     `beat` every second, which shows that it does not hang."""
-    limits: HttpLimits = app.state.http_limits
-    app.state.http_limits = replace(limits, max_connections=_room_for(limits.max_connections))
+    limits = app.endpoint.settings.http
     for host, port, *_ in (each.getsockname() for each in sockets):
         log.info("listening on port %d of %s", port, host)
-    ApiServer(app, beside, beat).run(sockets)
+    allowed = replace(limits, max_connections=_room_for(limits.max_connections))
+    ApiServer(app, beside, beat, allowed).run(sockets)
 
 
 def _room_for(connections: int) -> int:

@@ -22,13 +22,11 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
-from headwater.api.bell import Bell
-from headwater.api.errors import ApiError, GoneError
-from headwater.api.http.body import MAX_BODY
-from headwater.api.http.doorman import LimitedConfig
-from headwater.api.http.errors import BrokenWebSocketError, HandshakeError
-from headwater.api.http.handover import offer
-from headwater.api.http.pace import Pace
+from headwater.api.errors import ApiError, BrokenWebSocketError, GoneError, HandshakeError
+from headwater.api.http.connections import LimitedConfig, Pace
+from headwater.api.http.requests import MAX_BODY
+from headwater.api.http.takeover import offer
+from headwater.api.tasks import Waiters
 
 MAX_FIRST_MESSAGE = 64 * 1024
 """The most bytes of the first message, which contains the token: before it, a client may be anybody."""
@@ -106,11 +104,11 @@ class _Queue:
 
     def __init__(self) -> None:
         self._held: list[ASGIReceiveEvent] = []  # few, since reading pauses while there is one
-        self._more = Bell()
+        self._more = Waiters()
 
     def put_nowait(self, message: ASGIReceiveEvent) -> None:
         self._held.append(message)
-        self._more.ring()
+        self._more.wake()
 
     def empty(self) -> bool:
         return not self._held
@@ -132,14 +130,14 @@ class _Gate:
 
     def __init__(self) -> None:
         self._shut = False
-        self._opened = Bell()
+        self._opened = Waiters()
 
     def is_set(self) -> bool:
         return not self._shut
 
     def set(self) -> None:
         self._shut = False
-        self._opened.ring()
+        self._opened.wake()
 
     def clear(self) -> None:
         self._shut = True
@@ -173,7 +171,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._taken = False
         self._then: tuple[Callable[[], None], ...] = ()
 
-    def when_lost(self, then: Callable[[], None]) -> None:
+    def on_close(self, then: Callable[[], None]) -> None:
         """Call `then` once the connection is lost, or now if it is lost already."""
         if self.disconnected:
             then()
@@ -188,7 +186,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     # after it was taken over
 
-    def hand_over(self) -> BoundedWebSocket:
+    def release(self) -> BoundedWebSocket:
         """Stay open after the request, and drop all references to it."""
         if self.disconnected:
             raise GoneError

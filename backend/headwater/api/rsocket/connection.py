@@ -12,13 +12,16 @@ from functools import partial
 import bson
 import orjson
 from bson.errors import BSONError
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.error_answers import told
+from headwater.api.error_answers import error_body
 from headwater.api.errors import ApiError, GoneError
-from headwater.api.http.requests import RequestName
+from headwater.api.http.requests import RequestName, name_of
+from headwater.api.http.takeover import take_over
 from headwater.api.http.websocket import BoundedWebSocket
-from headwater.api.refusals import Refusals
+from headwater.api.refusals import Refusals, facts_of
 from headwater.api.rsocket.frames import (
     CONNECTION,
     Cancel,
@@ -38,6 +41,7 @@ from headwater.api.rsocket.frames import (
 from headwater.api.rsocket.sink import LAST_SECONDS, RSocketSink, message_of
 from headwater.api.streams.encoding import IDENTITY, WireForm
 from headwater.api.streams.service import MAX_AGENT, Opening, Streams
+from headwater.api.tasks import Tasks
 from headwater.errors import HeadwaterError
 from headwater.sync.formats import Bson
 from headwater.sync.request import (
@@ -346,7 +350,7 @@ class Connection:
 
     def _note(self, failure: HeadwaterError) -> None:
         user = None if self._user is None else self._user.user_id
-        facts = {"status": told(failure).status, "reason": failure.what, **self.facts}
+        facts = {"status": error_body(failure).status, "reason": failure.what, **self.facts}
         self.refusals.note(failure.code, user, "request refused", facts)
 
     async def _close(self) -> None:
@@ -401,3 +405,21 @@ def _decoded(content: bytes) -> object:
         return bson.decode(content)
     except BSONError as failure:
         raise ValueError from failure
+
+
+class RSocketEndpoint:
+    """The ASGI endpoint. A connection goes on in a task of its own when its request is over."""
+
+    def __init__(self, streams: Streams, verifier: Verifier, refusals: Refusals, tasks: Tasks) -> None:
+        self._streams = streams
+        self._verifier = verifier
+        self._refusals = refusals
+        self._tasks = tasks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = WebSocket(scope, receive, send)
+        await asked.accept()
+        websocket = take_over(scope, BoundedWebSocket)
+        name, facts = name_of(scope), facts_of(asked)
+        connection = Connection(websocket, name, facts, self._verifier, self._streams, self._refusals)
+        self._tasks.start(connection.run())

@@ -8,10 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from headwater.api.auth.errors import TokenExpiredError
-from headwater.api.bell import Bell
-from headwater.api.error_answers import UNEXPECTED_CODE, told
+from headwater.api.error_answers import UNEXPECTED_CODE, error_body
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.encoding import Piece
+from headwater.api.tasks import Waiters
 
 LAST_SECONDS = 1.0
 """How long sending the end of a stream waits for a client that does not read."""
@@ -40,7 +40,7 @@ class RSocketSink:
         self._send = send
         self._offer = offer
         self._abort = abort
-        self._more = Bell()
+        self._more = Waiters()
         self._left = False
         self._stopped = False
         self._then: Callable[[], None] | None = None
@@ -51,7 +51,7 @@ class RSocketSink:
     def add_credit(self, credit: int) -> None:
         """Allow so many more payloads."""
         self._credit = min(self._credit + credit, MAX_CREDIT)
-        self._more.ring()
+        self._more.wake()
 
     def leave(self) -> None:
         """Note that the client has left the stream."""
@@ -109,9 +109,9 @@ class RSocketSink:
 
     def stop(self) -> None:
         self._stopped = True
-        self._more.ring()
+        self._more.wake()
 
-    def when_gone(self, then: Callable[[], None]) -> None:
+    def on_disconnect(self, then: Callable[[], None]) -> None:
         self._then = then
         if self._left:
             then()
@@ -130,7 +130,7 @@ class RSocketSink:
 def message_of(failure: Exception) -> str:
     """The text of an error for clients, which look for its code in brackets. At an error without a published code the
     stock SDKs drop their credentials, so each code of our own has one beside it."""
-    known = told(failure)
+    known = error_body(failure)
     code = known.code if known.code.startswith("PSYNC_") else f"{known.code}, {UNEXPECTED_CODE}"
     return f"[{code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
 

@@ -13,10 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import NotAcceptableError
-from headwater.api.http.body import read_body, require_json
-from headwater.api.http.endless import EndlessBody
-from headwater.api.http.handover import take_over
-from headwater.api.http.requests import name_of
+from headwater.api.http.requests import name_of, read_body, require_json
+from headwater.api.http.takeover import StreamingResponseProtocol, take_over
 from headwater.api.refusals import prove
 from headwater.api.streams.encoding import GZIP, IDENTITY, ZSTD, Coding, Piece, WireForm
 from headwater.api.streams.service import Opening, Streams
@@ -139,7 +137,7 @@ class HttpSink:
         self._form = form
         self._scope = scope
         self._send = send
-        self._body: EndlessBody | None = None  # once the connection was taken over
+        self._body: StreamingResponseProtocol | None = None  # once the connection was taken over
         self._wrapping = form.coding.open()
         self._head = self._wrapping.begin()
         self._left = False
@@ -162,10 +160,10 @@ class HttpSink:
         if self._form.coding is not IDENTITY:
             headers.append((b"content-encoding", self._form.coding.name.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._body = take_over(self._scope, EndlessBody)
+        self._body = take_over(self._scope, StreamingResponseProtocol)
         del self._send, self._scope
         if self._then is not None:
-            self._body.when_lost(self._then)
+            self._body.on_close(self._then)
             self._then = None
         if not self.opened.done():  # cancelled with its request
             self.opened.set_result(None)
@@ -207,7 +205,7 @@ class HttpSink:
     def stop(self) -> None:
         """Do nothing: what waits is at most one batch, and only the client's reading makes room for it."""
 
-    def when_gone(self, then: Callable[[], None]) -> None:
+    def on_disconnect(self, then: Callable[[], None]) -> None:
         if self._left:
             then()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +97,10 @@ class Streams:
         return [stream.description for stream in self._open.copy()]
 
     def revoke(self, revocations: Sequence[Revocation]) -> None:
-        """End the streams that these revocations are about, and those whose token is revoked now."""
+        """Refuse the revoked tokens from their next use on, and end the streams that revocations are about."""
+        self._revocations.add(*of_tokens(revocations))
+        self._revocations.forget(time.time(), TOKENS_KEPT)
+        self._revocations.known()
         for stream in list(self._open):
             client = stream.description.client
             if self._revocations.of(client.user) is not None:

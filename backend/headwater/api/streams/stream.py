@@ -126,7 +126,7 @@ class Sink(Protocol):
     def stop(self) -> None:
         """Do not wait for the client to ask for more: `send` leaves out the lines that it has not asked for."""
 
-    def when_gone(self, then: Callable[[], None]) -> None:
+    def on_disconnect(self, then: Callable[[], None]) -> None:
         """Call `then` when the client disconnects, before `open` or after it."""
 
 
@@ -206,7 +206,7 @@ class SyncStream:
         started = time.monotonic()
         self._sink = sink
         self._schedule_tick()
-        sink.when_gone(self._on_gone)
+        sink.on_disconnect(self._on_gone)
         try:
             reason = await self._serve(sink)
         finally:

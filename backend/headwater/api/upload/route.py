@@ -20,7 +20,7 @@ from headwater.api.auth.errors import AuthError
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
-from headwater.api.http.body import read_body, require_json
+from headwater.api.http.requests import read_body, require_json
 from headwater.api.parsing import LARGE, Parsing
 from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.limits import UploadLimits

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
-from starlette.applications import Starlette
 
+from headwater.api.app import ApiApp
 from headwater.api.http.server import BoundedServer, bind
 from headwater.api.metrics.endpoint import EndpointCollector
 from headwater.api.metrics.page import PATH, MetricsPage
@@ -32,7 +32,7 @@ SETTING = "telemetry.prometheus_port"
 
 
 def endpoint_page(
-    config: ServiceConfig, port: int, app: Starlette, workers: Workers | None, *, unified: bool
+    config: ServiceConfig, port: int, app: ApiApp, workers: Workers | None, *, unified: bool
 ) -> MetricsPage:
     """Of an endpoint, for a port; of all its processes, if it has `workers`. With `unified`, it tells of the replicator
     beside it, too."""
@@ -45,7 +45,7 @@ def endpoint_page(
     return MetricsPage(own, sources, process=workers is None)
 
 
-def metrics_of(app: Starlette) -> bytes:
+def metrics_of(app: ApiApp) -> bytes:
     """The metrics of this process, one of several of an endpoint, for whichever of them Prometheus asks."""
     registry = CollectorRegistry()
     registry.register(_own(app))
@@ -53,15 +53,15 @@ def metrics_of(app: Starlette) -> bytes:
     return generate_latest(registry)
 
 
-def _own(app: Starlette) -> EndpointCollector:
-    state = app.state
+def _own(app: ApiApp) -> EndpointCollector:
+    endpoint = app.endpoint
     return EndpointCollector(
-        state.open_streams,
-        state.traffic,
-        state.requests,
-        state.refusals,
-        state.unknown_columns,
-        state.unfetched,
+        lambda: endpoint.streams.count,
+        endpoint.traffic,
+        endpoint.requests,
+        endpoint.refusals,
+        endpoint.unknown_columns,
+        endpoint.settings.keys.unfetched,
     )
 
 

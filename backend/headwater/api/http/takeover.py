@@ -1,14 +1,67 @@
-"""Sends an HTTP answer that goes on for hours, over a connection that keeps nothing of its request."""
+"""Lets an answer take over the connection of its request, so that the request can end before the answer does.
+
+Most streams are idle, and most of the memory of an idle one would be its request: parser, headers, routes, tasks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
 
+from starlette.types import Scope
+from uvicorn._types import HTTPScope, WebSocketScope
 from uvicorn.server import ServerState
 
-from headwater.api.bell import Bell
 from headwater.api.errors import GoneError
+from headwater.api.tasks import Waiters
+
+_EXTENSION, _TRANSPORT, _TAKEN = "headwater", "transport", "taken"  # names in an ASGI scope
+
+
+class TakenConnection(Protocol):
+    """A connection that was taken over."""
+
+    def on_close(self, then: Callable[[], None]) -> None:
+        """Call `then` once the connection is lost, or now if it is lost already."""
+
+
+class RequestConnection(Protocol):
+    """The protocol of a connection during a request."""
+
+    def release(self) -> TakenConnection:
+        """Give the connection away. Raises GoneError when the client has disconnected or was refused."""
+
+
+Taken = TypeVar("Taken", bound=TakenConnection)
+
+
+def offer(scope: HTTPScope | WebSocketScope, transport: asyncio.BaseTransport) -> None:
+    """Allow `take_over` for a request. The transport's protocol must be an RequestConnection."""
+    scope.setdefault("extensions", {})[_EXTENSION] = {_TRANSPORT: transport}
+
+
+def take_over(scope: Scope, kind: type[Taken]) -> Taken:
+    """Take over the connection of a request. `kind` is the type that its protocol hands over. Raises GoneError."""
+    place = scope["extensions"][_EXTENSION]
+    before = place[_TRANSPORT].get_protocol()
+    if before is None:
+        raise GoneError
+    taken = cast(RequestConnection, before).release()
+    assert isinstance(taken, kind)
+    place[_TAKEN] = taken
+    return taken
+
+
+def on_request_end(scope: Scope, then: Callable[[], None]) -> None:
+    """Call `then` once a request is over: now, or when its connection is lost if that was taken over. Call this after
+    the application has returned."""
+    taken: TakenConnection | None = scope.get("extensions", {}).get(_EXTENSION, {}).get(_TAKEN)
+    if taken is None:
+        then()
+    else:
+        taken.on_close(then)
+
 
 LINGER_SECONDS = 5.0
 """How long a closed connection waits for its client to read the rest of the answer."""
@@ -17,7 +70,7 @@ MOST_IGNORED = 64 * 1024
 """Bytes that are read and thrown away of what a client sends behind its request."""
 
 
-class EndlessBody(asyncio.Protocol):
+class StreamingResponseProtocol(asyncio.Protocol):
     """The body of an answer, in HTTP/1.1 chunks. It takes the connection over once the head was sent, which must say
     `transfer-encoding: chunked` and `connection: close`. Nothing that the client sends meanwhile is answered."""
 
@@ -30,11 +83,11 @@ class EndlessBody(asyncio.Protocol):
         self._connections.add(self)  # type: ignore[arg-type]  # uvicorn's shutdown waits for these
         self._full = full
         self._ignored = 0
-        self._room = Bell()
+        self._room = Waiters()
         self._then: tuple[Callable[[], None], ...] = ()
         self._lost = False
 
-    def when_lost(self, then: Callable[[], None]) -> None:
+    def on_close(self, then: Callable[[], None]) -> None:
         """Call `then` once the connection is lost, or now if it is lost already."""
         if self._lost:
             then()
@@ -88,12 +141,12 @@ class EndlessBody(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
-        self._room.ring()
+        self._room.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._connections.discard(self)
-        self._room.ring()
+        self._room.wake()
         then, self._then = self._then, ()
         for each in then:
             each()
