@@ -2,7 +2,7 @@
 
 A number is stored with the end of the source's log (its LSN). Once a checkpoint reaches that LSN, the stream sends the
 number. `GET /write-checkpoint2.json` gives out the client's next number. `POST /sync/checkpoint-request` takes a number
-that the client chose; it is deleted some time after the client last asked for it.
+that the client chose; it is deleted some time after the client last requested it.
 
 Requests are answered in batches. Those that arrive while a batch asks the source for its LSN form the next batch, so
 the LSN is always read after the requests that it is for.
@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.errors import ApiError, ShuttingDownError, TooManyRequestsError
+from headwater.api.errors import ApiError, TooManyRequestsError
 from headwater.api.http.requests import read_body, require_json
 from headwater.api.parsing import Parsing
 from headwater.api.quota import user_quota
@@ -133,7 +133,7 @@ class WriteCheckpoints:
     async def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:
             lsns = await self._head.advance_past()
-        except Exception as error:  # noqa: BLE001 - each of those who wait is told
+        except Exception as error:  # noqa: BLE001 - raised for each waiting request
             _settle(batch, dict.fromkeys((each.key for each in batch), error))
             return
         created = [each for each in batch if each.chosen is None]
@@ -159,7 +159,7 @@ class WriteCheckpoints:
         each key by itself, so that a bad key fails only its own request."""
         try:
             return await self._threads.promptly(partial(number, keys))
-        except Exception as error:  # noqa: BLE001 - whoever asked for it is told
+        except Exception as error:  # noqa: BLE001 - raised for each request of these keys
             if len(keys) == 1 or (isinstance(error, HeadwaterError) and error.kind is Kind.RETRY):
                 return dict.fromkeys(keys, error)
         return {key: outcome for one in keys for key, outcome in (await self._number([one], number)).items()}
@@ -220,8 +220,8 @@ class WriteCheckpointRoute:
         user = await self._admit(request)
         with self._quota.hold(user.user_id):
             body = await read_body(request, MAX_BODY)
-            asked = await self._parsing.parsed(user.user_id, body, parse_checkpoint_request)
-            stored = await self._writes.request(write_key(user.user_id, asked.client_id), asked.id)
+            parsed = await self._parsing.parsed(user.user_id, body, parse_checkpoint_request)
+            stored = await self._writes.request(write_key(user.user_id, parsed.client_id), parsed.id)
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 
     async def _admit(self, request: Request) -> Principal:
@@ -232,12 +232,6 @@ class WriteCheckpointRoute:
 
 
 WAIT_SECONDS = 50.0
-
-
-class NotReplicatedError(ApiError):
-    """The source's newest changes were not replicated within the time that a client waits for them."""
-
-    code = "HW_6006"
 
 
 class ReplicationWaiter:
@@ -269,13 +263,13 @@ class ReplicationWaiter:
         self._waiters.wake()
 
     async def wait_for(self, write_checkpoint: int) -> None:
-        """Wait until a checkpoint contains this write checkpoint. Raises NotReplicatedError or ShuttingDownError."""
+        """Wait until a checkpoint contains this write checkpoint. Raises ApiError."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while self._newest < write_checkpoint:
                     if self._ended:
-                        raise ShuttingDownError("the service is shutting down", fix="send the request again")
+                        raise ApiError("the service is shutting down", fix="send the request again", code="PSYNC_S2003")
                     await self._waiters.next()
         except TimeoutError:
             what = f"the source's changes were not replicated within {WAIT_SECONDS:.0f} s"
-            raise NotReplicatedError(what, fix="try again later") from None
+            raise ApiError(what, fix="try again later", code="HW_6006") from None

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ExceptionHandler
 
-from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError, UnknownRouteError
+from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError
 from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
@@ -48,9 +48,9 @@ def error_body(error: Exception) -> ErrorBody:
         case HeadwaterError(kind=Kind.RETRY):
             return ErrorBody(error.code, 503, "the service can't reach a database it needs", "try again")
         case HeadwaterError():
-            return ErrorBody(error.code, 500, "the service is not able to answer", "its log says why")
+            return ErrorBody(error.code, 500, "the service is not able to answer", "see its log")
         case _:
-            return ErrorBody(UNEXPECTED_CODE, 500, "Something went wrong", "the service's log says what")
+            return ErrorBody(UNEXPECTED_CODE, 500, "Something went wrong", "see the service's log")
 
 
 def error_response(error: Exception, beside: Mapping[str, object] = MappingProxyType({})) -> Response:
@@ -101,7 +101,7 @@ def exception_handlers(refusals: Refusals) -> dict[type[Exception], ExceptionHan
         """Handle what Starlette's router refuses: an unknown path or a wrong method."""
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            unknown = UnknownRouteError(f"no route matches {request.url.path}", fix="check the address")
+            unknown = ApiError(f"no route matches {request.url.path}", fix="check the address", code="PSYNC_S2002")
             return refused(request, unknown, unknown.code, unknown.what)
         return refused(request, error, UNEXPECTED_CODE, error.detail)
 

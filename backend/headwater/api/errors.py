@@ -23,19 +23,7 @@ class ApiError(HeadwaterError):
 
 
 class GoneError(Exception):
-    """The client disconnected while something was sent, so it can't be told of any error."""
-
-
-class UnknownRouteError(ApiError):
-    """Nothing is served at this path."""
-
-    code = "PSYNC_S2002"
-
-
-class ShuttingDownError(ApiError):
-    """The process is shutting down. The client should connect again, to another process or the next one."""
-
-    code = "PSYNC_S2003"
+    """The client disconnected while something was sent, so no error can be sent to it."""
 
 
 class NoActiveConfigError(ApiError):
@@ -56,76 +44,16 @@ class BodyTooLargeError(ApiError):
     code = "HW_6002"
 
 
-class NotAcceptableError(ApiError):
-    """The client accepts none of the formats or codings of a stream."""
-
-    code = "HW_6003"
-
-
 class TooManyRequestsError(ApiError):
     """A limit on concurrent streams or requests is reached. The answer has an empty body, as clients expect."""
 
     code = "PSYNC_S2304"
 
 
-class MalformedRequestError(ApiError):
-    """The client sent something that is not HTTP/1.1, or a request without exactly one Host header."""
-
-    code = "HW_6021"
-
-
-class HeadersTooLargeError(ApiError):
-    """A request has too many headers, or they are too long."""
-
-    code = "HW_6022"
-
-
-class UrlTooLongError(ApiError):
-    """The URL of a request is too long."""
-
-    code = "HW_6023"
-
-
-class RequestTimeoutError(ApiError):
-    """The headers or the body of a request did not arrive in time."""
-
-    code = "HW_6024"
-
-
-class TooManyConnectionsError(ApiError):
-    """The process has `max_connections` connections."""
-
-    code = "HW_6025"
-
-
 class TooManyFromAddressError(ApiError):
     """One address has `max_connections_per_address` connections, or requests in progress."""
 
     code = "HW_6026"
-
-
-class PipelineError(ApiError):
-    """A client sent too many requests on one connection without waiting for answers (pipelining)."""
-
-    code = "HW_6027"
-
-
-class HandshakeError(ApiError):
-    """A request for a websocket is not a valid handshake. The answer says why."""
-
-    code = "HW_6029"
-
-
-class BrokenWebSocketError(ApiError):
-    """A client broke the websocket protocol, or sent a message that is too large."""
-
-    code = "HW_6030"
-
-
-class TooManyPiecesError(ApiError):
-    """A body came in very many small chunks, faster than they are read."""
-
-    code = "HW_6032"
 
 
 class UnsupportedMediaTypeError(ApiError):

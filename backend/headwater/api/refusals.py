@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Told:
+class _Logged:
     until: float
     again: int = 0
 
@@ -36,7 +36,7 @@ class Refusals:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._counts: dict[str, int] = {}
-        self._told: dict[tuple[str, str | None], _Told] = {}
+        self._logged: dict[tuple[str, str | None], _Logged] = {}
 
     def counts(self) -> dict[str, int]:
         """Refusals since the process started, by code. Safe to call from any thread."""
@@ -58,14 +58,14 @@ class Refusals:
         """
         self._counts[code] = self._counts.get(code, 0) + 1
         key = (code, about or user_id)
-        known = self._told.get(key)
+        known = self._logged.get(key)
         now = self._now()
         if known is not None and now < known.until:
             known.again += 1
             return
-        if known is None and not self._room(now):
+        if known is None and not self._may_log(now):
             return
-        self._told[key] = _Told(now + SECONDS)
+        self._logged[key] = _Logged(now + SECONDS)
         before = {"not_told_since": known.again} if known is not None and known.again else {}
         log.log(level, what, extra=log_extra({"code": code, "user_id": user_id, **facts, **before}))
 
@@ -74,10 +74,10 @@ class Refusals:
         facts = {"status": error.status, "reason": error.what, "address": address}
         self.note(error.code, None, "request refused", facts)
 
-    def _room(self, now: float) -> bool:
-        if len(self._told) >= MOST_LINES:
-            self._told = {key: told for key, told in self._told.items() if now < told.until}
-        return len(self._told) < MOST_LINES
+    def _may_log(self, now: float) -> bool:
+        if len(self._logged) >= MOST_LINES:
+            self._logged = {key: logged for key, logged in self._logged.items() if now < logged.until}
+        return len(self._logged) < MOST_LINES
 
 
 def prove(request: Request, user_id: str) -> None:

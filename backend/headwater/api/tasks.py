@@ -38,13 +38,13 @@ class Waiters:
 
     def wake(self) -> None:
         """Wake all tasks that wait."""
-        heard, self._futures = self._futures, []
-        for each in heard:
+        futures, self._futures = self._futures, []
+        for each in futures:
             if not each.done():
                 each.set_result(None)
 
     def next(self) -> asyncio.Future[None]:
         """A future that is done at the next `wake`."""
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures.append(heard)
-        return heard
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures.append(future)
+        return future

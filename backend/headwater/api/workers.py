@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WAIT_SECONDS = 2.0
-"""How long a process is waited for. The answer lacks one that is not ready, or hangs."""
+"""How long a process may take to answer. One that is not ready, or hangs, is left out."""
 
 _LONGEST = 100  # bytes of a question
 _LENGTH = 8  # bytes before an answer that say how long it is, since a process may end while it sends
@@ -24,7 +24,7 @@ Answers = Mapping[str, Callable[[], bytes]]
 _log = logging.getLogger(__name__)
 
 
-class _Teller(socketserver.ThreadingUnixStreamServer):
+class _AnswerServer(socketserver.ThreadingUnixStreamServer):
     """Answers everybody who connects and sends a line with a question."""
 
     daemon_threads = True
@@ -32,28 +32,28 @@ class _Teller(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path, answers: Answers) -> None:
         self.answers = answers
         path.unlink(missing_ok=True)  # of the process that had this number before
-        super().__init__(str(path), _Telling)
+        super().__init__(str(path), _AnswerHandler)
 
 
-class _Telling(socketserver.StreamRequestHandler):
+class _AnswerHandler(socketserver.StreamRequestHandler):
     timeout = WAIT_SECONDS
 
     def handle(self) -> None:
-        assert isinstance(self.server, _Teller)
+        assert isinstance(self.server, _AnswerServer)
         answer = self.server.answers[self.rfile.readline(_LONGEST).decode().strip()]()
         self.wfile.write(len(answer).to_bytes(_LENGTH) + answer)
 
 
 @contextmanager
-def telling(directory: Path, number: int, answers: Answers) -> Iterator[None]:
-    """Answer the other processes while the context is open, if there is a place for a socket."""
+def answering(directory: Path, number: int, answers: Answers) -> Iterator[None]:
+    """Answer the other processes while the context is open, if a socket can be created."""
     try:
-        teller = _Teller(_place(directory, number), answers)
+        listening = _AnswerServer(_path(directory, number), answers)
     except OSError as error:
-        _log.warning("this process answers no other of its endpoint: %s", error)
+        _log.warning("cannot listen for other workers: %s", error)
         yield
         return
-    with teller as server:
+    with listening as server:
         thread = threading.Thread(target=server.serve_forever, name="headwater-workers", daemon=True)
         thread.start()
         try:
@@ -73,28 +73,28 @@ class Workers:
     def ask(self, question: str) -> Iterator[tuple[int, bytes]]:
         """The answer of each process, this one included, with its number. Blocking."""
         for number in range(1, self.count + 1):
-            answer = _told(_place(self.directory, number), question)
+            answer = _request(_path(self.directory, number), question)
             if answer:
                 yield number, answer
 
 
-def _told(place: Path, question: str) -> bytes:
+def _request(path: Path, question: str) -> bytes:
     received = bytearray()
     try:
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.settimeout(WAIT_SECONDS)
-            asked.connect(str(place))
-            asked.sendall(f"{question}\n".encode())
-            while part := asked.recv(1 << 16):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(WAIT_SECONDS)
+            connection.connect(str(path))
+            connection.sendall(f"{question}\n".encode())
+            while part := connection.recv(1 << 16):
                 received += part
         length = int.from_bytes(received[:_LENGTH])
         if len(received) != _LENGTH + length:
             raise ConnectionError("its answer is cut short")
     except OSError as error:  # also a time-out
-        _log.warning("%s lack a process of the endpoint: %s (%s)", question, place.stem, error)
+        _log.warning("%s: %s did not answer, its figures are missing (%s)", question, path.stem, error)
         return b""
     return bytes(received[_LENGTH:])
 
 
-def _place(directory: Path, number: int) -> Path:
+def _path(directory: Path, number: int) -> Path:
     return directory / f"worker-{number}.sock"

@@ -21,7 +21,7 @@ from headwater.api.metrics.workers import METRICS
 from headwater.api.streams.service import StreamLimits
 from headwater.api.streams.session import RequestLimits
 from headwater.api.streams.traffic import DeviceTraces
-from headwater.api.workers import Answers, Workers, telling
+from headwater.api.workers import Answers, Workers, answering
 from headwater.cli.supervise import beats, supervise
 from headwater.cli.watching.metrics import SETTING, endpoint_page, metrics_of
 from headwater.cli.watching.traces import traces_of
@@ -160,4 +160,4 @@ def _answering(worker: Worker | None, app: ApiApp) -> AbstractContextManager[Non
     if worker is None:
         return nullcontext()
     answers: Answers = {METRICS: lambda: metrics_of(app), **app.endpoint.answers}
-    return telling(worker.directory, worker.number, answers)
+    return answering(worker.directory, worker.number, answers)

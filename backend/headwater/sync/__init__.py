@@ -1,1 +1,1 @@
-"""What a client is told: requests, sessions and who is concerned by a change. Pure: nothing here reads or waits."""
+"""The sync protocol: requests, sessions, lines, and which streams a change concerns. Pure: nothing here does I/O."""

@@ -24,7 +24,7 @@ class Interest:
 @dataclass(frozen=True, slots=True)
 class Change:
     """What happened at the source that there is news of. `committed` is when its first commit was made, `learned` when
-    this process heard of it, both in seconds since 1970. `traced` is the flush whose way is traced, if one is."""
+    this process learned of it, both in seconds since 1970. `traced` is the flush that is traced, if one is."""
 
     committed: float
     learned: float
@@ -43,7 +43,7 @@ class News:
     change: Change | None = None
 
     def also(self, later: News) -> News:
-        """Both, told together."""
+        """Both as one."""
         everything = self.buckets is None or later.buckets is None
         return News(
             max(self.upto, later.upto),
@@ -128,7 +128,7 @@ class AwaitedWrites(Generic[Who]):
                 self._awaited[write.key] = write
 
     def release(self, lsns: Mapping[str, Lsn]) -> dict[Who, int]:
-        """Who may now see which id, because a checkpoint with these positions contains it. Told once."""
+        """Who may now see which id, because a checkpoint with these positions contains it. Returned once."""
         contained = [write for write in self._awaited.values() if reached(write, lsns)]
         for write in contained:
             del self._awaited[write.key]

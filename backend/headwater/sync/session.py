@@ -67,7 +67,9 @@ class _Group:
 
 
 class ClientState:
-    """Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`.
+    """What one client has and is owed.
+
+    Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`.
 
     Once `overtaken`, the checkpoint can't be completed any more, for compaction went past it. What was sent so far is
     right, but what is missing comes only with a newer view, which has to be given before anything else.
@@ -199,13 +201,13 @@ class ClientState:
         return removed
 
     def _changed(self, view: View, before: Mapping[str, ResolvedBucket]) -> list[str]:
-        """Names of the buckets whose entry in the checkpoint is not what the client was told last."""
+        """Names of the buckets whose entry in the checkpoint is not what the client was sent last."""
         candidates = view.totals if view.resolution is None else self._buckets
         return [name for name in candidates if name in self._buckets and self._differs(name, view, before)]
 
     def _differs(self, name: str, view: View, before: Mapping[str, ResolvedBucket]) -> bool:
-        told = self._totals.get(name)
-        return view.totals.get(name, told) != told or before.get(name) != self._buckets[name]
+        sent = self._totals.get(name)
+        return view.totals.get(name, sent) != sent or before.get(name) != self._buckets[name]
 
     def _entry(self, name: str) -> Line:
         return lines.bucket(self._buckets[name], self._totals[name])

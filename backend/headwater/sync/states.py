@@ -26,8 +26,8 @@ class StreamState(IntEnum):
 class StreamEvent(IntEnum):
     """NEWS: something changed that concerns the stream. LOOKUPS: the same, and its request has to be resolved again.
     READ: there are lines for the task to send. SENT: the client has everything. MORE: it has not, and the task reads
-    on. TICK: the client has to be told that its token is valid. FULL: the client has no room now for what was offered.
-    END: the stream is to end normally. GONE: the client has disconnected."""
+    on. TICK: it is time to send the client how long its token is valid. FULL: the client has no room now for what was
+    offered. END: the stream is to end normally. GONE: the client has disconnected."""
 
     NEWS = auto()
     LOOKUPS = auto()

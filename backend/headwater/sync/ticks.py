@@ -1,4 +1,4 @@
-"""When a stream says how long its token still lives."""
+"""When a stream sends how long its token is still valid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ KEEPALIVE = 20.0
 JITTER = 0.1
 
 WARNING = 20.0
-"""Seconds before a token's end at which the client is told, to fetch the next one in time."""
+"""Seconds before a token's end at which the client is notified, so that it fetches the next one in time."""
 
 
 def next_tick(expires_in: float, jitter: float) -> float:

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.errors import NotAcceptableError
+from headwater.api.errors import ApiError
 from headwater.api.streams.encoding import GZIP, IDENTITY, SMALL, ZSTD, Coding, Pieces, WireForm, joined_crc
 from headwater.api.streams.endpoint import choose_coding
 from headwater.oplog.op import OpId
@@ -66,7 +66,7 @@ def test_the_coding_is_the_one_the_client_likes_most(header: str | None, chosen:
 
 @pytest.mark.parametrize("header", ["identity;q=0", "*;q=0", "br, *;q=0"])
 def test_a_client_that_takes_no_coding_of_ours_is_refused(header: str) -> None:
-    with pytest.raises(NotAcceptableError):
+    with pytest.raises(ApiError, match="HW_6003"):
         choose_coding(header, (ZSTD, GZIP))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.api.workers import Workers, telling
+from headwater.api.workers import Workers, answering
 
 
 @pytest.fixture
@@ -20,13 +20,16 @@ def directory() -> Iterator[Path]:
 
 
 def test_all_processes_answer(directory: Path) -> None:
-    with telling(directory, 1, {"names": lambda: b"ann"}), telling(directory, 2, {"names": lambda: b"b" * 1_000_000}):
+    with (
+        answering(directory, 1, {"names": lambda: b"ann"}),
+        answering(directory, 2, {"names": lambda: b"b" * 1_000_000}),
+    ):
         assert list(Workers(directory, 2).ask("names")) == [(1, b"ann"), (2, b"b" * 1_000_000)]
 
 
 def test_an_answer_that_is_cut_short_is_left_out(directory: Path) -> None:
     whole = bytearray()
-    with telling(directory, 1, {"names": lambda: b"ann"}):
+    with answering(directory, 1, {"names": lambda: b"ann"}):
         with socket.socket(socket.AF_UNIX) as asked:
             asked.connect(str(directory / "worker-1.sock"))
             asked.sendall(b"names\n")
@@ -50,5 +53,5 @@ def test_an_answer_that_is_cut_short_is_left_out(directory: Path) -> None:
 
 def test_a_process_that_has_no_place_for_its_socket_works_without(directory: Path) -> None:
     gone = directory / "gone"
-    with telling(gone, 1, {"names": lambda: b"ann"}):
+    with answering(gone, 1, {"names": lambda: b"ann"}):
         assert list(Workers(gone, 1).ask("names")) == []

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import uvicorn
 
-from headwater.api.errors import ApiError, TooManyConnectionsError, TooManyFromAddressError
+from headwater.api.errors import ApiError, TooManyFromAddressError
 from headwater.api.http.limits import HttpLimits, address_of, network_of
 from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals
@@ -29,8 +29,7 @@ class ConnectionLimiter:
         self._quota = Quota(limits.max_connections, limits.max_connections_per_address, self._too_many)
 
     def enter(self, host: str) -> str | None:
-        """Accept a connection. Returns the key that `leave` needs. Raises TooManyConnectionsError and
-        TooManyFromAddressError."""
+        """Accept a connection. Returns the key that `leave` needs. Raises ApiError."""
         key = None if self._is_proxy(host) else network_of(host)
         self._quota.take(key)
         return key
@@ -42,7 +41,7 @@ class ConnectionLimiter:
         if of_key:
             what = f"{self._quota.per_key} connections from this address are open already"
             return TooManyFromAddressError(what, fix="try again later")
-        return TooManyConnectionsError(f"{self._quota.total} connections are open already", fix="try again later")
+        return ApiError(f"{self._quota.total} connections are open already", fix="try again later", code="HW_6025")
 
     def _is_proxy(self, host: str) -> bool:
         if not self.limits.trusted_proxies:
@@ -52,15 +51,15 @@ class ConnectionLimiter:
 
 
 class LimitedConfig(uvicorn.Config):
-    """Uvicorn's settings, with the limiter and the turns that connections share. `beside` has the doormen of our other
-    ports, so that operators get in when all connections of devices are taken."""
+    """Uvicorn's settings, with the limiter and the turns that connections share. `beside` has the limiters of our
+    other ports, so that operators can connect when devices have reached their limit."""
 
     limiter: ConnectionLimiter
     turns: Turns
     beside: Mapping[int, ConnectionLimiter] = MappingProxyType({})
 
     def limiter_at(self, address: tuple[str, int | None] | None) -> ConnectionLimiter:
-        """Whom to ask at an address of ours."""
+        """The limiter for one of our addresses."""
         return self.beside.get((address and address[1]) or 0, self.limiter)
 
 
@@ -93,8 +92,8 @@ class Pace:
         self._counted_at = now
 
     def pause(self, now: float, *, more: bool) -> float | None:
-        """How many seconds to wait before the connection is read on; None when it has to be ended. `more` says whether
-        something of what it sent is not parsed yet."""
+        """How many seconds to wait before the connection is read again; None when it has to be closed. `more` says
+        whether something of what it sent is not parsed yet."""
         self.spend(0, now)
         if self._left >= 1:
             if not more:

@@ -22,12 +22,6 @@ from headwater.api.error_answers import error_response
 from headwater.api.errors import (
     ApiError,
     GoneError,
-    HeadersTooLargeError,
-    MalformedRequestError,
-    PipelineError,
-    RequestTimeoutError,
-    TooManyPiecesError,
-    UrlTooLongError,
 )
 from headwater.api.http.connections import LimitedConfig, Pace
 from headwater.api.http.takeover import StreamingResponseProtocol, TakenConnection, offer
@@ -100,11 +94,11 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, LimitedConfig)
-        self._doors = config
+        self._config = config
         self._limiter = config.limiter
         self._limits = config.limiter.limits
         self._running: RequestResponseCycle | None = None
-        self._leave: Callable[[], None] | None = None  # frees its place in the limits
+        self._leave: Callable[[], None] | None = None  # releases the limits
         self._state = _Reading.NOTHING
         self._clock: asyncio.TimerHandle | None = None
         self._stopped: ApiError | None = None
@@ -130,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
         self.scheme = "http"
         host = self.client[0] if self.client else ""
-        self._limiter = self._doors.limiter_at(self.server)
+        self._limiter = self._config.limiter_at(self.server)
         try:
             key = self._limiter.enter(host)
         except ApiError as error:
@@ -147,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_clock()
         if self._leave is not None:
             self._leave()
-        self._tell_gone()  # uvicorn tells the request that came last, which may be waiting behind another
+        self._notify_gone()  # uvicorn notifies only the last request, which may be waiting behind another
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -168,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         now = self.loop.time()
         pause = 0.0 if self._over else self._pace.pause(now, more=bool(self._unparsed))
         if pause is None:
-            self._refuse(TooManyPiecesError("the body comes in too many small chunks", fix="send larger ones"))
+            self._refuse(ApiError("the body comes in too many small chunks", fix="send larger ones", code="HW_6032"))
         if self._over or not (pause or self._unparsed):
             self._unparsed = memoryview(b"")
             self._flow.release()
@@ -177,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if pause:
             self.loop.call_later(pause, self._parse)
         else:
-            self._doors.turns.wait(self._parse)
+            self._config.turns.wait(self._parse)
 
     def _feed(self, part: memoryview) -> None:
         self._begun = False
@@ -200,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.connections.discard(self)
         body = StreamingResponseProtocol(self.transport, self.server_state, full=self.flow.write_paused)
-        self._stand_in(body)
+        self._replace_by(body)
         self.transport.set_protocol(body)
         return body
 
@@ -217,7 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self._limits.max_url_bytes:
-            raise self._stop(UrlTooLongError(f"the address is longer than {self._limits.max_url_bytes} bytes"))
+            raise self._stop(ApiError(f"the address is longer than {self._limits.max_url_bytes} bytes", code="HW_6023"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._calls += 1
@@ -232,10 +226,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
-            raise self._stop(PipelineError(f"more than {MOST_AHEAD} requests wait on this connection"))
+            raise self._stop(ApiError(f"more than {MOST_AHEAD} requests wait on this connection", code="HW_6027"))
         if self._hosts > 1 or (self._hosts == 0 and self.parser.get_http_version() != "1.0"):
             # two proxies could take such a request for one of different hosts
-            raise self._stop(MalformedRequestError("the request needs one Host header", fix="send exactly one"))
+            raise self._stop(ApiError("the request needs one Host header", fix="send exactly one", code="HW_6021"))
         super().on_headers_complete()
         self._state = _Reading.BODY
         self._overhead = 0
@@ -252,7 +246,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead -= len(body) * (1 + _OVERHEAD)
         super().on_body(body)
         if self.pipeline and len(self.cycle.body) > _BODY_AHEAD:
-            raise self._stop(PipelineError(f"more than {_BODY_AHEAD} bytes of a body wait on this connection"))
+            raise self._stop(
+                ApiError(f"more than {_BODY_AHEAD} bytes of a body wait on this connection", code="HW_6027")
+            )
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -262,7 +258,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # answers
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._stopped or MalformedRequestError("the request is not HTTP/1.1"))
+        self._refuse(self._stopped or ApiError("the request is not HTTP/1.1", code="HW_6021"))
 
     def handle_websocket_upgrade(self) -> None:
         self._over = True
@@ -273,7 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
         protocol = self.transport.get_protocol()
         assert isinstance(protocol, BoundedWebSocket)
-        self._stand_in(protocol)
+        self._replace_by(protocol)
         if not protocol.handshake_initiated:  # its parser refuses headers of 8 KB without an answer
             error = self._headers_too_large()
             self._limiter.refusals.note_refused(error, self.client[0] if self.client else None)
@@ -299,7 +295,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _headers_too_large(self) -> ApiError:
         limits = self._limits
         what = f"the headers are longer than {limits.max_header_bytes} bytes, or more than {limits.max_header_fields}"
-        return HeadersTooLargeError(what, fix="send fewer and shorter ones")
+        return ApiError(what, fix="send fewer and shorter ones", code="HW_6022")
 
     def _refuse(self, error: ApiError) -> None:
         """Refuse the request that is being read, and end the connection. The error is sent only when no earlier request
@@ -317,7 +313,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end(self) -> None:
         self._over = True
         self._unset_keepalive_if_required()
-        self._tell_gone()
+        self._notify_gone()
         self._flow.release()
         self.flow.resume_reading()
         self.flow.resume_writing()
@@ -325,15 +321,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._start_clock(LINGER_SECONDS)
 
-    def _tell_gone(self) -> None:
+    def _notify_gone(self) -> None:
         """Tell the application that the client has disconnected."""
         self.pipeline.clear()
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
 
-    def _stand_in(self, other: TakenConnection) -> None:
-        """Pass this connection's place with the limiter on to the protocol that takes over."""
+    def _replace_by(self, other: TakenConnection) -> None:
+        """Have the protocol that takes over release the limits of this connection."""
         if self._leave is not None:
             other.on_close(self._leave)
             self._leave = None
@@ -365,7 +361,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_clock(1.0)
         else:
             part = "headers" if self._state is _Reading.HEAD else "body"
-            self._refuse(RequestTimeoutError(f"the request's {part} did not arrive in time"))
+            self._refuse(ApiError(f"the request's {part} did not arrive in time", code="HW_6024"))
 
     def _goes_on(self) -> bool:
         if self._state is not _Reading.BODY:

@@ -130,8 +130,8 @@ async def read_body(
 
 def require_json(request: Request) -> None:
     """Raise UnsupportedMediaTypeError unless Content-Type is JSON or missing."""
-    said = request.headers.get("content-type", "")
-    if said and said.partition(";")[0].strip().lower() != JSON:
+    media_type = request.headers.get("content-type", "")
+    if media_type and media_type.partition(";")[0].strip().lower() != JSON:
         raise UnsupportedMediaTypeError("the body is not JSON", "Content-Type header", f"send {JSON}")
 
 

@@ -33,8 +33,8 @@ GRACE_SECONDS = 5
 
 _BACKLOG = 2048
 _OTHER_FILES = 500  # files that may be open besides connections of devices
-_FEW, _FEWEST = 100, 20  # connections of operators' tools, and where few are allowed
-_NO_NEWS = (
+_OPERATORS, _FEWEST_OPERATORS = 100, 20  # connections of operators, and where few connections are allowed
+_IGNORED_MESSAGES = (
     "without completing response",  # the stream has logged why it was cut off
     "Invalid HTTP request",  # Refusals counts and logs these
     "WebSocket",  # a line for each connection, with its query, which may contain a token
@@ -53,7 +53,7 @@ class AddressInUseError(HeadwaterError):
 
 
 class BoundedServer(uvicorn.Server):
-    """A uvicorn server for strangers, whom `limits` bound."""
+    """A uvicorn server that enforces `limits` on untrusted clients."""
 
     def __init__(
         self,
@@ -81,22 +81,22 @@ class BoundedServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(limits.drain_seconds) + GRACE_SECONDS,
         )
         config.limiter, config.turns = ConnectionLimiter(limits, refusals), Turns()
-        few = replace(limits, max_connections=min(_FEW, max(_FEWEST, limits.max_connections // 4)))
+        few = replace(limits, max_connections=min(_OPERATORS, max(_FEWEST_OPERATORS, limits.max_connections // 4)))
         config.beside = {port: ConnectionLimiter(few, refusals) for port in beside}
         super().__init__(config)
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        logging.getLogger("uvicorn.error").addFilter(_keep_record)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End in order; at once when told a second time. Unlike uvicorn's, it does not raise the signal again
-        afterwards: an orderly end is exit code 0."""
+        """Shut down gracefully; at once on a second signal. Unlike uvicorn, do not raise the signal again
+        afterwards: a graceful shutdown is exit code 0."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 class ApiServer(BoundedServer):
-    """Tells the application of its end. Uvicorn itself only waits for open requests, and a stream never ends by itself;
-    the application's own shutdown hook comes after that wait. `beside` are answered at their ports, all else by
-    `app`. The event loop calls `beat` every second."""
+    """Tells the application when it shuts down. Uvicorn itself only waits for open requests, and a stream never ends
+    by itself; the application's own shutdown hook comes after that wait. `beside` are answered at their ports, all
+    else by `app`. The event loop calls `beat` every second."""
 
     def __init__(
         self,
@@ -108,8 +108,10 @@ class ApiServer(BoundedServer):
         self.endpoint = app.endpoint
         settings, by_port = app.endpoint.settings, dict(beside or {})
         if settings.admin is not None and settings.admin.port is not None:
-            by_port[settings.admin.port] = app.operators  # counted apart, so that operators get in at any time
-        everything = _ByPort(app, by_port) if by_port else app
+            by_port[settings.admin.port] = (
+                app.operators
+            )  # with its own limit, so that operators can connect when devices have reached theirs
+        everything = _PortRouter(app, by_port) if by_port else app
         super().__init__(everything, limits or settings.http, app.endpoint.refusals, "on", by_port)
         self.config.ws_ping_timeout = max(PING_SECONDS, settings.streams.stalled_seconds)
         self._beat = beat
@@ -132,8 +134,8 @@ class ApiServer(BoundedServer):
             await self.lifespan.shutdown()
 
 
-class _ByPort:
-    """An ASGI application that is several, by the port of ours that a request came in at."""
+class _PortRouter:
+    """Routes requests to one of several applications, by the port at which they arrived."""
 
     def __init__(self, app: ASGIApp, beside: Mapping[int, ASGIApp]) -> None:
         self._app = app
@@ -202,25 +204,25 @@ def serve_app(
     limits = app.endpoint.settings.http
     for host, port, *_ in (each.getsockname() for each in sockets):
         log.info("listening on port %d of %s", port, host)
-    allowed = replace(limits, max_connections=_room_for(limits.max_connections))
+    allowed = replace(limits, max_connections=_allowed_connections(limits.max_connections))
     ApiServer(app, beside, beat, allowed).run(sockets)
 
 
-def _room_for(connections: int) -> int:
+def _allowed_connections(connections: int) -> int:
     """How many of these connections may be open. Each is an open file, and those that the store and the rest need are
     not left to connections, also where the machine allows few."""
     wanted = connections + _OTHER_FILES
     allowed = _allow_files(wanted)
-    room = min(connections, allowed - min(_OTHER_FILES, allowed // 2))
-    if room < connections:
+    possible = min(connections, allowed - min(_OTHER_FILES, allowed // 2))
+    if possible < connections:
         log.warning(
             "the machine allows %d open files, so there may be %d connections and not api.http.max_connections (%d); "
             "raise ulimit -n",
             allowed,
-            room,
+            possible,
             connections,
         )
-    return room
+    return possible
 
 
 def _allow_files(wanted: int) -> int:
@@ -237,8 +239,8 @@ def _allow_files(wanted: int) -> int:
     return allowed
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _keep_record(record: logging.LogRecord) -> bool:
     """Whether to keep a log record of uvicorn: it repeats no log line of ours, and is not about a cancelled request."""
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
-    return not any(words in str(record.msg) for words in _NO_NEWS)
+    return not any(words in str(record.msg) for words in _IGNORED_MESSAGES)

@@ -43,13 +43,13 @@ def offer(scope: HTTPScope | WebSocketScope, transport: asyncio.BaseTransport) -
 
 def take_over(scope: Scope, kind: type[Taken]) -> Taken:
     """Take over the connection of a request. `kind` is the type that its protocol hands over. Raises GoneError."""
-    place = scope["extensions"][_EXTENSION]
-    before = place[_TRANSPORT].get_protocol()
+    extension = scope["extensions"][_EXTENSION]
+    before = extension[_TRANSPORT].get_protocol()
     if before is None:
         raise GoneError
     taken = cast(RequestConnection, before).release()
     assert isinstance(taken, kind)
-    place[_TAKEN] = taken
+    extension[_TAKEN] = taken
     return taken
 
 
@@ -71,8 +71,8 @@ MOST_IGNORED = 64 * 1024
 
 
 class StreamingResponseProtocol(asyncio.Protocol):
-    """The body of an answer, in HTTP/1.1 chunks. It takes the connection over once the head was sent, which must say
-    `transfer-encoding: chunked` and `connection: close`. Nothing that the client sends meanwhile is answered."""
+    """The body of an answer, in HTTP/1.1 chunks. It takes the connection over after the head, which must have
+    `transfer-encoding: chunked` and `connection: close`. Whatever the client sends is ignored."""
 
     __slots__ = ("_connections", "_full", "_ignored", "_lost", "_room", "_then", "_transport")
 

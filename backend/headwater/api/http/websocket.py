@@ -22,7 +22,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
-from headwater.api.errors import ApiError, BrokenWebSocketError, GoneError, HandshakeError
+from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.connections import LimitedConfig, Pace
 from headwater.api.http.requests import MAX_BODY
 from headwater.api.http.takeover import offer
@@ -241,11 +241,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            self._note(HandshakeError(f"a websocket handshake was answered with {self.response.status_code}"))
+            self._note(ApiError(f"a websocket handshake was answered with {self.response.status_code}", code="HW_6029"))
 
     def handle_parser_exception(self) -> None:
         if not self.close_sent and self.conn.close_sent is not None:
-            self._note(BrokenWebSocketError(f"a websocket was closed with code {self.conn.close_sent.code}"))
+            self._note(ApiError(f"a websocket was closed with code {self.conn.close_sent.code}", code="HW_6030"))
         super().handle_parser_exception()
 
     def _note(self, error: ApiError) -> None:

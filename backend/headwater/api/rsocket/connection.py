@@ -56,7 +56,7 @@ SETUP_SECONDS = 10.0
 """How long a client may take for its first frame."""
 
 LONGEST_LIFETIME = 300.0
-"""How long a silent connection stays open, whatever the client says, in seconds."""
+"""How long a silent connection stays open, whatever the client requests, in seconds."""
 
 MOST_STREAMS = 4
 """The most streams of one connection. Clients have one."""
@@ -85,18 +85,6 @@ class UnsupportedSetupError(ApiError):
     """The client asks for an RSocket feature or media type that is not supported."""
 
     code = "PSYNC_S2004"
-
-
-class BrokenProtocolError(ApiError):
-    """The client broke the RSocket protocol."""
-
-    code = "HW_6028"
-
-
-class UnknownStreamError(ApiError):
-    """The client asks for a stream at an unknown path."""
-
-    code = "PSYNC_S2002"
 
 
 @dataclass(slots=True)
@@ -201,8 +189,8 @@ class Connection:
         if {setup.metadata_type, setup.data_type} - {_JSON, _BSON}:
             raise UnsupportedSetupError("the media type is not supported", fix=f"use {_JSON}")
         self._types = setup.metadata_type, setup.data_type
-        told_us = _few_fields(setup.metadata, setup.metadata_type)
-        token, agent = told_us.get("token"), told_us.get("user_agent") or self.facts.get("user_agent")
+        fields = _few_fields(setup.metadata, setup.metadata_type)
+        token, agent = fields.get("token"), fields.get("user_agent") or self.facts.get("user_agent")
         self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
         self._user_agent = agent[:MAX_AGENT] if isinstance(agent, str) else None
         self.streams.raise_unless_admitted(self._user.user_id)
@@ -316,7 +304,7 @@ class Connection:
         metadata, data = bytes(stream.metadata), bytes(stream.data)
         stream.drop_request()
         if _few_fields(metadata, self._types[0]).get("path") != PATH:
-            raise UnknownStreamError("there is no stream at this path", fix=f"request {PATH}")
+            raise ApiError("there is no stream at this path", fix=f"request {PATH}", code="PSYNC_S2002")
         parse = partial(
             parse_stream_request if self._types[1] == _JSON else _request_in, limits=self.streams.body_limits
         )
@@ -339,7 +327,7 @@ class Connection:
 
     async def _end(self, code: ErrorCode, message: str) -> None:
         """Log a breach of the protocol, and end the connection."""
-        self._note(BrokenProtocolError(message))
+        self._note(ApiError(message, code="HW_6028"))
         await self._refuse(code, message)
 
     async def _refuse(self, code: ErrorCode, message: str) -> None:
@@ -417,9 +405,9 @@ class RSocketEndpoint:
         self._tasks = tasks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = WebSocket(scope, receive, send)
-        await asked.accept()
+        connecting = WebSocket(scope, receive, send)
+        await connecting.accept()
         websocket = take_over(scope, BoundedWebSocket)
-        name, facts = name_of(scope), facts_of(asked)
+        name, facts = name_of(scope), facts_of(connecting)
         connection = Connection(websocket, name, facts, self._verifier, self._streams, self._refusals)
         self._tasks.start(connection.run())

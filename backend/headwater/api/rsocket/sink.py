@@ -24,7 +24,7 @@ OfferFrames = Callable[[Iterable[bytes]], bool]
 
 
 class RSocketSink:
-    """Sends BSON documents, each as one payload. Sends no more of them than the client has asked for. `offer` sends
+    """Sends BSON documents, each as one payload. Sends no more of them than the client has requested. `offer` sends
     frames at once, or returns False; `abort` ends the connection."""
 
     __slots__ = (
@@ -105,7 +105,7 @@ class RSocketSink:
             async with asyncio.timeout(LAST_SECONDS):
                 await self._send(last)
         except TimeoutError:
-            self._abort()  # without the error frame, the client would wait for ever
+            self._abort()  # without the error frame, the client would wait forever
 
     def stop(self) -> None:
         self._stopped = True

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.verify import Verifier
-from headwater.api.errors import NotAcceptableError
+from headwater.api.errors import ApiError
 from headwater.api.http.requests import name_of, read_body, require_json
 from headwater.api.http.takeover import StreamingResponseProtocol, take_over
 from headwater.api.refusals import prove
@@ -77,7 +77,7 @@ _IDENTITY_WEIGHT = 1e-9  # of identity when the header does not name it: accepta
 @lru_cache(maxsize=64)
 def choose_form(accept: str | None, accept_encoding: str | None, *, raw: bool) -> WireForm:
     """Choose format and coding for a client with these headers. `raw` says how NDJSON writes rows. Raises
-    NotAcceptableError."""
+    ApiError."""
     if _takes_bson_only(accept):
         # Zstd's pieces put spaces between lines, which BSON does not allow
         return WireForm(Bson(), choose_coding(accept_encoding, (GZIP,)))
@@ -91,14 +91,16 @@ def content_type(written_in: Format) -> str:
 
 def choose_coding(accepted: str | None, offered: Sequence[Coding]) -> Coding:
     """Choose a coding by an Accept-Encoding header: the one with the highest weight, among equals the first offered,
-    and identity if it names none. Raises NotAcceptableError when it rules out all of them."""
+    and identity if it names none. Raises ApiError when it rules out all of them."""
     weights = _weights(accepted)
     rest = weights.get("*", 0.0)
     candidates = [(weights.get(coding.name, rest), coding) for coding in offered]
     identity = weights.get(IDENTITY.name, weights.get("*", _IDENTITY_WEIGHT))
     weight, coding = max([*candidates, (identity, IDENTITY)], key=lambda each: each[0])
     if weight <= 0:
-        raise NotAcceptableError("no content coding is acceptable", "Accept-Encoding header", "accept gzip or identity")
+        raise ApiError(
+            "no content coding is acceptable", "Accept-Encoding header", "accept gzip or identity", code="HW_6003"
+        )
     return coding
 
 

@@ -1,4 +1,4 @@
-"""Follows the store, and tells each open stream of the process about the changes that concern it.
+"""Follows the store, and notifies each open stream of the process of the changes that concern it.
 
 A commit makes the store's file descriptor readable. The hub then reads the new checkpoint, and which buckets and
 lookups it touched. A slow poll covers lost wake-ups.
@@ -47,7 +47,7 @@ class Follower(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _StoreView:
     """What one read of the store found. `touched` is None when the op id did not change. `progress` is that of the
     first snapshot, before there is any state."""
 
@@ -90,7 +90,7 @@ class Hub:
 
     @property
     def op_id(self) -> OpId:
-        """The op id up to which streams have been told about changes."""
+        """The op id up to which streams know about changes."""
         return self._state.checkpoint.op_id if self._state else OpId(0)
 
     @property
@@ -185,47 +185,47 @@ class Hub:
         except Exception:
             log.exception("following the store failed, trying again")
 
-    def _read(self) -> _Sight:
+    def _read(self) -> _StoreView:
         """Read the store. Blocking. Only `_look_once` calls it and waits, so that fields do not change meanwhile."""
         state = self._reader.newest()
         writes = self._reader.write_checkpoints(self._seq)
         is_news = state is None or state.revoked > self._revoked_seq
         revocations = self._reader.revocations(self._revoked_seq) if is_news else ()
         if state is None:
-            return _Sight(None, None, writes, revocations, self._read_progress())
+            return _StoreView(None, None, writes, revocations, self._read_progress())
         if self._state is None or state.checkpoint.op_id == self.op_id:
-            return _Sight(state, None, writes, revocations)
-        return _Sight(state, self._reader.touched(self.op_id, state.checkpoint.op_id), writes, revocations)
+            return _StoreView(state, None, writes, revocations)
+        return _StoreView(state, self._reader.touched(self.op_id, state.checkpoint.op_id), writes, revocations)
 
     def _read_progress(self) -> str:
-        """How far the first snapshot is. Strangers may read it, so it says nothing of the source."""
+        """How far the first snapshot is. Anybody may read it, so it reveals nothing about the source."""
         for tag in self._sources:
             standing = find_standing(tag, self._reader.heard(tag), None, time.time())
             if standing.done is not None:
                 return f"{standing.done} are read so far; try again"
             if standing.cause is not None or any(finding.fatal for finding in standing.findings):
-                return "it is held up; `headwater source status` says by what"
+                return "it is blocked; see `headwater source status`"
         return ""
 
-    def _take(self, sight: _Sight) -> None:
-        before, self._state, self._progress = self._state, sight.state, sight.progress
-        if sight.revocations or self.looked_at is None:
-            self._revoked(sight.revocations)
-        if sight.revocations:
-            self._revoked_seq = sight.revocations[-1].seq
-        if sight.state is not None:  # some may be over already, and are told to nobody
-            self._revoked_seq = max(self._revoked_seq, sight.state.revoked)
-        if sight.writes:
-            self._seq = sight.writes[-1].seq
-            self._writes.expect(sight.writes)
-        if sight.state is None:
+    def _take(self, seen: _StoreView) -> None:
+        before, self._state, self._progress = self._state, seen.state, seen.progress
+        if seen.revocations or self.looked_at is None:
+            self._revoked(seen.revocations)
+        if seen.revocations:
+            self._revoked_seq = seen.revocations[-1].seq
+        if seen.state is not None:  # some may have expired already
+            self._revoked_seq = max(self._revoked_seq, seen.state.revoked)
+        if seen.writes:
+            self._seq = seen.writes[-1].seq
+            self._writes.expect(seen.writes)
+        if seen.state is None:
             return
-        if before is None or before.config_id != sight.state.config_id:
-            self._end_older(sight.state.config_id)
+        if before is None or before.config_id != seen.state.config_id:
+            self._end_older(seen.state.config_id)
         # without an earlier checkpoint it is unknown what was touched since
-        touched = Touched(None, None) if before is None else sight.touched
+        touched = Touched(None, None) if before is None else seen.touched
         if touched is not None:
-            op_id, change = sight.state.checkpoint.op_id, self._traffic.change(touched.flushes)
+            op_id, change = seen.state.checkpoint.op_id, self._traffic.change(touched.flushes)
             for stream, news in self._interests.concerned(touched, op_id, change).items():
                 stream.tell(news)
         self._release()

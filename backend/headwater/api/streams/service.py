@@ -11,7 +11,7 @@ import orjson
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocation as TokenRevocation
 from headwater.api.auth.revocations import Revocations, Revoked
-from headwater.api.errors import ShuttingDownError
+from headwater.api.errors import ApiError
 from headwater.api.http.requests import RequestName
 from headwater.api.parsing import Parsing
 from headwater.api.quota import user_quota
@@ -87,9 +87,9 @@ class Streams:
         return self._quota.used
 
     def raise_unless_admitted(self, user_id: str) -> None:
-        """Raise ShuttingDownError or TooManyRequestsError when the user can't open a stream now."""
+        """Raise ApiError when the user can't open a stream now."""
         if self._closing:
-            raise ShuttingDownError("the service is shutting down", fix="connect again")
+            raise ApiError("the service is shutting down", fix="connect again", code="PSYNC_S2003")
         self._quota.check(user_id)
 
     def descriptions(self) -> list[OpenStream]:

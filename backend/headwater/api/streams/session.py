@@ -27,7 +27,7 @@ BATCH_BYTES = 256 * 1024
 """How much a stream reads ahead of its client. A batch ends with the chunk that reaches this size."""
 
 LOOK_AHEAD = 500
-"""The most buckets that the store is asked about at once. That many small ones fill about one batch."""
+"""The most buckets in one query to the store. That many small ones fill about one batch."""
 
 
 class ConfigReplacedError(HeadwaterError):
@@ -37,7 +37,7 @@ class ConfigReplacedError(HeadwaterError):
 
 
 class LimitCrossedError(HeadwaterError):
-    """Other streams fit into the device's limits than it was told. It connects again and is told which."""
+    """Other streams fit into the device's limits than before. It connects again and learns which."""
 
     code = "HW_6005"
 

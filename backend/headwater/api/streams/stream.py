@@ -53,13 +53,6 @@ OVER: Final[Mapping[type[Exception], str]] = {
 log = logging.getLogger(__name__)
 
 
-class StalledError(HeadwaterError):
-    """A device read nothing of its stream for a while. The stream is cut off to free its memory; the device connects
-    again and continues where it was."""
-
-    code = "HW_6020"
-
-
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
     """The client of a stream, and since when it is connected, in seconds since 1970."""
@@ -359,7 +352,7 @@ class SyncStream:
             await _fail(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
         else:
             what = "the stream was cut off, since the client did not read it"
-            await _fail(sink, StalledError(what, fix="connect again"))
+            await _fail(sink, HeadwaterError(what, fix="connect again", code="HW_6020"))
         return ", ".join(filter(None, (self._reason, NOT_READING)))
 
     def _log_failed(self, error: Exception) -> str:
@@ -471,7 +464,7 @@ class SyncStream:
                 again += self._sink.waits_since - time.monotonic()
                 if again <= 0:
                     user_id, facts = self._client.user.user_id, {"reason": "not reading"}
-                    self._context.traffic.refusals.note(StalledError.code, user_id, "a stream was cut off", facts)
+                    self._context.traffic.refusals.note("HW_6020", user_id, "a stream was cut off", facts)
                     self._interrupt()
                     return
         self._call_on_tick(again)

@@ -68,7 +68,7 @@ class _Job(Generic[Result]):
     then: Callable[[Result | Failure], None]
 
 
-class _Gathering:
+class _SharedPool:
     """Collects short jobs and runs many over one reading. Jobs that come while all threads are at work wait, and are
     many at once when it is their turn. Not thread-safe: use it in one event loop."""
 
@@ -144,8 +144,8 @@ class StoreThreads:
     def __init__(self, reader: CachedReader, width: int) -> None:
         self._reader = reader
         self._bulk = ThreadPoolExecutor(width, thread_name_prefix="headwater-download")
-        self._live = _Gathering(reader, "headwater-live")
-        self._resolving = _Gathering(reader, "headwater-resolving")
+        self._live = _SharedPool(reader, "headwater-live")
+        self._resolving = _SharedPool(reader, "headwater-resolving")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._share = max(1, width - 1)
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -204,7 +204,7 @@ _CLOSED = Failure(RuntimeError("the store threads are closed"))
 
 
 async def _awaited(
-    gathering: _Gathering, run: Callable[[SnapshotCache], Result], over: Callable[[], object] = lambda: None
+    gathering: _SharedPool, run: Callable[[SnapshotCache], Result], over: Callable[[], object] = lambda: None
 ) -> Result:
     """The result of the job. `over` is called when no thread works on it any more, also if nobody waits for it."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -240,7 +240,7 @@ def _result(job: _Job[object], reading: SnapshotCache) -> object:
 
 
 def _failure(error: Exception) -> Failure:
-    """Without the traceback, unless it tells of a bug: its frames hold the job and the reading."""
+    """Without the traceback, unless it is a bug: its frames hold the job and the reading."""
     expected = isinstance(error, HeadwaterError | _LeftError)
     return Failure(error.with_traceback(None) if expected else error)
 
@@ -308,8 +308,8 @@ class SnapshotCache:
     def written(
         self, form: WireForm, download: Download, upcoming: Callable[[], Sequence[str]]
     ) -> Written[Piece | bytes]:
-        """A chunk, encoded. `upcoming` returns the buckets that will be asked for next, this one first, so that the
-        store can be asked about all of them at once."""
+        """A chunk, encoded. `upcoming` returns the buckets that will be read next, this one first, so that one query
+        covers all of them."""
         marks = self._marks_of(download.bucket, upcoming)
         key = (form, download.bucket, download.after, download.upto)
         if key not in self._written:
