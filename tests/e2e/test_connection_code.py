@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.init.next_steps import connection_code
+from headwater.cli.init.run import connection_code
 from headwater.embedded.node import find_node
 from headwater.source.catalog.schema import read_outline, read_schema
 from headwater_rules.compiler.compile import compile_config

@@ -17,7 +17,7 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import ApiServer, bind
-from headwater.dev.demo_files import DemoFiles
+from headwater.dev import DemoFiles
 from headwater.dev.routes import Demo, demo_routes
 from headwater.source.connect import SourceSettings
 from tests.support.fix_api import PlayedHead

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater.dev.upload import ROLE, TABLES
+from headwater.dev.sample import ROLE, WRITABLE
 from headwater.source.upload.prepare import check_uploads
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import Entry, Uploads, delete, patch
@@ -52,7 +52,7 @@ def world(demo_db: SourceDb, uploads_of: Callable[..., Uploads]) -> World:
         return str(demo_db.fetch("select id from lists where owner_id = %s and name = %s", owner, name)[0][0])
 
     return World(
-        uploads_of(TABLES, role=ROLE), str(ada), str(ben),
+        uploads_of(WRITABLE, role=ROLE), str(ada), str(ben),
         list_of(ada, "Weekend together"), list_of(ada, "Reading"), list_of(ben, "Holiday"),
     )  # fmt: skip
 

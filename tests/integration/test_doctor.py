@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from headwater.cli.doctor import source as source_checks
-from headwater.cli.doctor.result import Level, Result
+from headwater.cli import doctor as source_checks
+from headwater.cli.config import load_config
+from headwater.cli.doctor import Level, Result
 from headwater.cli.source import status
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.open import open_backend
 from tests.support.command import headwater_here

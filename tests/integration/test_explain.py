@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings
 from tests.support.fix_admin import TOKEN, running_admin
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from headwater.api.auth import fetch
-from headwater.api.auth.addresses import AddressRules
 from headwater.api.auth.errors import JwksError
-from headwater.api.auth.fetch import LARGEST, JwksClient, KeySet
+from headwater.api.auth.fetch import LARGEST, AddressRules, JwksClient, KeySet
 from headwater.api.auth.keys import KeyAddress
 from tests.support.fix_service import free_port
 from tests.support.jwks_server import JwksServer, certificate, jwks_server, send

@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headwater.cli.config import load_config
 from headwater.cli.init.hosts import WRITER, by_name
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.config import ConfigSource
 from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.own_rules import OwnRules, own_rules, rules_that_fit
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.cli.serve import OwnRules, own_rules, rules_that_fit
+from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.api.metrics.sources import source_metrics
+from headwater.api.metrics import source_metrics
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.change import RowChange
 from headwater.pipeline.jobs import BulkJobs

@@ -17,12 +17,12 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from headwater.api.auth.fetch import CheckedNetwork
 from headwater.api.auth.keys import Key, Unfetched
-from headwater.api.auth.network import CheckedNetwork
 from headwater.cli.api import key_source
-from headwater.cli.watching.metrics import metrics_of
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.cli.metrics import metrics_of
+from headwater.config import ConfigSource
 from tests.support.fix_api import Endpoint, running
 from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
 from tests.support.memory_store import MemoryStore

@@ -12,8 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.cli.doctor.result import Level
-from headwater.cli.doctor.source import check_upload
+from headwater.cli.doctor import Level, check_upload
 from headwater.errors import HeadwaterError
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload.prepare import check_uploads, missing_for_uploads, prepare_uploads

@@ -19,7 +19,7 @@ _FIND = """
 import sys
 sys.path[:] = [each for each in sys.path if "site-packages" not in each]
 sys.path.insert(0, sys.argv[1])
-from headwater.dev.demo_files import find_demo_files
+from headwater.dev import find_demo_files
 files = find_demo_files()
 print(files.has_app, files.rules.is_relative_to(sys.argv[1]), "streams:" in files.rules.read_text())
 """

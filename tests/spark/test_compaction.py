@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.cli.compact import SparkCompaction
 from headwater.compaction import Summary, UpkeepWork, shared
 from headwater.oplog.op import OpId
 from headwater.pipeline.spark.engine import SparkEngine

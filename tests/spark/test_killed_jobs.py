@@ -14,7 +14,7 @@ import pytest
 from pyspark import SparkContext
 
 import headwater.pipeline.snapshot
-from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.cli.compact import SparkCompaction
 from headwater.compaction import Upkeep
 from headwater.compaction.background import Rhythm
 from headwater.pipeline.engine import Job

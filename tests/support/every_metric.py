@@ -6,9 +6,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headwater.api.http.requests import Requests
-from headwater.api.metrics.endpoint import EndpointCollector
-from headwater.api.metrics.sizes import StoreSizes
-from headwater.api.metrics.sources import SourceCollector, told_totals
+from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes, told_totals
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn

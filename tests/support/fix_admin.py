@@ -17,7 +17,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits

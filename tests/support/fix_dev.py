@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.dev.sample import FEWEST_ROWS, fill
-from headwater.dev.upload import make_policies
+from headwater.dev.sample import FEWEST_ROWS, fill, make_policies
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_postgres import SourceDb

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 import pytest
@@ -98,7 +98,7 @@ class Deployment:
     keep_stopped: float = 600.0
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
-    poison_changes: str = "skip"
+    poison_changes: Literal["skip", "stop"] = "skip"
     publications: tuple[str, ...] = ("headwater",)
     slot_prefix: str = ""  # by the name of the database
     intervals: PollIntervals = field(default_factory=lambda: HASTY)

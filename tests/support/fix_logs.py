@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from headwater.cli.watching.logs import TextFormatter
+from headwater.cli.watching import TextFormatter
 from headwater.telemetry.log_facts import facts_of
 
 _WHOLE = TextFormatter("%(levelname)-8s %(name)s:%(filename)s:%(lineno)d %(message)s")

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.config import ConfigSource
 from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
 from headwater.decode.values import row_converter

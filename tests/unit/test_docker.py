@@ -21,10 +21,9 @@ import pytest
 from compose_spec import PyCompose
 from ruamel.yaml import YAML
 
+from headwater.cli.config import ServiceConfig, load_config
 from headwater.cli.main import cli
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
-from headwater.config.model import ServiceConfig
+from headwater.config import ConfigSource
 from headwater_rules.compiler.compile import compile_config
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.config import ConfigSource
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import Code
 from tests.support.doc_blocks import Block, all_blocks, blocks_of

@@ -22,12 +22,14 @@ from headwater.embedded import postgres as module
 from headwater.embedded.postgres import (
     EmbeddedPostgres,
     NoPostgres,
+    NoUnprivilegedUser,
     PostgresBinaries,
     PostgresFailed,
     StopMode,
+    account_to_run_as,
     find_binaries,
+    reachable_copy,
 )
-from headwater.embedded.process import NoUnprivilegedUser, account_to_run_as, reachable_copy
 from tests.support.fix_postgres import able_postgres
 
 FAST = {"fsync": "off"}

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.process_collector import ProcessCollector
 from ruamel.yaml import YAML
 
-from headwater.api.metrics.endpoint import ENDS
+from headwater.api.metrics import ENDS
 from headwater.replication.health.model import State
 from tests.support.every_metric import samples
 

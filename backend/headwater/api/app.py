@@ -14,9 +14,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from headwater.api.admin.clients import CLIENTS
-from headwater.api.admin.guard import AdminRoutes
+from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.admin.routes import Administration
-from headwater.api.admin.settings import AdminSettings
 from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.revocations import Revocations

@@ -11,28 +11,26 @@ from dataclasses import replace
 
 from starlette.routing import BaseRoute
 
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.fetch import JwksClient
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
+from headwater.api.auth.settings import ClientAuth
 from headwater.api.http.server import Shared, bind, serve_app
-from headwater.api.metrics.workers import METRICS
-from headwater.api.streams.service import StreamLimits
-from headwater.api.streams.session import RequestLimits
+from headwater.api.metrics import METRICS
 from headwater.api.streams.traffic import DeviceTraces
 from headwater.api.workers import Answers, Workers, answering
+from headwater.cli.config import ServiceConfig
+from headwater.cli.metrics import SETTING, endpoint_page, metrics_of
 from headwater.cli.supervise import beats, supervise
-from headwater.cli.watching.metrics import SETTING, endpoint_page, metrics_of
-from headwater.cli.watching.traces import traces_of
+from headwater.cli.watching import traces_of
 from headwater.cli.workers import Worker, endpoint_children, raise_if_in_use, this_worker, worker_count
-from headwater.config.errors import ConfigError
-from headwater.config.model import ClientAuth, ServiceConfig
+from headwater.config.document import ConfigError
 from headwater.source.head import SourceHead
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_backend
-from headwater.sync.request import BodyLimits
 from headwater.telemetry.log_facts import process_facts
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
@@ -47,19 +45,18 @@ def build(
 ) -> ApiApp:
     """The endpoint for the config's store and source, or one of the processes that are it `together`."""
     workers = 1 if together is None else together.count
+    limits = config.api.parameters
     settings = ApiSettings(
         keys=key_source(config.auth),
         audience=config.auth.audience,
         sources=tuple(source.tag for source in config.sources),
         issuers=config.auth.issuers,
-        streams=StreamLimits(
-            config.api.max_concurrent_connections, config.api.max_streams_per_user, config.api.stalled_stream_seconds
-        ),
+        streams=limits.streams,
         max_data_fetch_concurrency=_fetches(config, workers),
-        requests=RequestLimits(config.api.max_buckets_per_connection, config.api.max_parameter_query_results),
-        body=BodyLimits(config.api.max_subscriptions_per_connection, config.api.max_known_buckets_per_connection),
-        chunk_cache_bytes=config.api.chunk_cache_mb * 1024 * 1024,
-        keep_requests=config.api.checkpoint_request_retention_minutes * 60.0,
+        requests=limits.requests,
+        body=limits.body,
+        chunk_cache_bytes=limits.chunk_cache_mb << 20,
+        keep_requests=limits.checkpoint_request_retention_minutes * 60.0,
         admin=_admin(config, together),
         probes=config.probes,
         upload=upload_share(config.upload, workers),
@@ -72,7 +69,7 @@ def build(
 
 def _fetches(config: ServiceConfig, workers: int) -> int:
     """How many threads of a worker read downloads. The setting is for all workers together."""
-    given = config.api.max_data_fetch_concurrency
+    given = config.api.parameters.max_data_fetch_concurrency
     if given is None and config.storage.one_machine:
         return 3  # there is little to wait for, and more threads would wait for each other: most of the work is Python
     return math.ceil((given or 10) / workers)
@@ -99,8 +96,8 @@ def _admin(config: ServiceConfig, together: Workers | None) -> AdminSettings:
         sources=config.sources,
         port=config.api.admin_port,
         from_file=config.sync_config is not None,
-        max_buckets=config.api.max_buckets_per_connection,
-        max_results=config.api.max_parameter_query_results,
+        max_buckets=config.api.parameters.requests.max_buckets,
+        max_results=config.api.parameters.requests.max_results,
         workers=together,
     )
 

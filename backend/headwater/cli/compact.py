@@ -1,23 +1,52 @@
-"""`headwater compact`: compacts histories now, without waiting until they are due."""
+"""`headwater compact`: compacts histories now, without waiting until they are due; on Spark if they are large."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 
+from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.compaction import LARGE_OPS, Summary, UpkeepWork, selected, shared
-from headwater.config.model import ServiceConfig
+from headwater.compaction import LARGE_OPS, Share, Summary, UpkeepWork, compact_share, selected, shared
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
+from headwater.pipeline.engine import Engine, persistently
 from headwater.storage.contract.compaction import BucketState, UpkeepStore
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
 from headwater.storage.shared.compaction import Thrift
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTask:
+    """Compacts one share."""
+
+    share: Share
+
+    def run(self, job: None, number: int, attempt: str) -> Summary:
+        return compact_share(self.share)
+
+
+class SparkCompaction:
+    """See `compaction.work.Elsewhere`. Spark repeats a failed task; if Spark itself ended, all shares are repeated.
+    Repeating a share is safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, shares: Sequence[Share]) -> list[Summary]:
+        return persistently(lambda: self._compact(shares))
+
+    def _compact(self, shares: Sequence[Share]) -> list[Summary]:
+        with self._engine.run(None, "compaction") as run:
+            return run.tasks([ShareTask(share) for share in shares])
+
 
 _LINE_SECONDS = 5.0
 _PATIENCE = 300.0
@@ -91,7 +120,6 @@ def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], 
 def _on_spark(
     config: ServiceConfig, work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift
 ) -> Summary:
-    from headwater.cli.compact_on_spark import SparkCompaction
     from headwater.pipeline.spark.engine import SparkEngine
     from headwater.pipeline.spark.session import Spark
 

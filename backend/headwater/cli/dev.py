@@ -1,15 +1,21 @@
-"""`headwater dev`: everything on this machine, from a Postgres with sample data to the demo app."""
+"""`headwater dev`: everything on this machine, from a Postgres with sample data to the demo app.
+
+`python -m headwater.cli.dev --config FILE` is the endpoint with the demo's routes, which the command starts."""
 
 from __future__ import annotations
 
+import http.client
+import os
 import secrets
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,37 +23,141 @@ import click
 import psycopg
 from psycopg import sql
 
-from headwater.api.http.server import bind
+from headwater.api.admin.route import AdminSettings
+from headwater.api.admin.rules import ExplainHandler
+from headwater.api.auth.keys import StaticKeys
+from headwater.api.auth.verify import Verifier
+from headwater.api.http.server import bind, reachable_host, serve_app
+from headwater.cli.api import build
+from headwater.cli.config import ServiceConfig, load_config
+from headwater.cli.init.page import title_of
 from headwater.cli.init.run import proposed, source_at
-from headwater.cli.signals import stop_on_signals
-from headwater.cli.supervise import Child, supervise
-from headwater.config.given import SYNC_B64, ConfigSource
-from headwater.config.load import load_config
-from headwater.dev.demo_files import DemoFiles, find_demo_files
-from headwater.dev.ready import Address, database_session, own_tables_text, what_to_try, when_ready
-from headwater.dev.sample import fill, is_filled, row_count
-from headwater.dev.upload import make_policies, upload_section
-from headwater.dev.workspace import Workspace, open_workspace
+from headwater.cli.supervise import EXIT_STOP, Child, end_with_supervisor, stop_on_signals, supervise
+from headwater.cli.watching import set_up_logging
+from headwater.config import SYNC_B64, ConfigSource
+from headwater.dev import DemoFiles, find_demo_files
+from headwater.dev.routes import Backstage, Demo, demo_routes
+from headwater.dev.sample import fill, is_filled, make_policies, row_count, upload_section
+from headwater.dev.trace import RuleText, Tracer
+from headwater.dev.workspace import AUDIENCE, Workspace, WorkspaceError, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
-from headwater.source.catalog.schema import read_outline
+from headwater.insight.served import Limits
+from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.prepare import prepare
 from headwater.source.slot import drop_unread_slot
 from headwater.source.upload.prepare import prepare_uploads
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.client_schema import client_schema
+from headwater_rules.propose.propose import propose
+
+_PAUSE = 0.2
+_ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address that the demo listens on."""
+
+    host: str
+    port: int
+
+    @property
+    def origin(self) -> str:
+        host = reachable_host(self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def answers(self) -> bool:
+        """Whether the demo's page, or its placeholder, is served."""
+        try:
+            host = reachable_host(self.host)
+            with closing(http.client.HTTPConnection(host, self.port, _ANSWER_SECONDS)) as connection:
+                connection.request("GET", "/demo/")
+                connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+
+def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:
+    """Call `then` once the page answers and the store has a checkpoint for devices, unless `stop` is set before."""
+    with closing(open_backend(SqliteAddress(str(store))).open_reader()) as reader:
+        while not stop.is_set():
+            if reader.newest() is not None and address.answers():
+                then()
+                return
+            stop.wait(_PAUSE)
+
+
+def own_tables_text(address: Address, database: str, files: DemoFiles, rules: Path) -> str:
+    """The text to print when a database of one's own is shown."""
+    page = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make install`)")
+    return f"""
+Ready.
+
+  your tables     {page}
+  database        {database}
+  sync config     {rules}
+
+Change a row of theirs, in your app or by SQL, and see it arrive. Devices write nothing here.
+
+Ctrl-C ends everything, and drops the slot and the publication that were made for it.
+"""
+
+
+def database_session(dsn: str, programs: Path) -> str:
+    """The command that opens a database session, or only its address where there is no psql. `programs` is the
+    directory of Postgres' programs, `dsn` a libpq URI."""
+    psql = "psql" if shutil.which("psql") else shutil.which("psql", path=str(programs))
+    return f"{shlex.quote(psql)} {shlex.quote(dsn)}" if psql else dsn
+
+
+def what_to_try(address: Address, database: str, files: DemoFiles, kept: Path | None) -> str:
+    """The text to print when ready. `database` is how to open a session of the database."""
+    app = f"{address.origin}/demo/" + ("" if files.has_app else "   (not built yet: run `make demo`)")
+    end = "Ctrl-C ends everything" + (f"; {kept} stays." if kept else ", and leaves nothing behind.")
+    return f"""
+Ready.
+
+  demo app        {app}
+  sync endpoint   {address.origin}   (tokens: {address.origin}/demo/token?user=ID, ids: {address.origin}/demo/users)
+  Postgres        {database}
+  sync rules      {files.rules}
+
+Open the demo app beside a database session, and try:
+
+  -- a to-do appears on both sides
+  insert into todos (id, list_id, title)
+    select gen_random_uuid(), id, 'Look at the sky' from lists where name = 'Weekend together';
+
+  -- Ben loses the list with all that is in it; Ada keeps it
+  delete from list_members m using lists l, users u
+    where l.id = m.list_id and u.id = m.user_id and l.name = 'Weekend together' and u.name = 'Ben';
+
+  -- and gets it back
+  insert into list_members (id, list_id, user_id, role)
+    select gen_random_uuid(), l.id, u.id, 'member' from lists l, users u
+    where l.name = 'Weekend together' and u.name = 'Ben';
+
+{end}
+"""
+
 
 _DATABASE = "demo"
 _SLOTS = "select slot_name::text from pg_replication_slots where starts_with(slot_name, %s)"
 
 
+_USER = "postgres"
+
+
 class NothingToShowError(HeadwaterError):
-    """Of the tables of one's own none can be shown."""
+    """None of the tables can be shown."""
 
     code = "HW_8603"
-
-
-_USER = "postgres"
 
 
 def run(host: str, port: int, rows: int, keep: Path | None) -> None:
@@ -176,7 +286,7 @@ def _serve(
         Child("replicator", [sys.executable, "-m", "headwater", "replicate", *arguments], environment),
         Child(
             "endpoint",
-            [sys.executable, "-m", "headwater.dev.serve", *arguments, "--session", session, *own],
+            [sys.executable, "-m", "headwater.cli.dev", *arguments, "--session", session, *own],
             environment,
         ),
     ]
@@ -194,3 +304,55 @@ def _serve(
 
 def _say(text: str) -> None:
     click.echo(f"headwater dev: {text}", err=True)
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), required=True)
+@click.option("--session", required=True, help="How a person opens a database session.")
+@click.option("--own", metavar="TABLE", help="The table of users of a database that is not the demo's.")
+def main(config: Path, session: str, own: str | None) -> None:
+    """Serve the demo that CONFIG describes, until SIGTERM or SIGINT."""
+    end_with_supervisor()
+    try:
+        _serve_demo(config, session, own)
+    except HeadwaterError as error:
+        click.echo(f"headwater: {error}", err=True)
+        raise SystemExit(EXIT_STOP) from None
+
+
+def _serve_demo(path: Path, session: str, own: str | None) -> None:
+    config = load_config(ConfigSource(path=path), os.environ, Path.cwd())
+    set_up_logging(config.logging.level, config.logging.format)
+    files = find_demo_files() if own is None else replace(find_demo_files(), page="own.html")
+    demo = Demo(config.source(), config.auth.keys[0], AUDIENCE) if own is None else _own(config, own)
+    with closing(open_backend(config.storage).open_reader()) as reader:
+        routes = [*_backstage(config, reader, files, session).routes(), *demo_routes(demo, files)]
+        serve_app(build(config, routes), [bind(config.host, config.port)])
+
+
+def _own(config: ServiceConfig, named: str) -> Demo:
+    source = config.source()
+    people = propose(read_outline(source), named).users
+    if people is None:
+        raise WorkspaceError("the table of users is gone", named, "start headwater dev again")
+    schema = client_schema(compile_config(config.sync_text()).plan, read_schema(source))
+    tables = {table.name: {each.name: each.type.value for each in table.columns} for table in schema.tables}
+    title, order = title_of(people.table), (people.subject,)
+    return Demo(source, config.auth.keys[0], AUDIENCE, people.table.place, people.subject, title, order, tables)
+
+
+def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:
+    limits = Limits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
+    rules = RuleText(config.sync_text())
+    return Backstage(
+        Verifier(StaticKeys(config.auth.keys), frozenset({AUDIENCE})),
+        Tracer(reader, config.storage, config.source(), limits, rules, has_notes=files.page == "index.html"),
+        ExplainHandler(AdminSettings((), config.storage, config.sources), reader),
+        rules,
+        files.rules.name if files.page == "index.html" else "sync.yaml",
+        session,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
-from headwater.config.model import ServiceConfig
+from headwater.cli.config import ServiceConfig
 from headwater.errors import HeadwaterError
 from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, VersionState

@@ -1,4 +1,4 @@
-"""The `headwater` command. Only composition: each command is implemented in its own module."""
+"""The `headwater` command: its commands, their arguments and help. Each is implemented in a module of its own."""
 
 from __future__ import annotations
 
@@ -11,23 +11,47 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.arguments import claim, seconds
-from headwater.cli.doctor.command import doctor
-from headwater.cli.explain.group import explain
-from headwater.cli.extras import missing_extra
-from headwater.cli.init.command import init
-from headwater.cli.options import config_options, examples, load
-from headwater.cli.published.group import migrate, teardown, test_connection
-from headwater.cli.rules.group import rules
-from headwater.cli.source.group import source
-from headwater.cli.store.group import store
+from headwater.cli.explain import explain
+from headwater.cli.init import init
+from headwater.cli.options import claim, config_options, examples, load, seconds
+from headwater.cli.powersync import migrate_, teardown_, test_connection
+from headwater.cli.rules import rules
+from headwater.cli.source import source
+from headwater.cli.store import store
 from headwater.cli.supervise import ChildStoppedError, end_with_supervisor
-from headwater.cli.upload.group import upload
-from headwater.cli.watching.logs import set_up_logging
+from headwater.cli.upload import upload
+from headwater.cli.watching import set_up_logging
 from headwater.codes import Kind
-from headwater.config.given import CONFIG_B64, SYNC_B64, ConfigSource
+from headwater.config import CONFIG_B64, SYNC_B64, ConfigSource
+from headwater.embedded import how_to_add
 from headwater.errors import HeadwaterError
 from headwater_rules.errors import RuleErrors
+
+_OF_SPARK = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
+
+
+class NoSparkError(HeadwaterError):
+    """The command does bulk work, but the packages for it are not installed."""
+
+    code = "HW_8003"
+
+
+class NoTracesError(HeadwaterError):
+    """Traces are to be sent, but the packages for it are not installed."""
+
+    code = "HW_8004"
+
+
+def missing_extra(error: Exception) -> HeadwaterError | None:
+    """The error to print for a failed import, if an extra provides the missing package."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in _OF_SPARK:
+        return NoSparkError("this command needs Spark", package, how_to_add("spark"))
+    if package == "opentelemetry":
+        fix = f"{how_to_add('otel')}; or set OTEL_SDK_DISABLED=true to send none"
+        return NoTracesError("traces are configured, and need OpenTelemetry", package, fix)
+    return None
+
 
 _log = logging.getLogger(__name__)
 
@@ -78,16 +102,23 @@ def cli() -> None:
     set_up_logging()
 
 
-cli.add_command(doctor)
-cli.add_command(explain)
-cli.add_command(init)
-cli.add_command(migrate)
-cli.add_command(rules)
-cli.add_command(source)
-cli.add_command(store)
-cli.add_command(teardown)
-cli.add_command(test_connection)
-cli.add_command(upload)
+for each in (explain, init, migrate_, rules, source, store, teardown_, test_connection, upload):
+    cli.add_command(each)
+
+
+@cli.command(epilog=examples("headwater doctor", "headwater doctor -c headwater.yaml --json"))
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def doctor(configs: ConfigSource, as_json: bool) -> None:
+    """Go through everything that can be wrong, and say what to do about it.
+
+    Looks at the configs, the source and its rights, slots and log, the publication, clocks, uploads, the keys of
+    tokens, the store and its disk, Java and Spark, and the ports. Changes nothing in the source. The exit code is 1
+    when something FAILs; what is only a WARNing leaves it at 0.
+    """
+    from headwater.cli.doctor import run
+
+    sys.exit(run(configs, as_json=as_json))
 
 
 @cli.command(
@@ -136,7 +167,7 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 @_unified
 def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool, unified: bool) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
-    from headwater.cli.signals import stop_on_signals
+    from headwater.cli.supervise import stop_on_signals
 
     config = load(configs)
     stop = threading.Event()
@@ -168,7 +199,7 @@ def api(configs: ConfigSource, unified: bool) -> None:
 def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bool, as_json: bool) -> None:
     """Compare the source, the stored rows and the history that devices receive, and report differences. The exit code
     is 1 when something differs and was not repaired."""
-    from headwater.cli.requests import audit as command
+    from headwater.cli.source.requests import audit as command
 
     sys.exit(command(load(configs), tables, repair=repair, wait=wait, as_json=as_json))
 
@@ -195,7 +226,7 @@ def compact_(
 
     The service does this automatically, some time after changes. Devices in the middle of a download are not disturbed.
     """
-    from headwater.cli.signals import stop_on_signals
+    from headwater.cli.supervise import stop_on_signals
 
     config = load(configs, warn=False)
     stop = threading.Event()

@@ -1,22 +1,25 @@
-"""Options and help that commands have in common."""
+"""Options, arguments and help that commands have in common."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import orjson
 
 from headwater.cli.supervise import SUPERVISED
-from headwater.cli.watching.logs import set_up_logging
-from headwater.config.given import ConfigSource
+from headwater.cli.watching import set_up_logging
+from headwater.config import ConfigSource
+from headwater_rules.results import Subscription
 
 if TYPE_CHECKING:
-    from headwater.config.model import ServiceConfig
+    from headwater.cli.config import ServiceConfig
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
     """Load the service config and set up logging accordingly. Logs its warnings, unless `warn` is False. Raises
     ConfigError."""
-    from headwater.config.load import load_config
+    from headwater.cli.config import load_config
 
     config = load_config(configs, os.environ, Path.cwd())
     set_up_logging(config.logging.level, config.logging.format)
@@ -51,3 +54,51 @@ def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
         for warning in config.warnings:
             _log.warning("%s", warning)
     return config
+
+
+def json_object(text: str) -> dict[str, object]:
+    """A JSON object."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise click.BadParameter(f"not JSON: {error.msg}, at character {error.pos + 1}") from None
+    if not isinstance(found, dict):
+        raise click.BadParameter('must be a JSON object, such as {"name": "value"}')
+    return found
+
+
+def claim(text: str) -> tuple[str, object]:
+    """Parse `NAME=VALUE`. The value is JSON if it parses as such, otherwise text."""
+    name, given, value = text.partition("=")
+    if not name or not given:
+        raise click.BadParameter("write NAME=VALUE")
+    if name in {"sub", "aud", "iat", "exp"}:
+        raise click.BadParameter(f"{name} is set by USER, --audience and --expires")
+    try:
+        return name, orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return name, value
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds(text: str) -> int:
+    """Parse a time to seconds: a number of seconds, or a number with a unit, as `90s`, `15m`, `1h`, `7d`."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text, re.ASCII)
+    if found is None or int(found[1]) == 0:
+        raise click.BadParameter("write it like 90s, 15m, 1h or 7d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def subscription(text: str) -> Subscription:
+    """`STREAM`, or `STREAM=` and a JSON object of parameters."""
+    stream, given, parameters = text.partition("=")
+    if not stream:
+        raise click.BadParameter("has no stream; write STREAM or STREAM=JSON")
+    return Subscription(stream, json_object(parameters) if given else None)
+
+
+def to_json(value: object) -> str:
+    """Indented JSON."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()

@@ -1,4 +1,4 @@
-"""Progress of bulk work: a bar on a terminal, a line every few seconds in a log."""
+"""Shows progress: a bar or a changing line on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from headwater.bulk.contract import BulkProgress
 
@@ -90,3 +93,67 @@ def _words(progress: BulkProgress, rate: float) -> list[str]:
 def _time_left(rows: int, expected: int, rate: float) -> str:
     """The remaining time, once enough rows are done for an estimate: tasks take a while to start."""
     return f"{(expected - rows) / rate:.0f} s left" if rows * 50 > expected else "time left unknown yet"
+
+
+class WaitDisplay:
+    """Shows what is waited for: a changing line on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._status: Status | None = None
+        self._said = ""
+        self._said_at = 0.0
+
+    def __enter__(self) -> WaitDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def say(self, text: str) -> None:
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status(text)
+                self._status.start()
+            self._status.update(text)
+        elif text != self._said and (not self._said or time.monotonic() - self._said_at >= _LINE_SECONDS):
+            self._said, self._said_at = text, time.monotonic()
+            click.echo(f"waiting: {text}", err=True)
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+_QUIET_SECONDS = 1.0
+
+
+class ScanProgress:
+    """A bar on a terminal, for work of `total` pages that takes longer than a second. A context manager that returns a
+    function to call after each page."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._started = time.monotonic()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Callable[[], None]:
+        return self._page_done
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _page_done(self) -> None:
+        self._done += 1
+        if self._bar is None:
+            if not sys.stderr.isatty() or time.monotonic() - self._started < _QUIET_SECONDS:
+                return
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._what, total=self._total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=self._done)

@@ -9,13 +9,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from headwater.cli.await_source import wait_for_source
-from headwater.cli.compact_on_spark import SparkCompaction
-from headwater.cli.own_rules import own_rules, rules_that_fit
+from headwater.cli.compact import SparkCompaction
+from headwater.cli.config import ServiceConfig
 from headwater.cli.progress import BulkProgressDisplay
-from headwater.cli.watching.traces import traces_of
+from headwater.cli.serve import own_rules, rules_that_fit, wait_for_source
+from headwater.cli.watching import traces_of
 from headwater.compaction import Upkeep
-from headwater.config.model import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
@@ -95,7 +94,7 @@ def _replicate(
 def _metrics(config: ServiceConfig, figures: Figures) -> AbstractContextManager[None]:
     if config.prometheus_port is None:
         return contextlib.nullcontext()
-    from headwater.cli.watching.metrics import replicator_page
+    from headwater.cli.metrics import replicator_page
 
     return replicator_page(config, config.prometheus_port, figures)
 

@@ -13,8 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
-from headwater.cli.signals import stop_on_signals
 from headwater.errors import HeadwaterError
+
+
+def stop_on_signals(stop: threading.Event) -> None:
+    """Set `stop` on SIGTERM and SIGINT; the work ends at its next safe point."""
+
+    def on_signal(_: int, __: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from headwater.api.auth.keys import Key, StaticKeys
-from headwater.api.auth.sign import sign
+from headwater.api.auth.keys import Key, StaticKeys, sign
+from headwater.api.auth.settings import ClientAuth
 from headwater.api.auth.verify import Verifier
-from headwater.config.model import ClientAuth
 from headwater.errors import HeadwaterError
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.api.http.server import Shared, bind
+from headwater.cli.config import ServiceConfig
 from headwater.cli.supervise import Child
-from headwater.config.model import ServiceConfig
 
 WORKER = "HEADWATER_WORKER"
 """Set in the environment of a worker: its number, how many there are, the directory, and the ports."""

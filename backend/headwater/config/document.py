@@ -1,21 +1,87 @@
-"""A config's text as a tree whose nodes know their positions, with `!env` replaced.
+"""A config's text as a tree whose nodes know their positions, with `!env` replaced, and the errors of a config.
 
-YAML is composed, not constructed: nodes keep line and column, and tags can only produce plain values.
-"""
+YAML is composed, not constructed: nodes keep line and column, and tags can only produce plain values."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from headwater.config.errors import ConfigError, ConfigIssue, Mark, shown
+from headwater.errors import HeadwaterError
 from headwater_rules.text.document import TAG, NotYamlError, compose
+
+_LOGIN = re.compile(r":/.*@", re.DOTALL)
+
+
+def shown(text: str) -> str:
+    """Text of the config, or a file name, as a message may show it: without the login of a URI."""
+    return _LOGIN.sub(":/…@", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Line and column, from 1."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigIssue:
+    """An error in the service config: key, place, and what to do. `key` is a path like `client_auth.audience`."""
+
+    what: str
+    key: str = ""
+    mark: Mark | None = None
+    fix: str = ""
+    code: str = "HW_7001"
+
+    def __str__(self) -> str:
+        place = f"{self.mark}: " if self.mark else ""
+        key = f"{self.key}: " if self.key else ""
+        remedy = f"; {self.fix}" if self.fix else ""
+        return f"{place}[{self.code}] {key}{self.what}{remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """Something in the service config that its author should know: key, place, and what holds instead."""
+
+    what: str
+    key: str
+    mark: Mark | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.mark}: " if self.mark else ""
+        return f"{place}{self.key}: {self.what}"
+
+
+class ConfigError(HeadwaterError):
+    """A service config that can't be used, with all its errors. `origin` is the file, or another name for where it came
+    from."""
+
+    code = "HW_7001"
+
+    def __init__(self, origin: str, issues: Sequence[ConfigIssue]) -> None:
+        super().__init__("the service config can't be used", shown(origin))
+        self.args = (origin, tuple(issues))  # what pickle replays
+        self.origin = shown(origin)
+        self.issues = tuple(issues)
+
+    def __str__(self) -> str:
+        if len(self.issues) == 1:
+            return f"{self.origin}, {self.issues[0]}" if self.issues[0].mark else f"{self.issues[0]} ({self.origin})"
+        return f"{self.origin} has {len(self.issues)} errors:" + "".join(f"\n  {issue}" for issue in self.issues)
+
 
 Scalar = None | bool | int | float | str
 

@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.config.document import Item, parse_json, parse_yaml
-from headwater.config.errors import ConfigError, ConfigIssue
-from headwater.config.given import CONFIG_B64, CONFIG_OF, CONFIG_PATH, DEFAULT_FILES, SYNC_B64, ConfigSource
+from headwater.config import CONFIG_B64, CONFIG_OF, CONFIG_PATH, DEFAULT_FILES, SYNC_B64, ConfigSource
+from headwater.config.document import ConfigError, ConfigIssue, Item, parse_json, parse_yaml
 
 _LONGEST_VARIABLE = 100_000  # in bytes; Linux allows 128 KiB
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundConfig:
     """A config's tree, its name for messages, and the directory that its paths are relative to."""
 
     root: Item
@@ -24,7 +23,7 @@ class Found:
     directory: Path
 
 
-def find_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> Found:
+def find_config(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> FoundConfig:
     """The service config. `directory` is the working directory. Raises ConfigError."""
     if source.base64 is not None:
         return _decoded(source.base64, "--config-base64", environment, directory)
@@ -94,11 +93,11 @@ def decode_base64(text: str, origin: str) -> str:
         raise ConfigError(origin, [issue]) from None
 
 
-def _decoded(text: str, origin: str, environment: Mapping[str, str], directory: Path) -> Found:
-    return Found(_parsed(decode_base64(text, origin), origin, environment), origin, directory)
+def _decoded(text: str, origin: str, environment: Mapping[str, str], directory: Path) -> FoundConfig:
+    return FoundConfig(_parsed(decode_base64(text, origin), origin, environment), origin, directory)
 
 
-def _from_file(path: Path, environment: Mapping[str, str]) -> Found:
+def _from_file(path: Path, environment: Mapping[str, str]) -> FoundConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -109,10 +108,10 @@ def _from_file(path: Path, environment: Mapping[str, str]) -> Found:
     return _of_file(path, text, environment)
 
 
-def _of_file(path: Path, text: str, environment: Mapping[str, str]) -> Found:
+def _of_file(path: Path, text: str, environment: Mapping[str, str]) -> FoundConfig:
     environment = {**_beside(path), **environment}
     root = parse_json(text, str(path)) if path.suffix == ".json" else _parsed(text, str(path), environment)
-    return Found(root, str(path), path.resolve().parent)
+    return FoundConfig(root, str(path), path.resolve().parent)
 
 
 def _beside(path: Path) -> dict[str, str]:

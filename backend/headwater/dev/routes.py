@@ -1,15 +1,17 @@
-"""What the demo adds to the endpoint, on the same port: its people, their tokens, and the page."""
+"""What the demo adds to the endpoint, on the same port: its people, their tokens, the page, and what that shows beside
+the lists: what happened, and which rules let a row through.
+
+What happened is answered about the user of the token alone, so that the page learns no more than its two people may."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
-from uuid import UUID
 
 import anyio
-import psycopg
+import orjson
 from psycopg import sql
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -17,10 +19,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from headwater.api.auth.keys import Key
-from headwater.api.auth.sign import sign
+from headwater.api.admin.rules import ClientRequest, ExplainHandler, ExplainRowRequest
+from headwater.api.auth.keys import Key, sign
+from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
-from headwater.dev.demo_files import DemoFiles
+from headwater.dev import DemoFiles
+from headwater.dev.trace import RuleLines, RuleText, Tracer
 from headwater.source.connect import SourceSettings, connect
 
 TOKEN_SECONDS = 3600
@@ -41,70 +45,42 @@ class UnknownUserError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """The demo's database, the key that signs its tokens, and their audience."""
+    """Whose rows are shown, and how to log in as one of them: the database, the key that signs tokens, and their
+    audience; the table of users, what tokens call a user, a column that tells users apart for a person, and what they
+    are sorted by. `tables` are those of devices, with the types of their columns, if it is somebody's own database."""
 
     source: SourceSettings
     key: Key
     audience: str
+    users_table: tuple[str, str] = ("public", "users")
+    subject: str = "id"
+    title: str = "name"
+    order: tuple[str, ...] = ("created_at", "id")
+    tables: Mapping[str, Mapping[str, str]] | None = None
 
     async def users(self, _: Request) -> Response:
-        """The demo's users. The page uses the first two."""
-        rows = await anyio.to_thread.run_sync(self._users)
-        return JSONResponse([{"id": str(user_id), "name": name} for user_id, name in rows])
-
-    async def token(self, request: Request) -> Response:
-        """A token for any user, without authentication: the demo runs on the developer's own machine."""
-        user = _uuid(request.query_params.get("user", ""))
-        if user is None or not await anyio.to_thread.run_sync(self._exists, user):
-            raise UnknownUserError("there is no such user", fix="use an id from /demo/users")
-        return _signed(str(user), self.key, self.audience, request)
-
-    def _users(self) -> list[tuple[UUID, str]]:
-        with self._connect() as conn:
-            query = "select id, name from users order by created_at, id limit %s"
-            return conn.execute(query, [_SHOWN_USERS]).fetchall()
-
-    def _exists(self, user: UUID) -> bool:
-        with self._connect() as conn:
-            return conn.execute("select from users where id = %s", [user]).fetchone() is not None
-
-    def _connect(self) -> psycopg.Connection:
-        return connect(self.source, application_name="headwater demo")
-
-
-@dataclass(frozen=True, slots=True)
-class OwnTables:
-    """Somebody's own database in place of the demo's: the table of its users, what tokens call them, a column that
-    tells them apart for a person, and the tables of devices."""
-
-    source: SourceSettings
-    key: Key
-    audience: str
-    users_table: tuple[str, str]
-    subject: str
-    title: str
-    tables: Mapping[str, Mapping[str, str]]
-
-    async def users(self, _: Request) -> Response:
-        """The first users, by what tokens call them."""
+        """The first users, by what tokens call them. The page uses the first two."""
         rows = await anyio.to_thread.run_sync(self._users)
         return JSONResponse([{"id": user_id, "name": name} for user_id, name in rows])
 
     async def token(self, request: Request) -> Response:
         """A token for any user, without authentication: this runs on the developer's own machine."""
         user = request.query_params.get("user", "")
-        if not user or not await anyio.to_thread.run_sync(self._exists, user):
+        if not user or "\0" in user or not await anyio.to_thread.run_sync(self._exists, user):
             raise UnknownUserError("there is no such user", fix="use an id from /demo/users")
-        return _signed(user, self.key, self.audience, request)
+        now = int(time.time())
+        token = sign({"sub": user, "aud": self.audience, "iat": now, "exp": now + TOKEN_SECONDS}, self.key)
+        return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
 
     async def shown(self, _: Request) -> Response:
         """The tables of devices, with the types of their columns."""
-        return JSONResponse({name: dict(columns) for name, columns in self.tables.items()})
+        return JSONResponse({name: dict(columns) for name, columns in (self.tables or {}).items()})
 
     def _users(self) -> list[tuple[str, str]]:
         names = [sql.Identifier(each) for each in (self.subject, self.title)]
-        query = sql.SQL("select {0}::text, coalesce({1}::text, {0}::text) from {2} where {0} is not null order by {0}"
-                        " limit %s").format(*names, sql.Identifier(*self.users_table))  # fmt: skip
+        order = sql.SQL(", ").join(map(sql.Identifier, self.order))
+        query = sql.SQL("select {0}::text, coalesce({1}::text, {0}::text) from {2} where {0} is not null order by {3}"
+                        " limit %s").format(*names, sql.Identifier(*self.users_table), order)  # fmt: skip
         with connect(self.source, application_name="headwater dev") as conn:
             return conn.execute(query, [_SHOWN_USERS]).fetchall()
 
@@ -116,13 +92,7 @@ class OwnTables:
             return conn.execute(query, [user]).fetchone() is not None
 
 
-def _signed(user: str, key: Key, audience: str, request: Request) -> Response:
-    now = int(time.time())
-    token = sign({"sub": user, "aud": audience, "iat": now, "exp": now + TOKEN_SECONDS}, key)
-    return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
-
-
-class Page(StaticFiles):
+class DemoPage(StaticFiles):
     """The built demo app. Its file names contain a hash, except the page itself."""
 
     def __init__(self, files: DemoFiles) -> None:
@@ -144,15 +114,15 @@ class Page(StaticFiles):
         return response
 
 
-def demo_routes(demo: Demo | OwnTables, files: DemoFiles) -> list[BaseRoute]:
+def demo_routes(demo: Demo, files: DemoFiles) -> list[BaseRoute]:
     """All routes below /demo, and redirects to it."""
     return [
-        *([Route("/demo/tables", demo.shown)] if isinstance(demo, OwnTables) else []),
+        *([] if demo.tables is None else [Route("/demo/tables", demo.shown)]),
         Route("/", _to_page),
         Route("/demo", _to_page),
         Route("/demo/users", demo.users),
         Route("/demo/token", demo.token),
-        Mount("/demo", Page(files)),
+        Mount("/demo", DemoPage(files)),
     ]
 
 
@@ -160,8 +130,111 @@ async def _to_page(_: Request) -> Response:
     return RedirectResponse("/demo/")
 
 
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
+_LONGEST = 200
+_MOST_OP_ID = 2**53
+
+
+class BadQuestionError(ApiError):
+    """A question to the demo has a wrong parameter."""
+
+    code = "HW_8016"
+    status: ClassVar[int] = 400
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The demo's sync config, and how to open a session of its database."""
+
+    rules: str
+    rules_name: str
+    database: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowPath:
+    """A bucket that brings a row, the stream that gives it, and the lines of the sync config that do."""
+
+    bucket: str
+    stream: str
+    op_id: int
+    lines: RuleLines
+
+
+@dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """Whether a person has a row. `because` says why in a sentence."""
+
+    included: bool
+    because: str
+    ways: tuple[RowPath, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backstage:
+    """Answers the page's questions."""
+
+    verifier: Verifier
+    tracer: Tracer
+    handler: ExplainHandler
+    rules: RuleText
+    rules_name: str
+    session: str
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/demo/about", self.about),
+            Route("/demo/trace", self.trace),
+            Route("/demo/explain", self.explain),
+        ]
+
+    async def about(self, request: Request) -> Response:
+        """The rules, and where a person writes SQL of his own."""
+        await self._user(request)
+        return _json(About(self.rules.text, self.rules_name, self.session))
+
+    async def trace(self, request: Request) -> Response:
+        """The commits after the op `after` that changed what the user sees; without it, only where things stand."""
+        user, after = await self._user(request), _op_id(request.query_params.get("after"))
+        return await _answer(lambda: self.tracer.trace(user, after))
+
+    async def explain(self, request: Request) -> Response:
+        """Whether the user has the row `id` of `table`, and by which lines of the rules."""
+        user = await self._user(request)
+        row = ExplainRowRequest(ClientRequest(user), _text(request, "table"), _text(request, "id"))
+        return await _answer(lambda: self._verdict(row))
+
+    def _verdict(self, request: ExplainRowRequest) -> RowVerdict:
+        explained = self.handler.row(request)
+        ways = [
+            RowPath(place.bucket, reason.stream, place.op_id, self.rules.of_bucket(reason.stream, place.bucket))
+            for place in explained.places
+            for reason in place.reasons[:1]
+        ]
+        return RowVerdict(explained.included, explained.because, tuple(ways))
+
+    async def _user(self, request: Request) -> str:
+        principal = await self.verifier.authorize(request.headers.get("authorization"))
+        return principal.user_id
+
+
+def _op_id(text: str | None) -> int | None:
+    if text is None:
         return None
+    if not (text.isascii() and text.isdigit() and len(text) < 17 and int(text) < _MOST_OP_ID):
+        raise BadQuestionError("`after` is not an op id", fix="use `checkpoint` of an earlier answer")
+    return int(text)
+
+
+def _text(request: Request, name: str) -> str:
+    text = request.query_params.get(name, "")
+    if not 0 < len(text) <= _LONGEST or "\0" in text:
+        raise BadQuestionError(f"`{name}` is missing, or too long", fix="give the table and the id of a row")
+    return text
+
+
+async def _answer(question: Callable[[], object]) -> Response:
+    return _json(await anyio.to_thread.run_sync(question))
+
+
+def _json(answer: object) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json", headers={"cache-control": "no-store"})

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from headwater.embedded.extras import how_to_add
+from headwater.embedded import how_to_add
 from headwater.errors import HeadwaterError
 
 OLDEST: Final = 17

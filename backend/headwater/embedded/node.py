@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from headwater.embedded.extras import how_to_add
+from headwater.embedded import how_to_add
 from headwater.errors import HeadwaterError
 
 OLDEST: Final = 24
@@ -59,16 +59,6 @@ def find_node() -> Node:
         seen,
         f"install it, or {how_to_add('embedded')}",
     )
-
-
-def node_binary() -> Path:
-    """The `node` to run. Raises `NoNode`."""
-    return find_node().node
-
-
-def npm_command() -> tuple[str, ...]:
-    """The command line of npm; run it with `find_node().environment(...)`. Raises `NoNode`."""
-    return find_node().npm
 
 
 def _major(node: str) -> int:

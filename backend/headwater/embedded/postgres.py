@@ -6,13 +6,16 @@ are used, since its Python interface changes the system's users and has no TCP."
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
+import pwd
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,9 +27,136 @@ from typing import Final, Self
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from headwater.embedded.extras import how_to_add
-from headwater.embedded.process import Account, Guard, account_to_run_as, reachable_copy
+from headwater.embedded import how_to_add
 from headwater.errors import HeadwaterError
+
+
+class NoUnprivilegedUser(HeadwaterError):
+    """We are root, Postgres refuses to run as root, and the machine has no user to run it as."""
+
+    code = "HW_4505"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user of this machine to run a server as."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def can_reach(self, path: Path) -> bool:
+        """Whether this user may enter every directory above `path`."""
+        return all(self._may_enter(parent) for parent in path.resolve().parents)
+
+    def _may_enter(self, directory: Path) -> bool:
+        seen = directory.stat()
+        if seen.st_uid == self.uid:
+            return bool(seen.st_mode & 0o100)
+        if seen.st_gid == self.gid:
+            return bool(seen.st_mode & 0o010)
+        return bool(seen.st_mode & 0o001)
+
+    def own(self, directory: Path) -> None:
+        """Make this user the owner of `directory` and everything in it, unless it already is."""
+        if directory.stat().st_uid == self.uid:
+            return
+        os.chown(directory, self.uid, self.gid)
+        for parent, directories, files in os.walk(directory):
+            for name in (*directories, *files):
+                os.chown(Path(parent, name), self.uid, self.gid, follow_symlinks=False)
+
+
+def account_to_run_as() -> Account | None:
+    """The user to start a server as, or None for our own.
+
+    Raises `NoUnprivilegedUser` when we are root and there is no other user.
+    """
+    if os.geteuid() != 0:
+        return None
+    for name in ("nobody", "postgres", "daemon"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+    raise NoUnprivilegedUser(
+        "Postgres does not run as root, and this machine has none of the users nobody, postgres and daemon",
+        fix="run as an ordinary user, or add the user nobody",
+    )
+
+
+def reachable_copy(account: Account, package: Path, tree: Path) -> Path:
+    """`tree`, or a copy of it in a temporary directory if `account` can't reach it.
+
+    `tree` is a directory inside `package`; the libraries that the wheel has beside `package` are copied too. The copy
+    stays for the next time.
+    """
+    if account.can_reach(tree / "x"):
+        return tree
+    names = (f"{package.name}.libs", f"{package.name}/{tree.relative_to(package)}")
+    sources = [package.parent / name for name in names]
+    digest = hashlib.sha256(f"{tree}:{tree.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+    home = Path(_open_temporary_directory(), f"headwater-{package.name}-{digest}")
+    if not _is_ours(home):
+        staging = Path(tempfile.mkdtemp(prefix=f"{home.name}-", dir=home.parent))
+        for source, name in zip(sources, names, strict=True):
+            if source.is_dir():
+                shutil.copytree(source, staging / name, symlinks=True)
+        staging.chmod(0o755)
+        try:
+            staging.rename(home)
+        except OSError:  # another user's directory has the name, or another process was faster
+            home = home if _is_ours(home) else staging
+        if home != staging:
+            shutil.rmtree(staging, ignore_errors=True)
+    return home / names[1]
+
+
+def _open_temporary_directory() -> str:
+    return next((path for path in ("/var/tmp", "/tmp") if Path(path).is_dir()), tempfile.gettempdir())  # noqa: S108
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        seen = directory.lstat()
+    except FileNotFoundError:
+        return False
+    return seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
+
+
+# A fast shutdown first, so that the next start needs no recovery; then an immediate one, if that takes too long.
+_END_WHEN_ORPHANED: Final = """
+read -r _
+kill -s INT "$1" || exit 0
+for _ in 1 2 3 4 5 6 7 8 9 10; do sleep 1; kill -s 0 "$1" || exit 0; done
+kill -s QUIT "$1"
+"""
+
+
+class Guard:
+    """Stops a server when this process ends, even if it is killed.
+
+    A small shell reads from a pipe that only this process holds open. A parent-death signal would be simpler, but the
+    kernel ties it to the thread that started the server, and clears it when the user changes.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _END_WHEN_ORPHANED, "headwater-guard", str(pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """Stop guarding the server, which has ended or is stopped otherwise."""
+        self._shell.kill()
+        self._shell.wait()
+        if self._shell.stdin is not None:
+            self._shell.stdin.close()
+
 
 OLDEST_MAJOR: Final = 14
 START_SECONDS: Final = 60.0
@@ -235,8 +365,7 @@ class EmbeddedPostgres:
         if account is not None:
             account.own(unfinished)
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
-        with self._command("initdb", account, unfinished, options) as initdb, self.log_file.open("wb") as log:
-            code = initdb.launch(log.fileno()).wait()
+        code = self._launch("initdb", account, unfinished, options).wait()
         if code != 0:
             raise self._failure(f"initdb ended with code {code}")
         unfinished.rename(self.data_dir)
@@ -248,8 +377,7 @@ class EmbeddedPostgres:
         options = ["-p", str(self._port)]
         for name, value in settings.items():
             options += ["-c", f"{name}={value}"]
-        with self._command("postgres", account, self.data_dir, options) as postgres, self.log_file.open("wb") as log:
-            self._process = postgres.launch(log.fileno())
+        self._process = self._launch("postgres", account, self.data_dir, options)
         self._guard = Guard(self._process.pid)
         if self._answers(deadline):
             return True
@@ -283,12 +411,27 @@ class EmbeddedPostgres:
             time.sleep(0.02)
         return False
 
-    def _command(self, program: str, account: Account | None, data_dir: Path, options: list[str]) -> _Command:
+    def _launch(
+        self, program: str, account: Account | None, data_dir: Path, options: list[str]
+    ) -> subprocess.Popen[bytes]:
         bin_dir = self.binaries.bin_dir
         if account is not None:
             tree = bin_dir.parent
             bin_dir = reachable_copy(account, tree.parent, tree) / bin_dir.name
-        return _Command(bin_dir / program, account, data_dir, options)
+        with _reachable(data_dir, account) as (directory, files), self.log_file.open("wb") as log:
+            return subprocess.Popen(
+                [bin_dir / program, "-D", directory, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+                pass_fds=files,
+                start_new_session=True,  # Ctrl-C in our terminal must not reach the server; we stop it ourselves
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else (),
+            )
 
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
@@ -298,44 +441,18 @@ class EmbeddedPostgres:
         return PostgresFailed(what, str(self.data_dir), f"its log says:\n{end}" if end else f"see {self.log_file}")
 
 
-class _Command:
-    """A program that works in the data directory, even if its user can't reach that by name.
-
-    Other users can't enter root's own directories. Rather than changing their rights, the program gets the data
-    directory as an open file, and finds it under /proc."""
-
-    def __init__(self, program: Path, account: Account | None, data_dir: Path, options: list[str]) -> None:
-        self._program = program
-        self._account = account
-        self._options = options
-        self._data_dir = data_dir
-        self._directory: int | None = None
-
-    def __enter__(self) -> Self:
-        if self._account is not None and not self._account.can_reach(self._data_dir) and Path("/proc/self/fd").exists():
-            self._directory = os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._directory is not None:
-            os.close(self._directory)
-
-    def launch(self, log: int) -> subprocess.Popen[bytes]:
-        directory = str(self._data_dir) if self._directory is None else f"/proc/self/fd/{self._directory}"
-        account = self._account
-        return subprocess.Popen(
-            [self._program, "-D", directory, *self._options],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
-            pass_fds=() if self._directory is None else (self._directory,),
-            start_new_session=True,  # Ctrl-C in our terminal must not reach the server; we stop it ourselves
-            user=None if account is None else account.uid,
-            group=None if account is None else account.gid,
-            extra_groups=None if account is None else (),
-        )
+@contextlib.contextmanager
+def _reachable(data_dir: Path, account: Account | None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The data directory as `account` can name it, and the open files that this takes. Other users can't enter root's
+    own directories: rather than changing their rights, a program gets the directory as an open file, under /proc."""
+    if account is None or account.can_reach(data_dir) or not Path("/proc/self/fd").exists():
+        yield str(data_dir), ()
+        return
+    directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}", (directory,)
+    finally:
+        os.close(directory)
 
 
 def _free_port() -> int:

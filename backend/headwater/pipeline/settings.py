@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +14,9 @@ class SparkSettings:
     """`master` is Spark's address; `conf` are further settings of Spark, which override our defaults. A Spark on this
     machine that had nothing to do for `idle_minutes` is ended; 0 keeps it."""
 
-    master: str = "local[*]"
-    conf: Mapping[str, str] = field(default_factory=dict)
-    idle_minutes: float = 10
+    master: Annotated[str, Meta()] = "local[*]"
+    conf: Annotated[Mapping[str, str], Meta()] = field(default_factory=dict)
+    idle_minutes: Annotated[float, Meta(ge=0)] = 10
 
     @property
     def local(self) -> bool:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import psycopg
+from msgspec import Meta
 from psycopg import pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
@@ -43,18 +44,18 @@ class SourceSettings:
     user: str
     password: str = field(default="", repr=False)
     port: int = 5432
-    tag: str = "default"
+    tag: Annotated[str, Meta()] = "default"
     sslmode: str = "verify-full"
     cacert: str | None = field(default=None, repr=False)
     client_certificate: str | None = field(default=None, repr=False)
     client_private_key: str | None = field(default=None, repr=False)
     connect_timeout: int = 20
-    publications: tuple[str, ...] = ("headwater",)
-    slot_prefix: str = "headwater_"
-    heartbeat_seconds: int = 60
-    poison_changes: str = "skip"  # or "stop": what to do with a transaction that can't be applied
+    publications: Annotated[tuple[str, ...], Meta()] = ("headwater",)
+    slot_prefix: Annotated[str, Meta(extra={"key": "slot_name_prefix"})] = "headwater_"
+    heartbeat_seconds: Annotated[int, Meta(ge=5, le=60, extra={"key": "heartbeat_interval_seconds"})] = 60
+    poison_changes: Annotated[Literal["skip", "stop"], Meta()] = "skip"  # a transaction that can't be applied
     batch_bytes: int = 64 << 20  # bytes of rows that bulk work or the stream have in memory; see `piece_bytes`
-    debug_api: bool = False  # operators may read it by SQL
+    debug_api: Annotated[bool, Meta()] = False  # operators may read it by SQL
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
 
     @property

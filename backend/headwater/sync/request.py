@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import cast
+from typing import Annotated, cast
 
 import orjson
+from msgspec import Meta
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
@@ -52,8 +53,8 @@ class InvalidRequestError(HeadwaterError):
 class BodyLimits:
     """How many subscriptions, and how many buckets that the device has, a body may list."""
 
-    subscriptions: int = 1000
-    known_buckets: int = 20_000
+    subscriptions: Annotated[int, Meta(ge=1, extra={"key": "max_subscriptions_per_connection"})] = 1000
+    known_buckets: Annotated[int, Meta(ge=1, extra={"key": "max_known_buckets_per_connection"})] = 20_000
 
 
 @dataclass(frozen=True, slots=True)

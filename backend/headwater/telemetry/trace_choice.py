@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from headwater.storage.contract.reader import FlushMark
 
@@ -15,7 +18,7 @@ class TraceSettings:
     environment variables name. At most `per_minute` changes are traced."""
 
     endpoint: str | None = None
-    per_minute: int = 60
+    per_minute: Annotated[int, Meta(ge=1, le=60_000)] = 60
 
 
 @dataclass(frozen=True, slots=True)

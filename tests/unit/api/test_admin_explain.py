@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings
 from tests.support.fix_admin import NOWHERE, SECRET, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import make_token
 from tests.support.model_client import ModelClient

@@ -16,8 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.exceptions import InvalidStatus
 
-from headwater.api.admin.guard import AdminRoutes
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits

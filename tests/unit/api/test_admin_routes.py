@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-import headwater.api.admin.published.deploys
+import headwater.api.admin.powersync
 import headwater.api.admin.rules
 import headwater.api.admin.versions
-from headwater.api.admin import work
-from headwater.api.admin.work import Patience
+from headwater.api.admin import route
+from headwater.api.admin.route import Deadline
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health.flow import Flow
@@ -117,7 +117,7 @@ def test_rules_are_compared_with_the_source_by_every_route(
     schema = SourceSchema.from_json(
         '{"format": 1, "tables": [{"name": "lists", "columns": {"id": "text", "owner": "text", "name": "text"}}]}'
     )
-    for module in (headwater.api.admin.rules, headwater.api.admin.versions, headwater.api.admin.published.deploys):
+    for module in (headwater.api.admin.rules, headwater.api.admin.versions, headwater.api.admin.powersync):
         monkeypatch.setattr(module, "see_schema", lambda _: SeenSchema(schema, "compared with a schema"))
     typo = "config: {edition: 3}\nstreams: {s: {query: SELECT id FROM lists WHERE gone IS NULL}}\n"
     found = admin.post(f"{OURS}/validate", content=typo)
@@ -203,12 +203,11 @@ def test_a_wrong_body_is_told_what_is_wrong(admin: AdminEndpoint, path: str, bod
 
 
 def test_what_takes_too_long_is_ended(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoPatience(Patience):
+    class NoTime(Deadline):
         def __init__(self, instead: str) -> None:
             super().__init__(instead, -1)
 
-    monkeypatch.setattr("headwater.api.admin.rules.Patience", NoPatience)
-    monkeypatch.setattr("headwater.api.admin.explain.Patience", NoPatience)
+    monkeypatch.setattr("headwater.api.admin.rules.Deadline", NoTime)
     client = {"client": {"user": "u1"}}
     for path, body, command in (
         ("preview", {"content": SERVED, **client}, "rules preview"),
@@ -251,13 +250,13 @@ def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monk
         raise RuntimeError
 
     monkeypatch.setattr("headwater.api.admin.versions.AdminSettings.store", held)
-    asking = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(work.RUNNING)]
+    asking = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(route.RUNNING)]
     for thread in asking:
         thread.start()
     try:
         for _ in asking:
             assert entered.acquire(timeout=60)
-        waiting = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(work.WAITING)]
+        waiting = [threading.Thread(target=admin.http.get, args=(f"{OURS}/versions",)) for _ in range(route.WAITING)]
         for thread in waiting:
             thread.start()
         asking += waiting

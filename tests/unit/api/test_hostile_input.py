@@ -15,7 +15,7 @@ import psutil
 import pytest
 import uvloop
 
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits

@@ -6,8 +6,8 @@ from ipaddress import ip_network
 
 import pytest
 
-from headwater.api.auth.addresses import AddressRules
 from headwater.api.auth.errors import AddressRefusedError, Ipv6RefusedError
+from headwater.api.auth.fetch import AddressRules
 
 LOCAL = AddressRules(local=True)
 

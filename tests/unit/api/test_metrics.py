@@ -9,10 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.api.metrics.endpoint import EndpointCollector
-from headwater.api.metrics.page import MetricsPage
-from headwater.api.metrics.sizes import SECONDS, StoreSizes
-from headwater.api.metrics.sources import SourceCollector, told_totals
+from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, told_totals
 from headwater.replication.health.standing import Standings
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.reader import Heard

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from headwater.api.http.server import AddressInUseError, Shared, bind
+from headwater.cli.config import ServiceConfig
 from headwater.cli.workers import raise_if_in_use
-from headwater.config.model import ServiceConfig
 
 HOST = "127.0.0.1"
 keep = partial(bind, HOST, shared=Shared.KEPT)

@@ -10,10 +10,9 @@ import pytest
 
 from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenRevokedError
 from headwater.api.auth.keys import Key, parse_key
-from headwater.api.auth.remembered import LONGEST_KEPT, RememberedTokens
 from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.revocations import Revocation, Revoked
-from headwater.api.auth.verify import Principal, Verifier
+from headwater.api.auth.verify import LONGEST_KEPT, Principal, RememberedTokens, Verifier
 from tests.support.fix_api import AUDIENCE, jwk, make_token
 
 NOW = time.time()

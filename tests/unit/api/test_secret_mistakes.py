@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import Key, StaticKeys, parse_key
-from headwater.api.auth.material import HMAC
+from headwater.api.auth.keys import HMAC, Key, StaticKeys, parse_key
 from headwater.api.auth.verify import Verifier
 from tests.support.fix_api import AUDIENCE, make_token
 

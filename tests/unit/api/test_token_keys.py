@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.auth.material import InvalidKeyError
+from headwater.api.auth.keys import InvalidKeyError, StaticKeys, parse_key
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import jwk as secret_jwk
 from tests.support.signers import PUBLIC_KINDS, Signer, signer

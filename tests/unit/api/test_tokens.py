@@ -14,8 +14,7 @@ import pytest
 
 from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import DAY, Key, StaticKeys, parse_key
-from headwater.api.auth.material import InvalidKeyError
+from headwater.api.auth.keys import DAY, InvalidKeyError, Key, StaticKeys, parse_key
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
 

@@ -18,8 +18,8 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth import claims
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.upload import route
-from headwater.api.upload.limits import TooManyUploadsError, UploadLimits
-from headwater.api.upload.request import MAX_TRANSACTIONS, TooManyTransactionsError, Upload, parse_upload
+from headwater.api.upload.messages import MAX_TRANSACTIONS, TooManyTransactionsError, Upload, parse_upload
+from headwater.api.upload.route import TooManyUploadsError, UploadLimits
 from headwater.source.upload.apply import Outcome, Taken, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings

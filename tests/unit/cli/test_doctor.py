@@ -17,15 +17,22 @@ from unittest import mock
 
 import pytest
 
-from headwater.cli.doctor import machine
-from headwater.cli.doctor.configured import check_config, check_keys, check_rules
-from headwater.cli.doctor.machine import check_files, check_ports, check_spark
-from headwater.cli.doctor.result import Level, Result
-from headwater.cli.doctor.source import check_source
-from headwater.cli.doctor.store import check_store
+from headwater.cli import doctor
+from headwater.cli.config import ServiceConfig
+from headwater.cli.doctor import (
+    Level,
+    Result,
+    check_config,
+    check_files,
+    check_keys,
+    check_ports,
+    check_rules,
+    check_source,
+    check_spark,
+    check_store,
+)
 from headwater.cli.source.status import StoreState, key_findings
-from headwater.config.given import ConfigSource
-from headwater.config.model import ServiceConfig
+from headwater.config import ConfigSource
 from headwater.embedded.java import NoJava
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.settings import SparkSettings
@@ -212,14 +219,12 @@ def test_spark_or_java_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         without.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else real(name))
         missing = only(check_spark(SparkSettings()))
         assert_said(missing, "spark", Level.WARN, "enough for `headwater api`, not for `serve`", "[spark]'")
-    with mock.patch.object(
-        machine, "java_home", side_effect=NoJava("there is no Java from 17 to 25", "", "install it")
-    ):
+    with mock.patch.object(doctor, "java_home", side_effect=NoJava("there is no Java from 17 to 25", "", "install it")):
         assert_said(only(check_spark(SparkSettings())), "spark", Level.FAIL, "there is no Java", "install it")
 
 
 def test_a_spark_master_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "java_home", lambda: Path("/java"))
+    monkeypatch.setattr(doctor, "java_home", lambda: Path("/java"))
     with socket.create_server(("127.0.0.1", 0)) as master:
         there = f"127.0.0.1:{master.getsockname()[1]}"
         assert all_ok(check_spark(SparkSettings(master=f"spark://{there}")))
@@ -250,7 +255,7 @@ class _Headwater(BaseHTTPRequestHandler):
     ],
 )
 def test_a_port_that_is_taken(setting: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ANSWER_SECONDS", 0.5)  # the stranger does not speak
+    monkeypatch.setattr(doctor, "_ANSWER_SECONDS", 0.5)  # the stranger does not speak
 
     def looked(port: int, *, running: bool) -> list[Result]:
         written = text.replace("PORT", str(port)).replace("FREE", str(free_port()))

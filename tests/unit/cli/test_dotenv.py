@@ -10,7 +10,7 @@ from dotenv import dotenv_values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cli.init.dotenv_line import dotenv_line
+from headwater.cli.init.files import dotenv_line
 
 HARD = st.text("ab '\"\\$#={}n\u00e4", min_size=1, max_size=8)
 

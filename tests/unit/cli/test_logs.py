@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from headwater.cli.watching.logs import JsonFormatter, TextFormatter
+from headwater.cli.watching import JsonFormatter, TextFormatter
 from headwater.telemetry.log_facts import log_extra, process_facts
 
 STRANGE = 'a"\n\u2028\x1b[2J\ud800 é 😀'

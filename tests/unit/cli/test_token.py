@@ -12,8 +12,8 @@ import pytest
 
 from headwater.api.auth.verify import Verifier
 from headwater.cli.api import key_source
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.config import ConfigSource
 from tests.support.command import Outcome, headwater, headwater_here
 from tests.support.fix_api import jwk
 from tests.support.signers import signer

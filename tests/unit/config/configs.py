@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config.errors import ConfigError
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
-from headwater.config.model import ServiceConfig
+from headwater.cli.config import ServiceConfig, load_config
+from headwater.config import ConfigSource
+from headwater.config.document import ConfigError
 
 KEY = "{kty: oct, alg: HS256, kid: k, k: c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA}"
 MINIMAL = f"""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater.api.auth.keys import DAY
-from headwater.config.client_auth import FIREBASE_KEYS, SUPABASE_LIFETIME
-from headwater.config.model import ServiceConfig
+from headwater.api.auth.settings import FIREBASE_KEYS, SUPABASE_LIFETIME
+from headwater.cli.config import ServiceConfig
 from tests.unit.config.configs import load, mistakes
 
 SOURCE = 'replication: {{connections: [{{uri: "postgresql://u:p@{host}/d", sslmode: disable}}]}}\n'

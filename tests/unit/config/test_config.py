@@ -9,8 +9,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.api.http.limits import HttpLimits
-from headwater.config.errors import ConfigError
-from headwater.config.sources import source_of
+from headwater.cli.databases import source_of
+from headwater.config.document import ConfigError
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.telemetry.trace_choice import TraceSettings
 from tests.unit.config.configs import MINIMAL, load, mistakes
@@ -43,10 +43,10 @@ def test_the_limits_of_the_door_are_read(tmp_path: Path) -> None:
 
 
 def test_a_device_may_know_of_more_buckets_than_it_may_have(tmp_path: Path) -> None:
-    assert load(tmp_path, MINIMAL).api.max_known_buckets_per_connection == 20_000
+    assert load(tmp_path, MINIMAL).api.parameters.body.known_buckets == 20_000
     raised = MINIMAL + "api: {parameters: {max_buckets_per_connection: 50000, max_subscriptions_per_connection: 5}}"
-    assert load(tmp_path, raised).api.max_known_buckets_per_connection == 100_000
-    assert load(tmp_path, raised).api.max_subscriptions_per_connection == 5
+    assert load(tmp_path, raised).api.parameters.body.known_buckets == 100_000
+    assert load(tmp_path, raised).api.parameters.body.subscriptions == 5
 
 
 def test_a_store_can_be_a_schema_in_postgres(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_the_uri_may_carry_escaped_characters(tmp_path: Path) -> None:
 
 
 def test_the_endpoint_keeps_64_mib_of_history_at_hand_unless_told_otherwise(tmp_path: Path) -> None:
-    assert load(tmp_path, MINIMAL).api.chunk_cache_mb == 64
-    assert load(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: 0}}").api.chunk_cache_mb == 0
+    assert load(tmp_path, MINIMAL).api.parameters.chunk_cache_mb == 64
+    assert load(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: 0}}").api.parameters.chunk_cache_mb == 0
     assert "api.parameters.chunk_cache_mb" in mistakes(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: -1}}")
 
 

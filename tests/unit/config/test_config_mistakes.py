@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config.errors import ConfigError
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
-from headwater.config.section import suggestion
-from headwater.config.sources import with_login
+from headwater.cli.config import load_config
+from headwater.cli.databases import with_login
+from headwater.config import ConfigSource
+from headwater.config.document import ConfigError
+from headwater.config.schema import suggestion
 from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config.errors import ConfigError
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.config import ConfigSource
+from headwater.config.document import ConfigError
 from headwater.storage.address import SqliteAddress
 from tests.unit.config.configs import MINIMAL, load
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from headwater.config.errors import ConfigError
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
+from headwater.cli.config import load_config
+from headwater.config import ConfigSource
+from headwater.config.document import ConfigError
 from tests.unit.config.configs import KEY
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "service-config.md"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config.errors import ConfigError
+from headwater.config.document import ConfigError
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from tests.unit.config.configs import MINIMAL, load, mistakes
 

@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from headwater.dev.demo_files import find_demo_files
-from headwater.dev.rule_lines import RuleText
+from headwater.dev import find_demo_files
+from headwater.dev.trace import RuleText
 from headwater_rules.compiler.compile import compile_config
 
 

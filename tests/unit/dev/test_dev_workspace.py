@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
-from headwater.dev.demo_files import find_demo_files
-from headwater.dev.ready import Address, database_session, what_to_try
-from headwater.dev.upload import upload_section
+from headwater.cli.config import load_config
+from headwater.cli.dev import Address, database_session, what_to_try
+from headwater.config import ConfigSource
+from headwater.dev import find_demo_files
+from headwater.dev.sample import upload_section
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress

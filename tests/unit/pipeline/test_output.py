@@ -10,7 +10,7 @@ from collections import deque
 import orjson
 import pytest
 
-from headwater.cli.watching.logs import set_up_logging
+from headwater.cli.watching import set_up_logging
 from headwater.pipeline.spark.session import relay
 
 SAID = """\

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from headwater.api.metrics.sources import source_metrics
+from headwater.api.metrics import source_metrics
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health.flow import Flow, FlowMeter
 from headwater.replication.health.model import Compared, Health, State, Trouble, to_json

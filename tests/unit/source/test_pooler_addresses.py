@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.cli.init.run import Wishes, run
-from headwater.config.errors import ConfigError
+from headwater.config.document import ConfigError
 from headwater.source.connect import known_pooler
 from tests.unit.config.configs import MINIMAL, mistakes
 

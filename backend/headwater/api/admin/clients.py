@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from headwater.api.admin.asking import Text
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings
+from headwater.api.admin.rules import Text
 from headwater.api.streams.service import TOKENS_KEPT, streams_of
 from headwater.api.streams.stream import OpenStream
 from headwater.api.workers import Workers
@@ -19,13 +19,13 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.revocations import Revocation, RevokedKind
 
 CLIENTS = "clients"
-"""What the processes of an endpoint are asked for."""
+"""The name of the question to the processes of an endpoint."""
 
 _STREAMS_KEPT = 3600.0  # seconds within which each process of the endpoint has to read it from the store
 
 
 @dataclass(frozen=True, slots=True)
-class ClientTold:
+class ClientResponse:
     """A device with an open stream to a process of the endpoint. Times are in seconds since 1970. `operations` and
     `bytes` were sent over this stream; `checkpoint` is the op id of the checkpoint that the device has or is being
     sent."""
@@ -44,17 +44,17 @@ class ClientTold:
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
+class ClientsResponse:
     """The open streams of this endpoint, oldest first. `processes` are those that answered. Other endpoints have
     streams of their own."""
 
     host: str
     processes: tuple[int, ...]
-    clients: tuple[ClientTold, ...]
+    clients: tuple[ClientResponse, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Terminate:
+class TerminateRequest:
     """A user, or one client of the user."""
 
     user: Text
@@ -62,7 +62,7 @@ class Terminate:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoke:
+class RevokeRequest:
     """Which tokens to revoke: those of a user (`sub`) that were issued until now, all of a session (claim `session_id`
     or `sid`), or the one with this `jti`."""
 
@@ -71,7 +71,7 @@ class Revoke:
 
 
 @dataclass(frozen=True, slots=True)
-class RevocationTold:
+class RevocationResponse:
     """A revocation. With kind `streams`, only open streams were ended, and `value` is the user and the client. It was
     made at `since` and is deleted after `until`, when every such token has expired (seconds since 1970)."""
 
@@ -83,13 +83,13 @@ class RevocationTold:
 
 
 @dataclass(frozen=True, slots=True)
-class Revocations:
+class RevocationsResponse:
     """The revocations in force, oldest first."""
 
-    revocations: tuple[RevocationTold, ...]
+    revocations: tuple[RevocationResponse, ...]
 
 
-class ClientsDesk:
+class ClientsHandler:
     """Lists devices, and ends their streams or revokes tokens. Revocations go through the store, to reach every process
     of the endpoint."""
 
@@ -100,50 +100,50 @@ class ClientsDesk:
         self._reader = reader
         self._connected = connected
 
-    def clients(self) -> Clients:
+    def clients(self) -> ClientsResponse:
         """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
         workers = self._settings.workers
         told = [self.own()] if workers is None else _ask(workers)
         everybody = [client for each in told for client in each.clients]
-        return Clients(
+        return ClientsResponse(
             socket.gethostname(),
             tuple(process for each in told for process in each.processes),
             tuple(sorted(everybody, key=lambda client: client.connected)),
         )
 
-    def own(self) -> Clients:
+    def own(self) -> ClientsResponse:
         """The devices with an open stream to this process. May be called in any thread."""
-        return Clients(socket.gethostname(), (os.getpid(),), tuple(map(_told, self._connected())))
+        return ClientsResponse(socket.gethostname(), (os.getpid(),), tuple(map(_client_response, self._connected())))
 
-    def terminate(self, asked: Terminate) -> RevocationTold:
+    def terminate(self, request: TerminateRequest) -> RevocationResponse:
         """End the open streams of a user or a client, in all processes. The device may connect again."""
-        value = streams_of(asked.user, asked.client)
+        value = streams_of(request.user, request.client)
         return self._revoke(RevokedKind.STREAMS, value, _STREAMS_KEPT)
 
-    def revoke(self, asked: Revoke) -> RevocationTold:
+    def revoke(self, request: RevokeRequest) -> RevocationResponse:
         """Refuse tokens that have not expired, and end their streams, in all processes."""
-        return self._revoke(RevokedKind(asked.kind), asked.value, TOKENS_KEPT)
+        return self._revoke(RevokedKind(request.kind), request.value, TOKENS_KEPT)
 
-    def revocations(self) -> Revocations:
+    def revocations(self) -> RevocationsResponse:
         """List the revocations in force, of streams and of tokens."""
-        return Revocations(tuple(map(_revoked, self._reader.revocations(0))))
+        return RevocationsResponse(tuple(map(_revoked, self._reader.revocations(0))))
 
-    def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> RevocationTold:
+    def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> RevocationResponse:
         with self._settings.store() as store:
             return _revoked(store.revoke(kind, value, seconds))
 
 
-def _revoked(revocation: Revocation) -> RevocationTold:
-    return RevocationTold(revocation.seq, revocation.kind, revocation.value, revocation.since, revocation.until)
+def _revoked(revocation: Revocation) -> RevocationResponse:
+    return RevocationResponse(revocation.seq, revocation.kind, revocation.value, revocation.since, revocation.until)
 
 
-def _ask(workers: Workers) -> list[Clients]:
-    return [msgspec.json.decode(answer, type=Clients) for _, answer in workers.ask(CLIENTS)]
+def _ask(workers: Workers) -> list[ClientsResponse]:
+    return [msgspec.json.decode(answer, type=ClientsResponse) for _, answer in workers.ask(CLIENTS)]
 
 
-def _told(stream: OpenStream) -> ClientTold:
+def _client_response(stream: OpenStream) -> ClientResponse:
     client = stream.client
-    return ClientTold(
+    return ClientResponse(
         os.getpid(),
         client.user.user_id,
         client.client_id,

@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 import msgspec
 from starlette.responses import Response
 
-from headwater.api.admin.errors import AdminBusyError, AdminRefusedError, InvalidAdminRequestError
-from headwater.api.admin.route import YAML, AdminRoute
+from headwater.api.admin.route import YAML, AdminBusyError, AdminRefusedError, AdminRoute, InvalidAdminRequestError
 from headwater.api.errors import ApiError, BodyTooLargeError, UnsupportedMediaTypeError
 from headwater.codes import CODES
 
@@ -24,7 +23,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorTold:
+class ErrorBody:
     """An error. `code` is stable; `details` says what to do."""
 
     name: str
@@ -35,15 +34,15 @@ class ErrorTold:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorResponse:
     """The answer to a request that was refused, or failed."""
 
-    error: ErrorTold
+    error: ErrorBody
 
 
 def document(routes: Sequence[AdminRoute]) -> Json:
     """An OpenAPI 3.1 document of these routes."""
-    types: list[type] = [Refusal]
+    types: list[type] = [ErrorResponse]
     known = (each for route in routes for each in (route.takes, route.gives, route.events))
     types += [each for each in known if each is not None and _is_json(each)]
     schemas, components = msgspec.json.schema_components(
@@ -112,7 +111,7 @@ def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
         by_status[CODES[error.code].status][error.code] = CODES[error.code].meaning
     by_status[500] = {"": "The service is not able to answer; its log says why."}
     by_status[503] = {"": "A database that is needed does not answer now."}
-    content = {"content": {"application/json": {"schema": schemas[Refusal]}}}
+    content = {"content": {"application/json": {"schema": schemas[ErrorResponse]}}}
     return {
         str(status): {"description": " ".join(f"{code} {text}".strip() for code, text in told.items()), **content}
         for status, told in sorted(by_status.items())

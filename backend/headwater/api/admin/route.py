@@ -1,27 +1,241 @@
-"""An admin route is a function from typed data to typed data. This module turns requests into calls of it.
+"""What all admin routes share: their settings and errors, the check of the admin token, threads to run in, and how a
+request becomes the call of a handler.
 
-The types are read from the function's annotations, so that the description of the routes (`openapi`) always fits them.
-"""
+A handler is a function from typed data to typed data. The types are read from its annotations, so that the description
+of the routes (`openapi`) always fits them."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import get_type_hints
+from typing import TypeVar, get_type_hints
 
 import msgspec
 import orjson
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Mount, Route, Router
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
-from headwater.api.admin.errors import InvalidAdminRequestError, TooLargeAnswerError
-from headwater.api.admin.guard import PREFIX
-from headwater.api.admin.work import AdminThreads
+from headwater.api.auth.verify import token_of
 from headwater.api.errors import ApiError, UnsupportedMediaTypeError
 from headwater.api.http.requests import read_body
+from headwater.api.quota import Quota
+from headwater.api.workers import Workers
+from headwater.source.connect import SourceSettings
+from headwater.storage.address import StoreAddress
+from headwater.storage.backend import Store
+from headwater.storage.open import open_backend
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
+
+
+class AdminRefusedError(ApiError):
+    """The admin token is missing or wrong. The answer does not say which."""
+
+    code = "PSYNC_S2101"
+
+    def __init__(self) -> None:
+        super().__init__("Authorization failed", fix="send one of api.tokens as: Authorization: Token …")
+
+
+class InvalidAdminRequestError(ApiError):
+    """The body or a parameter of an admin request has the wrong form."""
+
+    code = "HW_6201"
+
+
+class NotFoundError(ApiError):
+    """The version, table or source that an admin request names does not exist."""
+
+    code = "HW_6202"
+
+
+class TakesTooLongError(ApiError):
+    """An admin request takes longer than is allowed. The commands have no such limit."""
+
+    code = "HW_6203"
+
+
+class TooLargeAnswerError(ApiError):
+    """The answer to an admin request is larger than is allowed."""
+
+    code = "HW_6204"
+
+
+class AdminBusyError(ApiError):
+    """Too many admin requests are in progress or waiting."""
+
+    code = "HW_6205"
+
+
+class InvalidRulesError(ApiError):
+    """The sync config in the request has errors."""
+
+    code = "PSYNC_R0001"
+
+
+class NothingServedError(ApiError):
+    """No sync config is active."""
+
+    code = "PSYNC_S4104"
+
+
+class DeployClosedError(ApiError):
+    """The service config names the sync config, so PowerSync's route does not deploy another one."""
+
+    code = "PSYNC_S4105"
+
+
+class DeployBusyError(ApiError):
+    """Another version of the sync config is being processed."""
+
+    code = "PSYNC_S4106"
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """Settings of the admin routes. With `port`, only that port serves them. `from_file` says that the service config
+    names the sync config. `max_buckets` and `max_results` are the limits of devices. `workers` are the processes of the
+    endpoint, if it has several."""
+
+    tokens: tuple[str, ...] = field(repr=False)
+    storage: StoreAddress
+    sources: tuple[SourceSettings, ...]
+    port: int | None = None
+    from_file: bool = False
+    max_buckets: int = MOST_BUCKETS
+    max_results: int = MOST_RESULTS
+    workers: Workers | None = None
+
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        """Open the store for one request. Blocking."""
+        store = open_backend(self.storage).open_store()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @property
+    def source(self) -> SourceSettings:
+        """The source. Raises NotFoundError when none is configured."""
+        if not self.sources:
+            raise NotFoundError("no source is configured", fix="add one in replication.connections")
+        return self.sources[0]
+
+
+PREFIX = "/api"
+"""Every path that begins with this is guarded, whether such a route exists or not."""
+
+
+class AdminRoutes(Mount):
+    """The admin routes. The token is checked before the rest of the path and the body are read, so that an unknown
+    route, a wrong method and a route that somebody adds later are refused alike. With `port`, the routes exist only for
+    requests to that port of the server."""
+
+    def __init__(self, tokens: Sequence[str], routes: Sequence[BaseRoute], port: int | None = None) -> None:
+        self._tokens = tuple(_digest(token) for token in tokens if token.strip())
+        self._port = port
+        self._router = Router(routes=list(routes), redirect_slashes=False)
+        super().__init__(PREFIX, app=self._guarded)
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The guarded routes. Their paths are without PREFIX."""
+        return self._router.routes
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self._port is not None and (scope.get("server") or (None, None))[1] != self._port:
+            return Match.NONE, {}
+        return super().matches(scope)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await WebSocketClose()(scope, receive, send)
+            return
+        if not self._admits(Headers(scope=scope).get("authorization")):
+            raise AdminRefusedError
+        await self._router(scope, receive, send)
+
+    def _admits(self, header: str | None) -> bool:
+        """Whether the header has one of the tokens. Takes the same time for each; an empty token never matches."""
+        given = token_of(header) or ""
+        known = [hmac.compare_digest(_digest(given), token) for token in self._tokens]
+        return bool(given) and any(known)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+RUNNING, WAITING = 10, 20
+"""How many admin requests run at once, and how many may wait, as in the PowerSync service."""
+
+LONG_RUNNING, LONG_WAITING = 2, 8
+"""The same for requests that may read all rows: more at once would take CPU from devices."""
+
+MOST_SECONDS = 30.0
+"""The time limit of a request that may read all rows."""
+
+Result = TypeVar("Result")
+
+
+class AdminThreads:
+    """A pool of threads for admin requests, so that devices never wait behind them. Use it in one event loop."""
+
+    def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
+        self._pool = ThreadPoolExecutor(running, thread_name_prefix="headwater-admin")
+        self._quota = Quota(running + waiting, 0, _busy)
+
+    async def run(self, job: Callable[[], Result]) -> Result:
+        """Run a job in a thread. Raises AdminBusyError when too many wait already."""
+        self._quota.take()
+        future = asyncio.get_running_loop().run_in_executor(self._pool, job)
+        future.add_done_callback(self._done)  # the job goes on when its client disconnects
+        return await asyncio.shield(future)
+
+    def _done(self, future: asyncio.Future[Result]) -> None:
+        self._quota.release()
+        if not future.cancelled():
+            future.exception()  # mark it as retrieved: the client may have disconnected
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _busy(*, of_key: bool) -> AdminBusyError:
+    return AdminBusyError("too many admin requests are in progress or waiting", fix="try again in a moment")
+
+
+class Deadline:
+    """A time limit for a long job, which has to call `check` now and then. `instead` is the command without a limit."""
+
+    def __init__(self, instead: str, seconds: float = MOST_SECONDS) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._instead = instead
+
+    def check(self) -> None:
+        """Raise TakesTooLongError once the time is over."""
+        if time.monotonic() > self._until:
+            raise TakesTooLongError(
+                f"the request takes longer than the {self._seconds:.0f} s allowed", fix=f"use `{self._instead}`"
+            )
+
+    def watch(self, _what: str, _pages: int) -> AbstractContextManager[Callable[[], None]]:
+        """A context that gives `check`, for functions that report their progress."""
+        return nullcontext(self.check)
+
 
 MOST_BYTES = 16 * 1024 * 1024
 """The most bytes of an answer."""

@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from headwater.api.admin.clients import ClientsDesk
-from headwater.api.admin.errors import (
+from headwater.api.admin.clients import ClientsHandler
+from headwater.api.admin.openapi import document
+from headwater.api.admin.powersync import powersync_routes
+from headwater.api.admin.route import (
+    LONG_RUNNING,
+    LONG_WAITING,
     AdminBusyError,
+    AdminRoute,
+    AdminRoutes,
+    AdminSettings,
+    AdminThreads,
     InvalidRulesError,
+    NotFoundError,
     NothingServedError,
-    NotThereError,
     TakesTooLongError,
     TooLargeAnswerError,
 )
-from headwater.api.admin.explain import ExplainDesk
-from headwater.api.admin.guard import AdminRoutes
-from headwater.api.admin.openapi import document
-from headwater.api.admin.progress import Progress, ProgressDesk
-from headwater.api.admin.published.routes import published_routes
-from headwater.api.admin.route import AdminRoute
-from headwater.api.admin.rules import RulesDesk
-from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.status import StatusDesk
-from headwater.api.admin.versions import VersionsDesk
-from headwater.api.admin.work import LONG_RUNNING, LONG_WAITING, AdminThreads
+from headwater.api.admin.rules import ExplainHandler, RulesHandler
+from headwater.api.admin.status import ProgressHandler, ProgressResponse, StatusHandler
+from headwater.api.admin.versions import VersionsHandler
 from headwater.api.auth.keys import Unfetched
 from headwater.api.streams.stream import OpenStream
 from headwater.storage.contract.reader import StoreReader
@@ -46,13 +46,13 @@ class Administration:
     ) -> None:
         self._threads = AdminThreads()
         self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
-        self._status = StatusDesk(settings, reader, unfetched)
-        self._progress = ProgressDesk(self._status, self._threads)
-        self._clients = ClientsDesk(settings, reader, connected)
-        self._versions = VersionsDesk(settings)
-        self._rules = RulesDesk(settings)
-        self._explain = ExplainDesk(settings, reader)
-        self.routes = (*self._ours(), *published_routes(settings, reader))
+        self._status = StatusHandler(settings, reader, unfetched)
+        self._progress = ProgressHandler(self._status, self._threads)
+        self._clients = ClientsHandler(settings, reader, connected)
+        self._versions = VersionsHandler(settings)
+        self._rules = RulesHandler(settings)
+        self._explain = ExplainHandler(settings, reader)
+        self.routes = (*self._ours(), *powersync_routes(settings, reader))
         mounted = [
             route.mounted(self._long if TakesTooLongError in route.errors else self._threads) for route in self.routes
         ]
@@ -77,18 +77,18 @@ class Administration:
     def _ours(self) -> Iterator[AdminRoute]:
         versions, rules, explain = self._versions, self._rules, self._explain
         yield AdminRoute("GET", "/api/admin/v1/status", self._status.status)
-        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (AdminBusyError,), events=Progress)
+        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (AdminBusyError,), events=ProgressResponse)
         yield AdminRoute("GET", f"{OURS}/clients", self._clients.clients)
         yield AdminRoute("POST", f"{OURS}/terminate", self._clients.terminate)
         yield AdminRoute("POST", f"{OURS}/revoke", self._clients.revoke)
         yield AdminRoute("GET", f"{OURS}/revocations", self._clients.revocations)
         yield AdminRoute("GET", f"{OURS}/versions", versions.versions)
-        yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NotThereError,))
+        yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NotFoundError,))
         yield AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content")
         yield AdminRoute("POST", f"{OURS}/diff", rules.diff, (InvalidRulesError, *_LONG), yaml="content")
         yield AdminRoute("POST", f"{OURS}/preview", rules.preview, (InvalidRulesError, *_LONG))
         yield AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (InvalidRulesError,), yaml="content")
-        yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (InvalidRulesError, NotThereError))
+        yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (InvalidRulesError, NotFoundError))
         yield AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NothingServedError, *_LONG))
         yield AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NothingServedError, *_LONG))
         yield AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True)

@@ -1,44 +1,141 @@
-"""Tells what a sync config would do before it is deployed: its errors, its cost, and what a user would get."""
+"""What a sync config does before it is deployed, and why a user's devices have what they have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from headwater.api.admin.asking import Client, request_of
-from headwater.api.admin.errors import TooLargeAnswerError
-from headwater.api.admin.route import MOST_BYTES
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import (
+    MOST_BYTES,
+    AdminSettings,
+    Deadline,
+    InvalidAdminRequestError,
+    NothingServedError,
+    TooLargeAnswerError,
+)
 from headwater.api.admin.versions import compared_rules, compiled, in_state
-from headwater.api.admin.work import Patience
 from headwater.insight.diff import diff_with_rows, of_source
 from headwater.insight.estimate import Estimate
+from headwater.insight.explain_row import RowExplained, explain_row
+from headwater.insight.explain_user import UserExplained, explain_user
 from headwater.insight.preview import TooMuchShownError, preview
 from headwater.insight.rows import CurrentRows
+from headwater.insight.served import Limits, NothingServedYetError
 from headwater.source.catalog.schema import see_schema
+from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleError, Severity
 from headwater_rules.plan import ConversionOptions, SyncPlan
+from headwater_rules.results import Subscription, SyncRequest
+
+Text = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
+"""Text without NUL, which no store can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """A stream that the client subscribes to."""
+
+    stream: str
+    parameters: Mapping[str, object] | None = None
+    override_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A client and its request. `user` is the token's claim sub, `claims` are the other ones, and `parameters` are the
+    client parameters."""
+
+    user: Text
+    claims: Mapping[str, object] | None = None
+    parameters: Mapping[str, object] | None = None
+    subscriptions: tuple[Subscribed, ...] = ()
+    include_defaults: bool = True
+
+
+def request_of(client: ClientRequest) -> SyncRequest:
+    """The request of this client, as the rules take it. Raises InvalidAdminRequestError."""
+    claims = dict(client.claims or {})
+    if claims.get("sub", client.user) != client.user:
+        raise InvalidAdminRequestError("the claim sub names another user than `user`", fix="leave it out")
+    return SyncRequest(
+        {**claims, "sub": client.user},
+        client.parameters,
+        client.include_defaults,
+        tuple(Subscription(each.stream, each.parameters, each.override_priority) for each in client.subscriptions),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainUserRequest:
+    """A client, as an operator describes it."""
+
+    client: ClientRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRowRequest:
+    """A client and a row. `table` is the table's name on devices, or its schema and name in the source; `id` is the
+    row's id there."""
+
+    client: ClientRequest
+    table: Text
+    id: Text
+
+
+class ExplainHandler:
+    """Explains rows and users from what the store really sends to devices."""
+
+    def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
+        self._settings = settings
+        self._reader = reader
+        self._limits = Limits(settings.max_buckets, settings.max_results)
+
+    def user(self, request: ExplainUserRequest) -> UserExplained:
+        """Explain what a user's devices are sent now: buckets, rows, bytes, and why."""
+        deadline = Deadline("headwater explain user")
+        try:
+            return explain_user(self._reader, request_of(request.client), self._limits, deadline.check)
+        except NothingServedYetError:
+            raise _nothing() from None
+
+    def row(self, request: ExplainRowRequest) -> RowExplained:
+        """Explain whether a user's devices have a row, by which bucket and since when, or which condition fails."""
+        deadline = Deadline("headwater explain row")
+        client = request_of(request.client)
+        with self._settings.store() as store:
+            current = CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check)
+            try:
+                return explain_row(self._reader, current, client, request.table, request.id, self._limits)
+            except NothingServedYetError:
+                raise _nothing() from None
+
+
+def _nothing() -> NothingServedError:
+    return NothingServedError("no sync config is served yet", fix="deploy one, or wait for its first snapshot to end")
+
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
 _FILE = "the sync config of the request"
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SyncConfigRequest:
     """The text of a sync config."""
 
     content: str
 
 
 @dataclass(frozen=True, slots=True)
-class Validate:
+class ValidateRequest:
     """The text of a sync config. With `allow_missing`, tables and columns that the source lacks are no error: a
     migration will add them."""
 
@@ -58,7 +155,7 @@ class RuleFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class ValidateResponse:
     """Whether a sync config can be deployed. `schema` says whether it was compared with the source's tables, and
     `note` with which and as of when, or why not."""
 
@@ -69,7 +166,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class DiffRequest:
     """A sync config, and how many rows of each table to sample for estimates of new buckets. With `allow_missing`,
     tables and columns that the source lacks are no error."""
 
@@ -79,7 +176,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class SideTold:
+class DefinitionChangeResponse:
     """A bucket definition or lookup, and what becomes of it. `before` is the name of the one that it replaces. `stored`
     is what the store has of it, `to_download` what each device that gets it would download."""
 
@@ -93,7 +190,7 @@ class SideTold:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamTold:
+class StreamChangeResponse:
     """A stream, what becomes of it, and how it differs."""
 
     name: str
@@ -106,15 +203,15 @@ class StreamTold:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffTold:
+class DiffResponse:
     """What a sync config would change, compared with the active version."""
 
     file: str
     against: str
     same: bool
-    definitions: tuple[SideTold, ...]
-    lookups: tuple[SideTold, ...]
-    streams: tuple[StreamTold, ...]
+    definitions: tuple[DefinitionChangeResponse, ...]
+    lookups: tuple[DefinitionChangeResponse, ...]
+    streams: tuple[StreamChangeResponse, ...]
     missing_tables: tuple[str, ...]
     one_bucket_per_row: tuple[Mapping[str, object], ...]
     for_everybody: tuple[Mapping[str, object], ...]
@@ -123,16 +220,16 @@ class DiffTold:
 
 
 @dataclass(frozen=True, slots=True)
-class PreviewAsked:
+class PreviewRequest:
     """A sync config, a client, and how many rows of each bucket to show."""
 
     content: str
-    client: Client
+    client: ClientRequest
     rows: int = 5
 
 
 @dataclass(frozen=True, slots=True)
-class RowShown:
+class PreviewRow:
     """A row as a device would have it."""
 
     table: str
@@ -141,7 +238,7 @@ class RowShown:
 
 
 @dataclass(frozen=True, slots=True)
-class BucketShown:
+class PreviewBucket:
     """A bucket that the client would get, why, and its first rows. `size` is in bytes of JSON."""
 
     name: str
@@ -149,72 +246,72 @@ class BucketShown:
     reasons: tuple[Mapping[str, object], ...]
     rows: int
     size: int
-    first: tuple[RowShown, ...]
+    first: tuple[PreviewRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PreviewTold:
+class PreviewResponse:
     """What a client would get."""
 
     user: str
-    buckets: tuple[BucketShown, ...]
+    buckets: tuple[PreviewBucket, ...]
     streams: tuple[str, ...]
     lookups: Mapping[str, tuple[object, ...]]
     missing_tables: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-class RulesDesk:
+class RulesHandler:
     """Checks and compares sync configs. Deploys and writes nothing."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
-    def validate(self, asked: Validate) -> Validated:
+    def validate(self, request: ValidateRequest) -> ValidateResponse:
         """Find everything that is wrong with a sync config, also with its tables if the source answers."""
         seen = see_schema(self._settings.sources)
-        found = findings_in(asked.content, seen.schema, allow_missing=asked.allow_missing, advise=True)
+        found = findings_in(request.content, seen.schema, allow_missing=request.allow_missing, advise=True)
         valid = not any(each.severity is Severity.FATAL for each in found)
-        return Validated(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)
+        return ValidateResponse(valid, tuple(map(finding_of, found)), seen.schema is not None, seen.note)
 
-    def diff(self, asked: Compare) -> DiffTold:
+    def diff(self, request: DiffRequest) -> DiffResponse:
         """Compare a sync config with the active one: what changes, and what devices would download again."""
         seen = see_schema(self._settings.sources)
-        new, findings = compared_rules(asked.content, seen.schema, allow_missing=asked.allow_missing)
-        patience = Patience("headwater rules diff")
+        new, findings = compared_rules(request.content, seen.schema, allow_missing=request.allow_missing)
+        deadline = Deadline("headwater rules diff")
         with self._settings.store() as store:
             served = in_state(store, VersionState.ACTIVE)
             found = diff_with_rows(
-                CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
+                CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check),
                 new,
                 _NOTHING if served is None else compiled(served.yaml).plan,
                 file=_FILE,
                 against="no version: none is served yet" if served is None else f"version {served.id}",
                 allowed=self._settings.max_buckets,
-                sample=max(1, asked.sample),
+                sample=max(1, request.sample),
             )
         told = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
-        return msgspec.convert(told.as_dict(), DiffTold)
+        return msgspec.convert(told.as_dict(), DiffResponse)
 
-    def preview(self, asked: PreviewAsked) -> PreviewTold:
+    def preview(self, request: PreviewRequest) -> PreviewResponse:
         """Show the buckets and first rows that a user would get under a sync config."""
-        plan = compiled(asked.content).plan
-        patience = Patience("headwater rules preview")
+        plan = compiled(request.content).plan
+        deadline = Deadline("headwater rules preview")
         with self._settings.store() as store, closing(open_backend(self._settings.storage).open_reader()) as reader:
             try:
                 found = preview(
-                    CurrentRows(store, self._settings.source, patience.watch, check=patience.check),
+                    CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check),
                     reader,
                     plan,
-                    request_of(asked.client),
+                    request_of(request.client),
                     max_buckets=self._settings.max_buckets,
                     max_results=self._settings.max_results,
-                    shown=max(0, asked.rows),
+                    shown=max(0, request.rows),
                     room=MOST_BYTES,
                 )
             except TooMuchShownError as error:
                 raise TooLargeAnswerError(error.what, fix="ask for fewer rows") from None
-        return msgspec.convert(found.as_dict(), PreviewTold)
+        return msgspec.convert(found.as_dict(), PreviewResponse)
 
 
 def finding_of(error: RuleError) -> RuleFinding:

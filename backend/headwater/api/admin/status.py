@@ -1,14 +1,23 @@
-"""The state of replication, as it is found for each source."""
+"""The state of replication, and the progress of snapshots, comparisons and deploys as server-sent events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from headwater.api.admin.settings import AdminSettings
-from headwater.api.admin.versions import VersionTold, told
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from headwater.api.admin.route import AdminBusyError, AdminSettings, AdminThreads
+from headwater.api.admin.versions import VersionResponse, version_response
 from headwater.api.auth.keys import Unfetched
+from headwater.bulk.contract import BulkProgress
+from headwater.errors import HeadwaterError
+from headwater.replication.health.model import Compared, State
 from headwater.replication.health.standing import Standing, Standings
 from headwater.replication.versions import why_served
 from headwater.storage.backend import Store
@@ -30,7 +39,7 @@ class Status:
     `served` says which devices are served and why. `keys` are those of tokens that can't be fetched."""
 
     sources: tuple[Standing, ...]
-    versions: tuple[VersionTold, ...]
+    versions: tuple[VersionResponse, ...]
     served: str
     checkpoint: int | None
     replicator: bool
@@ -38,7 +47,7 @@ class Status:
     keys: tuple[KeysStatus, ...] = ()
 
 
-class StatusDesk:
+class StatusHandler:
     """Reads the state of replication."""
 
     def __init__(
@@ -60,10 +69,118 @@ class StatusDesk:
         sources = tuple(self._standings.find())
         return Status(
             sources,
-            tuple(told(each) for each in store.versions() if each.state.value in {"processing", "active"}),
+            tuple(version_response(each) for each in store.versions() if each.state.value in {"processing", "active"}),
             why_served(store),
             None if checkpoint is None else checkpoint.checkpoint.op_id,
             any(source.runs for source in sources),
             version("headwater"),
             tuple(KeysStatus(each.address, str(each.error), each.since) for each in self._unfetched()),
         )
+
+
+LOOK_SECONDS = 0.5
+BEAT_SECONDS = 15.0
+"""A comment is sent after this long without an event, so that no proxy closes the connection as idle."""
+
+MOST_WATCHERS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProgress:
+    """Progress of bulk work on one source. `compared` are the tables whose rows devices may still see as they were
+    before."""
+
+    source: str
+    state: State
+    work: str
+    done: BulkProgress | None
+    compared: tuple[Compared, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressResponse:
+    """One event: all sources, and the versions of the sync config that are active or being processed."""
+
+    sources: tuple[SourceProgress, ...]
+    versions: tuple[VersionResponse, ...]
+
+
+class ProgressEvents(StreamingResponse):
+    """Server-sent events named `progress`, with a ProgressResponse as data: one at once, one after each change."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. HEAD, which Starlette adds to GET, gets the headers only: the events never end."""
+        if scope["method"] == "HEAD":
+            self.body_iterator = _nothing()
+        await super().__call__(scope, receive, send)
+
+
+class ProgressHandler:
+    """Answers who watches progress. Not thread-safe: use it in one event loop."""
+
+    def __init__(self, status: StatusHandler, threads: AdminThreads) -> None:
+        self._status = status
+        self._threads = threads
+        self._watchers = 0
+        self._seen = b""
+        self._looked_at = 0.0
+        self._looking = asyncio.Lock()
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End all streams of events."""
+        self._closing.set()
+
+    async def events(self) -> ProgressEvents:
+        """Stream the progress of snapshots, comparisons and deploys as server-sent events."""
+        if self._watchers >= MOST_WATCHERS:
+            raise AdminBusyError(f"{self._watchers} clients watch progress already", fix="close one")
+        return ProgressEvents(self._follow(), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def _follow(self) -> AsyncIterator[bytes]:
+        self._watchers += 1
+        try:
+            sent, sent_at = b"", time.monotonic()
+            while not self._closing.is_set():
+                now = await self._look()
+                if now != sent:
+                    sent, sent_at = now, time.monotonic()
+                    yield b"event: progress\ndata: %b\n\n" % now
+                elif time.monotonic() - sent_at >= BEAT_SECONDS:
+                    sent_at = time.monotonic()
+                    yield b": still here\n\n"
+                await self._rest()
+        finally:
+            self._watchers -= 1
+
+    async def _look(self) -> bytes:
+        """The progress as JSON, read at most once per LOOK_SECONDS for all watchers. The last one when the store can't
+        be read now."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                try:
+                    status = await self._threads.run(self._status.status)
+                    progress = ProgressResponse(tuple(map(_progress, status.sources)), status.versions)
+                    self._seen = msgspec.json.encode(progress)
+                except HeadwaterError:
+                    pass  # the next read may succeed
+                self._looked_at = time.monotonic()
+            return self._seen
+
+    async def _rest(self) -> None:
+        try:
+            await asyncio.wait_for(self._closing.wait(), LOOK_SECONDS)
+        except TimeoutError:
+            pass
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
+
+
+def _progress(status: Standing) -> SourceProgress:
+    done = None if status.done is None else replace(status.done, over=False)
+    return SourceProgress(status.source, status.state, status.work, done, status.compared)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.api.admin.errors import InvalidRulesError, NotThereError
-from headwater.api.admin.settings import AdminSettings
+from headwater.api.admin.route import AdminSettings, InvalidRulesError, NotFoundError
 from headwater.insight.diff import compared, of_source
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.backend import Store
@@ -17,7 +16,7 @@ from headwater_rules.versions import check_names
 
 
 @dataclass(frozen=True, slots=True)
-class VersionTold:
+class VersionResponse:
     """A version of the sync config. Times are in seconds since 1970, null for what has not happened."""
 
     id: int
@@ -30,29 +29,29 @@ class VersionTold:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class VersionsResponse:
     """All versions, newest first."""
 
-    versions: tuple[VersionTold, ...]
+    versions: tuple[VersionResponse, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WhichVersion:
+class VersionRequest:
     """A version by its id."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
-class VersionText:
+class VersionTextResponse:
     """A version and its text."""
 
-    version: VersionTold
+    version: VersionResponse
     content: str
 
 
 @dataclass(frozen=True, slots=True)
-class Deploy:
+class DeployRequest:
     """The text of a sync config. With `allow_missing` it may name tables and columns that the source lacks: nobody gets
     rows by them until a migration has added them."""
 
@@ -61,26 +60,26 @@ class Deploy:
 
 
 @dataclass(frozen=True, slots=True)
-class RollBack:
+class RollbackRequest:
     """The version to go back to. By default it is the one that was active before the present one."""
 
     id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class DeployResponse:
     """The deployed version. `new` is false when a version with this text was already active or being processed. `note`
     says whether it was compared with the source's tables, and `findings` what the source lacks."""
 
-    version: VersionTold
+    version: VersionResponse
     new: bool
     note: str
     findings: tuple[str, ...] = ()
 
 
-def told(version: ConfigVersion) -> VersionTold:
+def version_response(version: ConfigVersion) -> VersionResponse:
     """A version in the form of the API."""
-    return VersionTold(
+    return VersionResponse(
         version.id,
         version.state,
         version.origin,
@@ -91,34 +90,34 @@ def told(version: ConfigVersion) -> VersionTold:
     )
 
 
-class VersionsDesk:
+class VersionsHandler:
     """Lists versions and deploys new ones."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._settings = settings
 
-    def versions(self) -> Versions:
+    def versions(self) -> VersionsResponse:
         """List all versions of the sync config."""
         with self._settings.store() as store:
-            return Versions(tuple(told(each) for each in reversed(store.versions())))
+            return VersionsResponse(tuple(version_response(each) for each in reversed(store.versions())))
 
-    def text(self, which: WhichVersion) -> VersionText:
+    def text(self, which: VersionRequest) -> VersionTextResponse:
         """Show the text of one version."""
         with self._settings.store() as store:
             found = _find(store, which.id)
-        return VersionText(told(found), found.yaml)
+        return VersionTextResponse(version_response(found), found.yaml)
 
-    def deploy(self, asked: Deploy) -> Deployed:
+    def deploy(self, request: DeployRequest) -> DeployResponse:
         """Deploy a sync config. Devices get it once its rows are processed; until then the active one stays."""
         seen = see_schema(self._settings.sources)
-        checked = compared_rules(asked.content, seen.schema, allow_missing=asked.allow_missing)
+        checked = compared_rules(request.content, seen.schema, allow_missing=request.allow_missing)
         with self._settings.store() as store:
-            return deploy(store, asked.content, seen.note, checked)
+            return deploy(store, request.content, seen.note, checked)
 
-    def roll_back(self, asked: RollBack) -> Deployed:
+    def roll_back(self, request: RollbackRequest) -> DeployResponse:
         """Deploy the text of an earlier version again."""
         with self._settings.store() as store:
-            chosen = _before(store) if asked.id is None else _find(store, asked.id)
+            chosen = _before(store) if request.id is None else _find(store, request.id)
             seen = see_schema(self._settings.sources)
             try:
                 checked = compared(chosen.yaml, seen.schema, allow_missing=True)
@@ -147,7 +146,7 @@ def invalid(error: RuleErrors) -> InvalidRulesError:
     return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
 
 
-def deploy(store: Store, text: str, note: str, checked: tuple[Compiled, tuple[RuleError, ...]]) -> Deployed:
+def deploy(store: Store, text: str, note: str, checked: tuple[Compiled, tuple[RuleError, ...]]) -> DeployResponse:
     """Add a version with this text, compared already, for the replicator to process. Raises InvalidRulesError."""
     compiled, findings = checked
     before = {version.id for version in store.versions()}
@@ -156,7 +155,9 @@ def deploy(store: Store, text: str, note: str, checked: tuple[Compiled, tuple[Ru
     except RuleErrors as error:
         raise invalid(error) from None
     version = store.deploy(text, Origin.COMMAND)
-    return Deployed(told(version), version.id not in before, note, tuple(map(str, of_source(findings))))
+    return DeployResponse(
+        version_response(version), version.id not in before, note, tuple(map(str, of_source(findings)))
+    )
 
 
 def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
@@ -167,7 +168,7 @@ def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
 def _find(store: Store, number: int) -> ConfigVersion:
     found = next((version for version in store.versions() if version.id == number), None)
     if found is None:
-        raise NotThereError(f"there is no version {number}", fix="see /api/headwater/v1/versions")
+        raise NotFoundError(f"there is no version {number}", fix="see /api/headwater/v1/versions")
     return found
 
 
@@ -176,5 +177,5 @@ def _before(store: Store) -> ConfigVersion:
     texts = set() if now is None else {now.yaml}
     earlier = [version for version in store.versions() if version.activated and version.yaml not in texts]
     if not earlier:
-        raise NotThereError("no other version was served before", fix="name one by its id")
+        raise NotFoundError("no other version was served before", fix="name one by its id")
     return max(earlier, key=lambda version: (version.activated, version.id))

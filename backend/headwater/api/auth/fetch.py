@@ -1,22 +1,113 @@
-"""Fetches keys in JWKS form from an address."""
+"""Fetches keys in JWKS form from an address, and restricts the addresses that they may be fetched from."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 import certifi
 import httpcore
 import orjson
 
-from headwater.api.auth.addresses import AddressRules
-from headwater.api.auth.errors import JwksError
-from headwater.api.auth.keys import Key, KeyAddress, checks_signatures, parse_key
-from headwater.api.auth.material import InvalidKeyError
-from headwater.api.auth.network import CheckedNetwork
+from headwater.api.auth.errors import AddressRefusedError, Ipv6RefusedError, JwksError
+from headwater.api.auth.keys import InvalidKeyError, Key, KeyAddress, checks_signatures, parse_key
+
+_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class AddressRules:
+    """Which addresses are refused: those in `ranges`; with `local`, all that are not public unicast addresses; with
+    `ipv4_only`, all IPv6 addresses."""
+
+    ranges: tuple[IPv4Network | IPv6Network, ...] = ()
+    local: bool = False
+    ipv4_only: bool = False
+
+    def refuse(self, address: str) -> bool:
+        """Whether an address is refused."""
+        found = ip_address(address)
+        if self.ipv4_only and found.version == 6:
+            return True
+        # an IPv4 address that is embedded in an IPv6 address leads to the same host
+        forms = {found, _meant(found)}
+        if self.local and not all(_is_public(each) for each in forms):
+            return True
+        return any(each in network for network in self.ranges for each in forms)
+
+    def allowed(self, host: str, addresses: Sequence[str]) -> list[str]:
+        """The addresses of a host that may be connected to. Raises AddressRefusedError or Ipv6RefusedError when there
+        are none."""
+        allowed = [each for each in addresses if not self.refuse(each)]
+        if allowed:
+            return allowed
+        if self.ipv4_only and all(ip_address(each).version == 6 for each in addresses):
+            raise Ipv6RefusedError("the host of the keys has IPv6 addresses only, which are refused", host, _SEE)
+        raise AddressRefusedError("the host of the keys is at an address that is refused", host, _SEE)
+
+
+_SEE = "see client_auth.jwks_reject_ip_ranges and block_local_jwks"
+
+
+def _meant(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address that an IPv6 address embeds (NAT64, IPv4-mapped, 6to4), or the address itself."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv6Address) and address not in _UNICAST:
+        return address in _NAT64 or address.ipv4_mapped is not None  # the embedded IPv4 address decides
+    return address.is_global and not address.is_multicast
+
+
+SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+
+
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """Connects only to addresses that the rules allow."""
+
+    def __init__(self, rules: AddressRules) -> None:
+        self._rules = rules
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature is httpcore's
+        local_address: str | None = None,
+        socket_options: Iterable[SocketOption] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        *others, last = self._rules.allowed(host, await _resolve(host, port))
+        for address in others:
+            try:
+                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return await self._network.connect_tcp(last, port, timeout, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, without duplicates. Raises httpcore.ConnectError."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise httpcore.ConnectError("the host name can't be resolved") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
 
 SECONDS = 30.0
 """Time limit of a fetch, from resolving the host name to the last byte."""

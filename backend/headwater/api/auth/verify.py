@@ -1,22 +1,118 @@
-"""Verifies the token of an Authorization header."""
+"""Verifies the token of an Authorization header, and remembers verified tokens."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jwt
+from cachetools import LRUCache
 
 from headwater.api.auth.claims import Principal, TrustedIssuer, is_over, principal_of
 from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenMissingError
-from headwater.api.auth.hints import signed_otherwise
-from headwater.api.auth.keys import Key, KeySource, candidates
-from headwater.api.auth.material import HMAC, SIGNATURES
-from headwater.api.auth.remembered import RememberedTokens
+from headwater.api.auth.keys import HMAC, SIGNATURES, Key, KeySource, candidates, decoded
 from headwater.api.auth.remote import again
 from headwater.api.auth.revocations import Revocations
+
+_AS_TEXT = (
+    "it is signed with the base64 text of the secret, not with the bytes that the text decodes to: have the issuer"
+    " decode it, or configure that text, itself encoded as base64url"
+)
+_AS_BYTES = (
+    "the configured secret is base64 text, and the token is signed with the bytes that it decodes to: have the issuer"
+    " sign with the text, or configure the decoded secret"
+)
+_TRIMMED = "the configured secret begins or ends with white space, and the issuer's does not: remove it"
+_UNTRIMMED = "the issuer's secret ends with a line break, and the configured one does not: remove it there"
+
+
+def signed_otherwise(tried: Sequence[Key], alg: str, message: bytes, signature: bytes) -> str | None:
+    """How the issuer's secret differs from the configured one, as an explanation for the client. None when no known
+    mistake fits."""
+    if alg not in HMAC:
+        return None
+    for key in tried:
+        for secret, told in _variants(key):
+            if secret and SIGNATURES[alg].verify(message, secret, signature):
+                return told
+    return None
+
+
+def _variants(key: Key) -> Iterator[tuple[bytes, str]]:
+    if not isinstance(key.material, bytes):
+        return
+    if key.written is not None:
+        for text in (key.written, key.written.rstrip("=")):
+            yield text.encode(), _AS_TEXT
+    trimmed = key.material.strip()
+    text = trimmed.decode("ascii", "replace")
+    yield decoded(text) or b"", _AS_BYTES
+    yield trimmed, _TRIMMED
+    yield key.material + b"\n", _UNTRIMMED
+
+
+CAPACITY = 16 * 1024 * 1024
+"""About how many bytes all remembered tokens take: some 8,000 of usual size."""
+
+LONGEST_KEPT = 8192
+"""Longer tokens are verified each time."""
+
+_ENTRY_BYTES = 800  # besides the claims
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: Key
+    user: Principal
+    size: int
+
+
+class RememberedTokens:
+    """The users of verified tokens, by a hash of the token: tokens themselves are not kept. The least recently used go
+    first. Not thread-safe: use it in one event loop."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._held: LRUCache[bytes, _Entry] = LRUCache(capacity, lambda entry: entry.size)
+
+    def user_of(self, token: str, trusted: Sequence[Key], now: float) -> Principal | None:
+        """The user of a token that was verified before, while it has not expired and the key that signed it is still
+        among the trusted ones. The caller checks revocations."""
+        entry = self._held.get(name := _name(token)) if len(token) <= LONGEST_KEPT else None
+        if entry is None:
+            return None
+        if is_over(entry.user, now) or entry.key not in trusted:  # an equal one: keys are fetched again and again
+            del self._held[name]
+            return None
+        return entry.user
+
+    def keep(self, token: str, key: Key, user: Principal) -> None:
+        """Remember the user of a token that this key signed."""
+        entry = _Entry(key, user, _ENTRY_BYTES + _size(user.claims))
+        if len(token) <= LONGEST_KEPT and entry.size <= self._held.maxsize:
+            self._held[_name(token)] = entry
+
+
+def _size(claims: Mapping[str, object]) -> int:
+    """The bytes that claims take. Those of nested lists are many times the bytes of their token."""
+    size = 0
+    left: list[object] = [claims]
+    while left:
+        each = left.pop()
+        size += sys.getsizeof(each)
+        if isinstance(each, Mapping):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            left += each
+    return size
+
+
+def _name(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
 
 __all__ = ["Principal", "Verifier", "token_of"]
 

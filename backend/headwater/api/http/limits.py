@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Annotated
+
+from msgspec import Meta
 
 Network = IPv4Network | IPv6Network
 
@@ -15,16 +18,16 @@ class HttpLimits:
     the address of a connection, or to the address that one of `trusted_proxies` reports for a request. At shutdown,
     streams end spread over `drain_seconds`."""
 
-    max_header_bytes: int = 32 * 1024
-    max_header_fields: int = 100
-    max_url_bytes: int = 8 * 1024
-    header_seconds: float = 10
-    body_seconds: float = 30
-    keep_alive_seconds: int = 75
-    max_connections: int = 10_000
-    max_connections_per_address: int = 1000
+    max_header_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 32 * 1024
+    max_header_fields: Annotated[int, Meta(ge=10, le=1000)] = 100
+    max_url_bytes: Annotated[int, Meta(ge=256, le=1024 * 1024)] = 8 * 1024
+    header_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10
+    body_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30
+    keep_alive_seconds: Annotated[int, Meta(ge=1, le=3600)] = 75
+    max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_connections_per_address: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
     trusted_proxies: tuple[Network, ...] = ()
-    drain_seconds: float = 3
+    drain_seconds: Annotated[float, Meta(ge=0, le=20)] = 3  # supervisors such as systemd have to wait longer
 
 
 _LONGEST = 64  # characters that are kept of a host that is no address: a proxy may forward anything

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import orjson
+from msgspec import Meta
 
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocation as TokenRevocation
@@ -40,9 +42,9 @@ class StreamLimits:
     read are each counted by themselves. A device has one stream, or two for a moment when it connects again.
     `stalled_seconds` is how long a client may read nothing while data waits for it."""
 
-    streams: int = 200
-    per_user: int = 50
-    stalled_seconds: float = 60.0
+    streams: Annotated[int, Meta(ge=1, extra={"key": "max_concurrent_connections"})] = 200
+    per_user: Annotated[int, Meta(ge=1, extra={"key": "max_streams_per_user"})] = 50
+    stalled_seconds: Annotated[float, Meta(ge=1, extra={"key": "stalled_stream_seconds"})] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

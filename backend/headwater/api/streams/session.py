@@ -6,8 +6,10 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from cachetools import LRUCache
+from msgspec import Meta
 
 from headwater.api.streams.encoding import Batch, Pieces, WireForm
 from headwater.api.streams.threads import Alike, SnapshotCache
@@ -242,8 +244,8 @@ def _name(device: str) -> bytes:
 class RequestLimits:
     """What one connection may ask for."""
 
-    max_buckets: int = MOST_BUCKETS
-    max_results: int = MOST_RESULTS
+    max_buckets: Annotated[int, Meta(ge=1, extra={"key": "max_buckets_per_connection"})] = MOST_BUCKETS
+    max_results: Annotated[int, Meta(ge=1, extra={"key": "max_parameter_query_results"})] = MOST_RESULTS
 
 
 class PlanCache:

@@ -1,4 +1,4 @@
-"""The handler of `POST /upload`."""
+"""`POST /upload`: its limits, and its handler."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
@@ -22,10 +22,16 @@ from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
 from headwater.api.http.requests import read_body, require_json
 from headwater.api.parsing import LARGE, Parsing
+from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals, facts_of, prove, proven
-from headwater.api.upload.limits import UploadLimits
-from headwater.api.upload.refused import still_told, told
-from headwater.api.upload.request import InvalidUploadError, Upload, parse_upload, read_client_id
+from headwater.api.upload.messages import (
+    InvalidUploadError,
+    Upload,
+    parse_upload,
+    read_client_id,
+    refusal_json,
+    waiting_json,
+)
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.source.upload.apply import Outcome, Uploads
@@ -33,6 +39,54 @@ from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.errors import Refused
 from headwater.source.upload.letters import waiting_of
 from headwater.source.upload.settings import WAIT_SECONDS, UploadSettings
+
+
+class TooManyUploadsError(ApiError):
+    """Too many uploads are in progress, or too many bytes of them, in all or of this user."""
+
+    code = "HW_6102"
+    retry_after: ClassVar[int] = 2
+
+
+def _quota(what: str, most: int, most_per_user: int) -> Quota:
+    def refuse(*, of_key: bool) -> TooManyUploadsError:
+        if of_key:
+            return TooManyUploadsError(f"too many {what} of this user are in progress", fix="send them one by one")
+        return TooManyUploadsError(f"too many {what} are in progress", fix="send it again in a moment")
+
+    return Quota(most, most_per_user, refuse)
+
+
+class UploadLimits:
+    """Counts the uploads in progress, and the bytes of their bodies. The first `uncounted` bytes of each body are not
+    counted, so that large bodies leave room for small ones. Not thread-safe: use it in one event loop."""
+
+    def __init__(
+        self, most: int, most_per_user: int, most_bytes: int, most_bytes_per_user: int, uncounted: int = 0
+    ) -> None:
+        self._uncounted = uncounted
+        self._uploads = _quota("uploads", most, most_per_user)
+        self._bytes = _quota("bytes of uploads", most_bytes, most_bytes_per_user)
+
+    @contextmanager
+    def room_for(self, user_id: str) -> Iterator[Callable[[int], None]]:
+        """Count one upload of the user while the context is open. The context gives what to call for bytes of its body
+        as they arrive. Both raise TooManyUploadsError."""
+        size = held = 0
+
+        def hold(count: int) -> None:
+            nonlocal size, held
+            size += count
+            more = max(0, size - self._uncounted) - held
+            self._bytes.take(user_id, more)
+            held += more
+
+        with self._uploads.hold(user_id):
+            try:
+                yield hold
+            finally:
+                self._bytes.release(user_id, held)
+
 
 MOST_BODIES, MOST_BODIES_OF_USER = 8, 2
 """How many bodies of the largest size may be held at once, or as many bytes of other large ones, in all and of a
@@ -129,7 +183,7 @@ class UploadRoute:
         with self._limits.room_for(user.user_id):
             async with self._working:
                 waiting = await self._or_later(device, waiting_of(self._uploads, device, MOST_TOLD))
-        return JSONResponse({"refused": [still_told(each) for each in waiting]})
+        return JSONResponse({"refused": [waiting_json(each) for each in waiting]})
 
     def _ended(self, request: Request, error: AuthError, answers: Sequence[Mapping[str, object]]) -> Response:
         """The answer to an upload whose token is valid no longer. It tells what happened to the transactions so far."""
@@ -156,7 +210,7 @@ class UploadRoute:
         answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
         if outcome.reason is not None:
             self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
-            answer |= {"dead_letter": outcome.letter, "error": told(outcome.reason, transaction)}
+            answer |= {"dead_letter": outcome.letter, "error": refusal_json(outcome.reason, transaction)}
         return answer
 
     async def _or_later(

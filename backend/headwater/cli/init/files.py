@@ -14,17 +14,36 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-from headwater.cli.init.dotenv_line import dotenv_line
 from headwater.cli.init.hosts import WRITER, Host
 from headwater.cli.init.page import FOLDER
-from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.document import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings
 from headwater_rules.propose.routes import People
 from headwater_rules.propose.sql import Writable, identifier, table_name
 
+_PLAIN = re.compile(r"[\w.~+/=@:%,-]+", re.ASCII)
+_LITERAL = re.compile(r"(?:[^'\\\r\n]|\\[^'\\\r\n])*")
+"""What means itself between single quotes: a backslash only before what it does not escape."""
+_BARE = re.compile(r"[^\s'\"#$](?:[^#$\r\n]*[^\s#$])?")
+"""What means itself without quotes: no comment, no variable, and nothing that is trimmed."""
+_NOTE = "# Headwater reads this as it was given; Docker Compose, if it reads this file, does not.\n"
+
+
+def dotenv_line(name: str, value: str) -> str:
+    """`NAME=value`, with a comment above it where no form of it means the same to both."""
+    if _PLAIN.fullmatch(value):
+        return f"{name}={value}\n"
+    if _LITERAL.fullmatch(value):
+        return f"{name}='{value}'\n"
+    if _BARE.fullmatch(value):
+        return f"{name}={value}\n"
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{_NOTE}{name}='{escaped}'\n"
+
+
 CONFIG, RULES, SECRETS, POLICIES = "headwater.yaml", "sync.yaml", ".env", "policies.sql"
 _ABOVE_SECRETS = "# Secrets, which headwater.yaml reads by !env. Keep this file out of version control.\n"
-_PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
+_PLAIN_SCALAR = re.compile(r"[A-Za-z_][\w.-]*")
 _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
@@ -218,5 +237,5 @@ def policies_text(written: Written) -> str:
 
 
 def _scalar(text: str) -> str:
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS
+    plain = _PLAIN_SCALAR.fullmatch(text) and text.lower() not in _YAML_WORDS
     return text if plain else json.dumps(text, ensure_ascii=False)

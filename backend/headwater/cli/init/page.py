@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from headwater.config.errors import ConfigError, ConfigIssue
+from headwater.config.document import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings, connect
 from headwater_rules.describe.client_schema import ClientSchema, schema_code
 from headwater_rules.propose.outline import OutlinedTable

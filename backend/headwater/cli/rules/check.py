@@ -1,19 +1,24 @@
-"""`headwater rules check`: reports all findings in sync configs, for people, editors and CI."""
+"""`headwater rules check`, `explain` and `schema`: what is wrong with sync configs, what one does, the schema that an
+app declares for it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 
-from headwater.cli.rules.sync_config import missing_note, read_rules, to_json
+from headwater.cli.options import to_json
+from headwater.cli.sync_config import compile_rules, missing_note, read_rules
 from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
+from headwater_rules.describe.client_schema import client_schema, schema_code
+from headwater_rules.describe.explain import explain, explanation_lines
 from headwater_rules.errors import Code, RuleError, RuleErrors, Severity, span_in
 from headwater_rules.plan import SyncPlan
-from headwater_rules.schema import SeenSchema, SourceSchema
+from headwater_rules.schema import Language, SeenSchema, SourceSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +106,23 @@ def _escaped(text: str, also: str = "") -> str:
     for character in "%\r\n" + also:
         text = text.replace(character, f"%{ord(character):02X}")
     return text
+
+
+_WIDTH = 100
+
+
+def show_explanation(file: Path, *, as_json: bool) -> None:
+    """Print an explanation of a sync config. Raises WrongRules."""
+    explanation = explain(compile_rules(read_rules(file), str(file), as_json=as_json).plan)
+    if as_json:
+        click.echo(to_json(asdict(explanation)))
+        return
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    for line in explanation_lines(explanation, width):
+        click.echo(line)
+
+
+def show_client_schema(file: Path, schema: SourceSchema | None, language: Language) -> None:
+    """Print the schema in a language. Raises WrongRules."""
+    plan = compile_rules(read_rules(file), str(file)).plan
+    click.echo(schema_code(client_schema(plan, schema), language), nl=False)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
+from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, served, when
-from headwater.cli.rules.scan_progress import ScanProgress
-from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules, to_json
-from headwater.config.model import ServiceConfig
+from headwater.cli.options import to_json
+from headwater.cli.progress import ScanProgress
+from headwater.cli.sync_config import compare_rules, compile_rules, read_rules
 from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
@@ -46,7 +47,7 @@ def show_diff(
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_backend(config.storage).exists()):
         note = "numbers of rows and bytes need a store"
-        allowed = MOST_BUCKETS if config is None else config.api.max_buckets_per_connection
+        allowed = MOST_BUCKETS if config is None else config.api.parameters.requests.max_buckets
         found = Diff(
             str(file),
             str(against),
@@ -91,7 +92,7 @@ def _with_store(
             other,
             file=str(file),
             against=name,
-            allowed=config.api.max_buckets_per_connection,
+            allowed=config.api.parameters.requests.max_buckets,
             sample=sample,
         )
 

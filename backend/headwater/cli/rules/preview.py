@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
+from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.cli.rules.scan_progress import ScanProgress
-from headwater.cli.rules.sync_config import compile_rules, read_rules, to_json
-from headwater.config.model import ServiceConfig
+from headwater.cli.options import to_json
+from headwater.cli.progress import ScanProgress
+from headwater.cli.sync_config import compile_rules, read_rules
 from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, size
@@ -43,8 +44,8 @@ def _preview(config: ServiceConfig, plan: SyncPlan, request: SyncRequest, shown:
             reader,
             plan,
             request,
-            max_buckets=config.api.max_buckets_per_connection,
-            max_results=config.api.max_parameter_query_results,
+            max_buckets=config.api.parameters.requests.max_buckets,
+            max_results=config.api.parameters.requests.max_results,
             shown=shown,
         )
 

@@ -1,1 +1,118 @@
-"""The commands `headwater source …`."""
+"""The group `headwater source`: commands, arguments and help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from headwater.cli.options import config_options, examples, load
+from headwater.config import ConfigSource
+
+
+@click.group()
+def source() -> None:
+    """Prepare and inspect a source database."""
+
+
+@source.command("prepare", epilog=examples(
+    "headwater source prepare -c headwater.yaml",
+    "headwater source prepare -c headwater.yaml --admin-uri postgresql://postgres:secret@db.example.com/app",
+    "headwater source prepare -c headwater.yaml --print-sql > prepare.sql   # for somebody with the rights to run",
+    "headwater source prepare -c headwater.yaml --all-tables",
+    "headwater source prepare -c headwater.yaml --upload",
+))  # fmt: skip
+@config_options
+@click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
+@click.option("--append-only", is_flag=True,
+              help="Also publish tables without a key: Postgres then rejects their updates and deletes.")  # fmt: skip
+@click.option("--admin-uri", envvar="HEADWATER_ADMIN_URI", metavar="URI",
+              help="Login to publish and grant with if the configured role may not.")  # fmt: skip
+@click.option("--triggers/--no-triggers", default=True,
+              help="Create event triggers that report changed tables at once, if the role may.")  # fmt: skip
+@click.option("--remove-triggers", is_flag=True, help="Only remove those event triggers.")
+@click.option(
+    "--upload", is_flag=True, help="Also create the tables, the role and the grants that uploads need, and try them."
+)
+@click.option("--print-sql", is_flag=True, help="Only print the SQL for what is missing.")
+def prepare_(
+    configs: ConfigSource,
+    all_tables: bool,
+    append_only: bool,
+    admin_uri: str | None,
+    triggers: bool,
+    remove_triggers: bool,
+    upload: bool,
+    print_sql: bool,
+) -> None:
+    """Create the publication, grant the right to read its tables, and check settings, rights and free slots.
+
+    What the configured role may not do is done as --admin-uri, which also gives that role REPLICATION and BYPASSRLS if
+    it needs them; without it, the SQL for what is missing is printed for an administrator to run. Safe to repeat. The
+    exit code is 1 when something is left for an administrator, or uploads to a table can't work.
+    """
+    from headwater.cli.source import prepare as command
+
+    if remove_triggers and print_sql:
+        raise click.UsageError("--print-sql can't be used with --remove-triggers")
+    if remove_triggers:
+        command.remove_triggers(load(configs), admin_uri=admin_uri)
+        return
+    command.prepare_source(
+        load(configs),
+        all_tables=all_tables,
+        append_only=append_only,
+        with_triggers=triggers,
+        admin_uri=admin_uri,
+        print_sql=print_sql,
+        upload=upload,
+    )
+
+
+@source.command(epilog=examples("headwater source status -c headwater.yaml", "headwater source status --json"))
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(configs: ConfigSource, as_json: bool) -> None:
+    """Show the state of source, slot, replicator and store, what is wrong, and what to do about it.
+
+    The exit code is 0 only while a replicator is known to run and nothing is wrong. It is 1 when none runs or when that
+    is not known, when source or store can't be asked, and when something stops replication (a cause) or would stop it
+    (a problem). Notes leave it at 0.
+    """
+    from headwater.cli.source.status import show_status
+
+    sys.exit(show_status(load(configs, warn=not as_json), as_json=as_json))
+
+
+@source.command("schema", epilog=examples("headwater source schema -o schema.json",
+                                           "headwater source schema -c headwater.yaml > schema.json"))  # fmt: skip
+@config_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write it to this file.")
+def schema_(configs: ConfigSource, output: Path | None) -> None:
+    """Write the source's tables and column types as JSON, for `headwater rules … --schema-file` where no database is
+    available, as in CI."""
+    from headwater.cli.source.schema import show_schema
+
+    show_schema(load(configs, warn=False), output)
+
+
+@source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))
+@click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
+@config_options
+@click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only submit it.")
+def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
+    """Compare tables with the source and send devices what differs, while replication continues."""
+    from headwater.cli.source.requests import resync
+
+    resync(load(configs), tables, wait=wait)
+
+
+@source.command("skip", epilog=examples("headwater source skip --lsn 0/1A2B3C"))
+@click.option("--lsn", required=True, metavar="LSN", help="The transaction's LSN, as given in the error.")
+@config_options
+def skip_(configs: ConfigSource, lsn: str) -> None:
+    """Skip a transaction that can't be applied and holds up the stream, and compare all tables with the source."""
+    from headwater.cli.source.requests import skip
+
+    skip(load(configs), lsn)

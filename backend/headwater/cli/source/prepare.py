@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from headwater.config.model import ServiceConfig
-from headwater.config.sources import with_login
+from headwater.cli.config import ServiceConfig
+from headwater.cli.databases import with_login
 from headwater.insight.words import count
 from headwater.source import triggers
 from headwater.source.connect import SourceSettings

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from headwater.cli.config import ServiceConfig
 from headwater.cli.options import load
-from headwater.cli.rules.sync_config import read_text
-from headwater.config.errors import ConfigError, ConfigIssue
-from headwater.config.given import ConfigSource
-from headwater.config.model import ServiceConfig
+from headwater.cli.sync_config import read_text
+from headwater.config import ConfigSource
+from headwater.config.document import ConfigError, ConfigIssue
 from headwater.insight.words import count
 from headwater.source.catalog.schema import schema_of, see_schema
 from headwater_rules.schema import SchemaFormatError, SeenSchema, SourceSchema, not_compared

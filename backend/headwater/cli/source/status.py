@@ -17,8 +17,9 @@ import psycopg
 
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import CHECK_ADDRESS, JwksClient
-from headwater.cli.own_rules import own_rules
-from headwater.config.model import ClientAuth, ServiceConfig
+from headwater.api.auth.settings import ClientAuth
+from headwater.cli.config import ServiceConfig
+from headwater.cli.serve import own_rules
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health.model import State

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from headwater.bulk.contract import BulkProgress
+from headwater.cli.config import ServiceConfig
 from headwater.cli.progress import BulkProgressDisplay
-from headwater.config.model import ServiceConfig
 from headwater.storage.archive import ArchiveHeader, ReportRows, export_store, import_store
 from headwater.storage.open import open_backend
 

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import click
 
+from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.config.model import ServiceConfig
 from headwater.insight.forget import (
     Forgetting,
     ForgetUsageError,

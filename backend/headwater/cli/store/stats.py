@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 import orjson
 
+from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, when
-from headwater.config.model import ServiceConfig
 from headwater.insight.words import count, size
 from headwater.oplog.lsn import format_lsn
 from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 import psycopg
+from msgspec import Meta
 from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
@@ -19,6 +21,8 @@ from headwater.source.upload.entries import Device
 
 WAIT_SECONDS = 30
 """When a device is told to come again that waits until somebody mends something."""
+
+_MB = {"unit": 1 << 20}
 
 
 class Operation(Enum):
@@ -50,19 +54,19 @@ class TableRule:
 
     schema: str
     name: str
-    columns: frozenset[str] | None = None
+    columns: Annotated[frozenset[str] | None, Meta()] = None
     operations: frozenset[Operation] = frozenset(Operation)
     conflict: Conflict = Conflict.LAST_WRITE_WINS
     function: tuple[str, str] | None = None
     key: tuple[str, ...] | None = None
-    separator: str = "/"
-    row_security: bool = True
+    separator: Annotated[str, Meta(extra={"key": "key_separator"})] = "/"
+    row_security: Annotated[bool, Meta()] = True
     skip_gone: bool = False
-    compare: frozenset[str] = frozenset()
+    compare: Annotated[frozenset[str], Meta()] = frozenset()
     accept_zero_rows: bool = False
     drop_unknown: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
-    null_when_absent: frozenset[str] = frozenset()
+    null_when_absent: Annotated[frozenset[str], Meta()] = frozenset()
 
     @property
     def qualified_name(self) -> str:
@@ -80,20 +84,20 @@ class UploadSettings:
     login: SourceSettings
     role: str
     tables: Mapping[str, TableRule] = field(default_factory=dict)
-    search_path: tuple[str, ...] = ("public",)
-    statement_timeout: int = 15
-    lock_timeout: int = 5
-    max_connections: int = 8
-    max_waiting: int = 100
-    max_per_user: int = 4
-    max_parked_per_user: int = 1000
-    max_parked_bytes_per_user: int = 64 << 20
-    max_devices_per_user: int = 10_000
-    max_body_bytes: int = 8 << 20
-    keep_days: int = 7
-    forget_days: int = 180
+    search_path: Annotated[tuple[str, ...], Meta()] = ("public",)
+    statement_timeout: Annotated[int, Meta(ge=1, le=60, extra={"key": "statement_timeout_seconds"})] = 15
+    lock_timeout: Annotated[int, Meta(ge=1, le=60, extra={"key": "lock_timeout_seconds"})] = 5
+    max_connections: Annotated[int, Meta(ge=1, le=1000)] = 8
+    max_waiting: Annotated[int, Meta(ge=0)] = 100
+    max_per_user: Annotated[int, Meta(ge=1)] = 4
+    max_parked_per_user: Annotated[int, Meta(ge=1)] = 1000
+    max_parked_bytes_per_user: Annotated[int, Meta(ge=1, extra={"key": "max_parked_mb_per_user", **_MB})] = 64 << 20
+    max_devices_per_user: Annotated[int, Meta(ge=1)] = 10_000
+    max_body_bytes: Annotated[int, Meta(ge=1, le=1024, extra={"key": "max_body_mb", **_MB})] = 8 << 20
+    keep_days: Annotated[int, Meta(ge=1, le=3650)] = 7
+    forget_days: Annotated[int, Meta(ge=1, le=3650)] = 180
     window: int = 10_000
-    park_after_hours: int = 24
+    park_after_hours: Annotated[int, Meta(ge=0, le=24 * 3650)] = 24
     wait_seconds: int = WAIT_SECONDS
 
 

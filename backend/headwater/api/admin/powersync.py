@@ -1,0 +1,632 @@
+"""PowerSync's admin paths, with its requests and responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import groupby
+
+import psycopg
+from msgspec import UNSET, Struct, UnsetType
+
+from headwater.api.admin.powersync_sql import SqlHandler
+from headwater.api.admin.route import (
+    AdminRoute,
+    AdminSettings,
+    DeployBusyError,
+    DeployClosedError,
+    InvalidRulesError,
+    NothingServedError,
+)
+from headwater.api.admin.rules import SyncConfigRequest
+from headwater.api.admin.versions import compared_rules, deploy, in_state
+from headwater.errors import HeadwaterError
+from headwater.insight.diff import of_source
+from headwater.oplog.lsn import format_lsn
+from headwater.oplog.op import OpId
+from headwater.replication.health.standing import Standing, Standings
+from headwater.replication.own_slot import slot_of
+from headwater.replication.requests import RequestKind
+from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.schema import (
+    NamedTable,
+    SeenTable,
+    all_tables,
+    identity_columns,
+    lacking,
+    read_overview,
+    readings,
+    see_schema,
+    to_publish,
+    unpublished,
+)
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.readiness.checks import publication_findings, server_findings
+from headwater.source.readiness.finding import Finding, unreadable
+from headwater.source.readiness.health import SlotHealth, slot_health
+from headwater.storage.backend import Store
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.versions import ConfigVersion, VersionState
+from headwater.storage.open import open_backend
+from headwater_rules.compiler.compile import compile_config, findings_in
+from headwater_rules.errors import Code, RuleError, RuleErrors, Severity
+from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.schema import SourceSchema, ValueKind
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in the text of the sync config."""
+
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusMessage:
+    """An error. `level` is warning or fatal."""
+
+    level: str
+    message: str
+    location: Location | UnsetType = UNSET
+    ts: str | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatus:
+    """The connection to the source. The URI never contains credentials."""
+
+    id: str
+    uri: str
+    postgres_uri: str
+    connected: bool
+    errors: tuple[StatusMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table that the sync config names. `pattern` is the wildcard that matched it, if one did."""
+
+    schema: str
+    name: str
+    replication_id: tuple[str, ...]
+    data_queries: bool
+    parameter_queries: bool
+    errors: tuple[StatusMessage, ...]
+    pattern: str | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """The state of replication under a version of the sync config."""
+
+    id: str
+    tag: str
+    slot_name: str
+    initial_replication_done: bool
+    tables: tuple[TableStatus, ...]
+    last_lsn: str | UnsetType = UNSET
+    last_keepalive_ts: str | UnsetType = UNSET
+    last_checkpoint_ts: str | UnsetType = UNSET
+    replication_lag_bytes: int | UnsetType = UNSET
+    wal_status: str | UnsetType = UNSET
+    safe_wal_size: int | UnsetType = UNSET
+    max_slot_wal_keep_size: int | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class RulesStatus:
+    """A version of the sync config. `errors` are those of tables, replication, its text and the slot's WAL limit."""
+
+    connections: tuple[ReplicationStatus, ...]
+    errors: tuple[StatusMessage, ...]
+    content: str | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticsRequest:
+    """Whether to include the text of the sync config."""
+
+    sync_rules_content: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """The source, the active version of the sync config and the one that is being processed."""
+
+    connections: tuple[ConnectionStatus, ...]
+    active_sync_rules: RulesStatus | UnsetType = UNSET
+    deploying_sync_rules: RulesStatus | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateRulesRequest:
+    """The text of a sync config."""
+
+    sync_rules: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnResponse:
+    """A column. `sqlite_type` is blob 1, text 2, integer 4 or real 8."""
+
+    name: str
+    sqlite_type: int
+    type: str
+    internal_type: str
+    pg_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableResponse:
+    """A table of the source."""
+
+    name: str
+    columns: tuple[ColumnResponse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaResponse:
+    """A schema of the source."""
+
+    name: str
+    tables: tuple[TableResponse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSchema:
+    """All schemas of a source."""
+
+    id: str
+    tag: str
+    schemas: tuple[SchemaResponse, ...]
+
+
+class DatabaseSchema(Struct, frozen=True, rename="camel"):
+    """All sources, and the source and schema of tables that a sync config names without them."""
+
+    connections: tuple[ConnectionSchema, ...]
+    default_connection_tag: str
+    default_schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSlot:
+    """A source and its slot."""
+
+    id: str
+    tag: str
+    slot_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reprocessed:
+    """The sources whose tables will be compared."""
+
+    connections: tuple[ConnectionSlot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotName:
+    """The replication slot of the source."""
+
+    slot_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BucketDefinitionResponse:
+    """A bucket definition, the streams that it belongs to and the tables that it reads."""
+
+    name: str
+    streams: tuple[str, ...]
+    source_tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRulesResponse:
+    """Whether a sync config is valid, the tables that it reads and those that devices get."""
+
+    valid: bool
+    errors: tuple[str, ...] | UnsetType = UNSET
+    bucket_definitions: tuple[BucketDefinitionResponse, ...] | UnsetType = UNSET
+    source_tables: tuple[Mapping[str, str], ...] | UnsetType = UNSET
+    data_tables: tuple[str, ...] | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRulesResponse:
+    """A version of the sync config, the tables that it reads and those that devices get."""
+
+    slot_name: str
+    content: str
+    valid: bool
+    errors: tuple[str, ...] | UnsetType = UNSET
+    bucket_definitions: tuple[BucketDefinitionResponse, ...] | UnsetType = UNSET
+    source_tables: tuple[Mapping[str, str], ...] | UnsetType = UNSET
+    data_tables: tuple[str, ...] | UnsetType = UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentResponse:
+    """The active version, and the one that is being processed, if any."""
+
+    current: CurrentRulesResponse
+    next: CurrentRulesResponse | None
+
+
+def iso(seconds: float) -> str:
+    """A time in seconds since 1970, in ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def rule_errors(found: Sequence[RuleError]) -> list[StatusMessage]:
+    """Errors of a sync config, as PowerSync does."""
+    return [
+        StatusMessage(
+            "fatal" if each.severity is Severity.FATAL else "warning",
+            f"[{each.code.value}] {each.message}",
+            Location(each.span.start, each.span.end) if each.span else UNSET,
+        )
+        for each in found
+    ]
+
+
+_RLS = "PSYNC_S1145"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSource:
+    """The source as it was read once. `error` is set when it did not answer. `keys` are the replica identity columns of
+    `tables`, and `trouble` the findings that keep a table from being replicated, both by oid."""
+
+    settings: SourceSettings
+    error: HeadwaterError | None = None
+    findings: tuple[Finding, ...] = ()
+    slot: SlotHealth | None = None
+    tables: tuple[NamedTable, ...] = ()
+    keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    trouble: dict[int, tuple[Finding, ...]] = field(default_factory=dict)
+
+    def connection(self) -> ConnectionStatus:
+        """The connection as PowerSync does."""
+        uri = f"postgresql://{self.settings.address}"
+        errors = (
+            (StatusMessage("fatal", str(self.error)),) if self.error is not None else tuple(map(_err, self.findings))
+        )
+        return ConnectionStatus(self.settings.tag, uri, uri, self.error is None, errors)
+
+    def statuses(self, plan: SyncPlan) -> tuple[TableStatus, ...]:
+        """The tables that a plan names."""
+        patterns = [pattern for pattern in plan.tables() if pattern.tag == self.settings.tag]
+        return tuple(status for pattern in patterns for status in self._of(pattern, plan))
+
+    def _of(self, pattern: TablePattern, plan: SyncPlan) -> Iterator[TableStatus]:
+        data = any(source.table == pattern for bucket in plan.buckets for source in bucket.sources)
+        parameters = any(lookup.table == pattern for lookup in plan.lookups)
+        found = [table for table in self.tables if pattern.matches(pattern.tag, table.schema, table.name)]
+        wild = UNSET if pattern.exact else pattern.name
+        if not found and pattern.exact:
+            missing = StatusMessage("warning", f'Table "{pattern.schema}"."{pattern.name}" not found.')
+            errors = (StatusMessage("fatal", "connection failed"),) if self.error is not None else (missing,)
+            yield TableStatus(pattern.schema, pattern.name, (), data, parameters, errors, wild)
+        for table in found:
+            trouble = tuple(map(_err, self.trouble.get(table.oid, ())))
+            key = self.keys.get(table.oid, ())
+            yield TableStatus(table.schema, table.name, key, data, parameters, trouble, wild)
+
+
+def look(settings: SourceSettings, slot: str) -> SeenSource:
+    """Read the source. Errors of the source are returned in `error`, not raised."""
+    try:
+        with connect(settings, application_name="headwater admin") as conn, source_errors(settings):
+            conn.execute("set lock_timeout = '2s'; set statement_timeout = '20s'")
+            return _look(conn, settings, slot)
+    except HeadwaterError as error:
+        return SeenSource(settings, error)
+
+
+def _look(conn: psycopg.Connection, settings: SourceSettings, slot: str) -> SeenSource:
+    missing = publication_findings(conn, settings)
+    tables = all_tables(conn)
+    trouble = {} if missing else _trouble(conn, settings, tables)
+    return SeenSource(
+        settings,
+        None,
+        (*server_findings(conn, settings), *missing),
+        slot_health(conn, slot) if slot else None,
+        tuple(tables),
+        identity_columns(conn, [table.oid for table in tables]),
+        trouble,
+    )
+
+
+def _trouble(
+    conn: psycopg.Connection, settings: SourceSettings, tables: Sequence[NamedTable]
+) -> dict[int, tuple[Finding, ...]]:
+    publishable = to_publish(tables)
+    try:
+        absent = {table.oid for table in lacking(conn, settings.publications, publishable)}
+    except PublicationUnusable as error:
+        finding = Finding(error.code, error.what, error.fix)
+        return {table.oid: (finding,) for table in publishable}
+    barred = unreadable(conn, readings(conn, publishable))
+    found: dict[int, tuple[Finding, ...]] = {}
+    for table in publishable:
+        own = list(barred.get(table.oid, ()))
+        if table.keyless:
+            what = f"{table.qualified_name} has no replication id columns"
+            own.append(Finding("HW_2017", what, "add a primary key, or set another replica identity"))
+        if table.oid in absent:
+            own += unpublished(conn, settings, [table])
+        if own:
+            found[table.oid] = tuple(own)
+    return found
+
+
+def _err(finding: Finding) -> StatusMessage:
+    level = "fatal" if finding.fatal and finding.code != _RLS else "warning"
+    return StatusMessage(level, str(finding))
+
+
+_BITS = {ValueKind.BLOB: 1, ValueKind.TEXT: 2, ValueKind.JSON: 2, ValueKind.INTEGER: 4, ValueKind.REAL: 8}
+_LATE, _TOO_LATE = 300.0, 900.0
+_EPOCH_2000 = 946_684_800
+
+
+class DiagnosticsHandler:
+    """Reports the state of everything, in the words of the PowerSync service."""
+
+    def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
+        self._settings = settings
+        self._reader = reader
+        self._standings = Standings(reader, settings.sources)
+
+    def diagnostics(self, request: DiagnosticsRequest) -> Diagnostics:
+        """Report the state of the source, the active sync config and the one that is being processed."""
+        if not self._settings.sources:
+            return Diagnostics(())
+        with self._settings.store() as store:
+            seen = look(self._settings.source, slot_of(self._settings.source, store))
+            active, next_ = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
+            content = request.sync_rules_content
+            return Diagnostics(
+                (seen.connection(),),
+                UNSET if active is None else self._status(store, active, seen, content=content),
+                UNSET if next_ is None else self._status(store, next_, seen, content=content),
+            )
+
+    def schema(self) -> DatabaseSchema:
+        """List the tables of the source that the role has any right to."""
+        told = tuple(
+            ConnectionSchema(source.tag, source.tag, tuple(_schemas(read_overview(source))))
+            for source in self._settings.sources
+        )
+        return DatabaseSchema(told, "default", "public")
+
+    def validate(self, request: ValidateRulesRequest) -> RulesStatus:
+        """Find everything that is wrong with a sync config and the tables that it names. Stores nothing."""
+        seen = look(self._settings.source, "")
+        try:
+            compiled = compile_config(request.sync_rules)
+        except RuleErrors as errors:
+            return RulesStatus((), tuple(rule_errors(errors.findings)))
+        tag = self._settings.source.tag
+        tables = seen.statuses(compiled.plan)
+        findings, note = self._compared(request.sync_rules)
+        found = [*_of_tables(tables), *rule_errors(findings), *([StatusMessage("warning", note)] if note else [])]
+        connection = ReplicationStatus(tag, tag, "", initial_replication_done=False, tables=tables)
+        return RulesStatus((connection,), tuple(dict.fromkeys(found)))
+
+    def reprocess(self) -> Reprocessed:
+        """Compare all tables with the source, and send devices what differs."""
+        slot = reprocess(self._settings)
+        return Reprocessed((ConnectionSlot(self._settings.source.tag, self._settings.source.tag, slot),))
+
+    def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
+        """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
+        read. What a table lacks to be replicated is among its own errors."""
+        seen = see_schema(self._settings.sources)
+        found = findings_in(text, seen.schema)
+        return [each for each in found if each.code is not Code.NOT_SENT], "" if seen.schema else seen.note
+
+    def _status(self, store: Store, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
+        text = version.yaml if content else UNSET
+        try:
+            compiled = compile_config(version.yaml)
+        except RuleErrors as error:
+            return RulesStatus((), tuple(rule_errors(error.findings)), text)
+        active = version.state is VersionState.ACTIVE
+        standing = next(each for each in self._standings.find() if each.source == seen.settings.tag)
+        connection = self._connection(store, seen, standing, seen.statuses(compiled.plan), active=active)
+        errors = [*_of_tables(connection.tables), *_of_replication(standing), *rule_errors(compiled.warnings)]
+        errors += rule_errors(of_source(self._compared(version.yaml)[0]))
+        if active:
+            errors += [*_of_budget(connection), *_of_lag(connection)]
+        return RulesStatus((connection,), tuple(dict.fromkeys(errors)), text)
+
+    def _connection(
+        self,
+        store: Store,
+        seen: SeenSource,
+        standing: Standing,
+        tables: tuple[TableStatus, ...],
+        *,
+        active: bool,
+    ) -> ReplicationStatus:
+        tag = seen.settings.tag
+        slot = slot_of(seen.settings, store)
+        told = ReplicationStatus(tag, tag, slot, initial_replication_done=active, tables=tables)
+        state, checkpoint = store.source_state(tag), self._reader.newest()
+        if state is not None:
+            told = replace(told, last_lsn=format_lsn(state.lsn))
+        if standing.at is not None:
+            told = replace(told, last_keepalive_ts=iso(standing.at))
+        if checkpoint is not None:
+            told = replace(told, last_checkpoint_ts=self._committed(checkpoint.checkpoint.op_id))
+        if seen.slot is not None:
+            limits = UNSET if seen.slot.limit is None else seen.slot.limit
+            left = UNSET if seen.slot.left is None else seen.slot.left
+            told = replace(
+                told,
+                replication_lag_bytes=seen.slot.behind if standing.lag_bytes is None else standing.lag_bytes,
+                wal_status=seen.slot.wal_status,
+                safe_wal_size=left,
+                max_slot_wal_keep_size=limits,
+            )
+        return told
+
+    def _committed(self, op_id: int) -> str | UnsetType:
+        """When the source committed the newest flushed transaction. Not known for bulk work."""
+        flushes = open_backend(self._settings.storage).read_flushes(OpId(op_id - 1), OpId(op_id))
+        if not flushes or not flushes[-1].committed_us:
+            return UNSET
+        return iso(_EPOCH_2000 + flushes[-1].committed_us / 1e6)
+
+
+def reprocess(settings: AdminSettings) -> str:
+    """Ask the replicator to compare all tables. Returns the slot. Raises NothingServedError or DeployBusyError."""
+    with settings.store() as store:
+        if in_state(store, VersionState.PROCESSING) is not None:
+            raise DeployBusyError("Busy processing sync config", fix="wait until it is served")
+        if in_state(store, VersionState.ACTIVE) is None:
+            raise NothingServedError("No active sync config", fix="deploy one")
+        store.submit(RequestKind.RESYNC, settings.source.tag, '{"tables":[]}')
+        return slot_of(settings.source, store)
+
+
+def _schemas(tables: list[SeenTable]) -> Iterator[SchemaResponse]:
+    for name, found in groupby(tables, key=lambda table: table.schema):
+        yield SchemaResponse(name, tuple(TableResponse(table.name, _columns(table)) for table in found))
+
+
+def _columns(table: SeenTable) -> tuple[ColumnResponse, ...]:
+    return tuple(
+        ColumnResponse(column.name, _BITS[column.kind], column.type, column.type, column.type_name)
+        for column in table.columns
+    )
+
+
+# errors of a version as a whole
+
+
+def _of_tables(tables: tuple[TableStatus, ...]) -> list[StatusMessage]:
+    return [error for table in tables for error in table.errors]
+
+
+def _of_replication(standing: Standing) -> list[StatusMessage]:
+    if standing.cause is None:
+        return []
+    return [StatusMessage("fatal", str(standing.cause), ts=iso(standing.cause.at))]
+
+
+def _of_budget(told: ReplicationStatus) -> list[StatusMessage]:
+    left, limit = told.safe_wal_size, told.max_slot_wal_keep_size
+    if isinstance(left, UnsetType) or isinstance(limit, UnsetType) or told.wal_status == "lost" or 2 * left > limit:
+        return []
+    share = 100 * left // max(1, limit)
+    return [StatusMessage("warning", f"{share} % of the WAL that the slot may keep (max_slot_wal_keep_size) is left")]
+
+
+def _of_lag(told: ReplicationStatus) -> list[StatusMessage]:
+    known = [each for each in (told.last_checkpoint_ts, told.last_keepalive_ts) if not isinstance(each, UnsetType)]
+    if not known:
+        return [StatusMessage("warning", "No checkpoint found, cannot calculate replication lag")]
+    seconds = time.time() - datetime.fromisoformat(max(known)).timestamp()
+    if seconds <= _LATE:
+        return []
+    level = "fatal" if seconds > _TOO_LATE else "warning"
+    return [StatusMessage(level, f"No replicated commit in more than {seconds:.0f}s")]
+
+
+class DeploysHandler:
+    """Deploys and shows sync configs."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        self._settings = settings
+
+    def deploy(self, request: SyncConfigRequest) -> SlotName:
+        """Deploy a sync config. Refused when the service config names one."""
+        if self._settings.from_file:
+            raise DeployClosedError(
+                "Sync config API disabled: the service config names the sync config",
+                fix="change that file, or use /api/headwater/v1/deploy",
+            )
+        seen = see_schema(self._settings.sources)
+        checked = compared_rules(request.content, seen.schema)
+        with self._settings.store() as store:
+            deploy(store, request.content, seen.note, checked)
+            return SlotName(slot_of(self._settings.source, store))
+
+    def validate(self, request: SyncConfigRequest) -> SyncRulesResponse:
+        """Check a sync config, and list the tables that it reads and those that devices get."""
+        return _checked(request.content, see_schema(self._settings.sources).schema)
+
+    def reprocess(self) -> SlotName:
+        """Compare all tables with the source, and send devices what differs."""
+        return SlotName(reprocess(self._settings))
+
+    def current(self) -> CurrentResponse:
+        """Show the active sync config, and the one that is being processed."""
+        with self._settings.store() as store:
+            active, following = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
+            if active is None:
+                raise NothingServedError("No active sync config", fix="deploy one")
+            return CurrentResponse(
+                self._told(store, active), None if following is None else self._told(store, following)
+            )
+
+    def _told(self, store: Store, version: ConfigVersion) -> CurrentRulesResponse:
+        checked = _checked(version.yaml, None)
+        return CurrentRulesResponse(
+            slot_of(self._settings.source, store),
+            version.yaml,
+            checked.valid,
+            checked.errors,
+            checked.bucket_definitions,
+            checked.source_tables,
+            checked.data_tables,
+        )
+
+
+def _checked(text: str, schema: SourceSchema | None) -> SyncRulesResponse:
+    try:
+        plan = compile_config(text, schema=schema).plan
+    except RuleErrors as errors:
+        return SyncRulesResponse(valid=False, errors=tuple(str(error) for error in errors.errors))
+    tables = [{"connectionTag": each.tag, "schema": each.schema, "name": each.name} for each in plan.tables()]
+    return SyncRulesResponse(True, UNSET, _definitions(plan), tuple(tables), _outputs(plan))
+
+
+def _definitions(plan: SyncPlan) -> tuple[BucketDefinitionResponse, ...]:
+    told = []
+    for position, bucket in enumerate(plan.buckets):
+        used = (s.name for s in plan.streams if any(position in variant.buckets for variant in s.variants))
+        read = dict.fromkeys(f"{source.table.schema}.{source.table.name}" for source in bucket.sources)
+        told.append(BucketDefinitionResponse(bucket.name, tuple(dict.fromkeys(used)), tuple(read)))
+    return tuple(told)
+
+
+def _outputs(plan: SyncPlan) -> tuple[str, ...]:
+    """The names of tables on devices, without duplicates."""
+    names = (source.output_table or source.table.name for bucket in plan.buckets for source in bucket.sources)
+    return tuple(dict.fromkeys(names))
+
+
+_ADMIN, _RULES = "/api/admin/v1", "/api/sync-rules/v1"
+
+
+def powersync_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[AdminRoute]:
+    """All of them."""
+    desk, deploys, sql = DiagnosticsHandler(settings, reader), DeploysHandler(settings), SqlHandler(settings)
+    again = (DeployBusyError, NothingServedError)
+    yield AdminRoute("POST", f"{_ADMIN}/diagnostics", desk.diagnostics)
+    yield AdminRoute("POST", f"{_ADMIN}/schema", desk.schema)
+    yield AdminRoute("POST", f"{_ADMIN}/validate", desk.validate)
+    yield AdminRoute("POST", f"{_ADMIN}/reprocess", desk.reprocess, again)
+    yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)
+    yield AdminRoute("POST", f"{_RULES}/deploy", deploys.deploy, (DeployClosedError, InvalidRulesError), yaml="content")
+    yield AdminRoute("POST", f"{_RULES}/validate", deploys.validate, bare=True, pretty=True, yaml="content")
+    yield AdminRoute("POST", f"{_RULES}/reprocess", deploys.reprocess, again)
+    yield AdminRoute("GET", f"{_RULES}/current", deploys.current, (NothingServedError,), pretty=True)

@@ -1,1 +1,0 @@
-"""The admin paths of the published service, in its shapes."""

@@ -1,1 +1,0 @@
-"""Metrics for Prometheus. They need no token, and name no host, no user and no row."""

@@ -1,0 +1,287 @@
+"""Reads the addresses and logins of databases: `replication.connections`, and `storage`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from psycopg.conninfo import make_conninfo
+
+from headwater.config.document import ConfigError, ConfigIssue, Item, shown
+from headwater.config.schema import GIVE_ANOTHER, ConfigFindings, Section
+from headwater.source.connect import SourceSettings, known_pooler
+from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+
+NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
+"""A setting of the database's address or login is missing or is a URI."""
+
+_LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
+_SSL_MODES = ("verify-full", "verify-ca", "require", "disable")
+_AUTHORITY_END = re.compile(r"[/?#]")
+_ESCAPE = "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart, as password"
+
+
+@dataclass(frozen=True, slots=True)
+class UriParts:
+    """The parts of a URI, empty where missing."""
+
+    host: str = ""
+    port: int | None = None
+    database: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    connect_timeout: str = ""
+
+
+def read_server(section: Section) -> SourceSettings:
+    """The address and login of a server, for sources and for storage. Separate keys take precedence over the parts of
+    the URI. Errors are added to the findings."""
+    given = read_uri(section)
+    address = given or UriParts()
+    host = section.text("hostname") or address.host
+    database = section.text("database") or address.database
+    user = section.text("username") or address.user
+    for key, value, code in (
+        ("hostname", host, NO_HOSTNAME),
+        ("database", database, NO_DATABASE),
+        ("username", user, NO_USERNAME),
+    ):
+        if not value and given is not None:  # else it is the URI that has to be mended
+            section.error(f"neither {key} nor uri gives it", key, fix=f"add {key}", code=code)
+        elif "://" in value:
+            section.error("is a URI", key, fix="write it as uri", code=code)
+    port = section.integer("port", address.port or 5432, _LOWEST_PORT, _HIGHEST_PORT, code="PSYNC_S1110")
+    if (pooler := known_pooler(host, port, user)) is not None:
+        what = f"is {pooler.name}, which passes on neither replication nor settings of a session"
+        section.error(what, "hostname" if "hostname" in section else "uri", fix=f"use {pooler.direct}")
+    sslmode = section.choice("sslmode", "verify-full", _SSL_MODES)
+    cacert = _pem(section, "cacert")
+    password = section.text("password") or ""
+    section.refuse_example("password", password, fix=GIVE_ANOTHER)
+    _warn_unverified(section, sslmode, cacert)
+    _refuse_unsupported(section)
+    return SourceSettings(
+        host=host,
+        port=port,
+        database=database,
+        user=user,
+        password=password or address.password,
+        sslmode=sslmode,
+        connect_timeout=_connect_timeout(section, address),
+        cacert=cacert,
+        client_certificate=_pem(section, "client_certificate"),
+        client_private_key=_pem(section, "client_private_key"),
+    )
+
+
+def _pem(section: Section, key: str) -> str | None:
+    """PEM text. In environment variables, its line ends often are the two characters \\n, or blanks."""
+    text = section.text(key)
+    return text and _ON_ONE_LINE.sub(
+        lambda block: "\n".join((block[1], *block[2].split(), block[3], "")),
+        text.replace("\\r", "").replace("\\n", "\n"),
+    )
+
+
+_ON_ONE_LINE = re.compile("(-----BEGIN [^-\n]+-----)([^-\n]*)(-----END [^-\n]+-----)")
+
+
+def read_uri(section: Section) -> UriParts | None:
+    """The parts of `uri`, all empty where there is none; None if it is wrong, which is reported."""
+    uri = section.text("uri")
+    if uri is None:
+        return UriParts()
+    if not uri.startswith(("postgresql://", "postgres://")):
+        section.error("must begin with postgresql://", "uri", code="PSYNC_S1109")
+        return None
+    authority, rest = (*_AUTHORITY_END.split(uri.partition("://")[2], maxsplit=1), "")[:2]
+    if "@" in rest or authority.count("@") > 1:  # part of the password would be read as host or database
+        section.error("has an @ or another special character that is not escaped", "uri", fix=_ESCAPE)
+        return None
+    try:
+        parts = urlsplit(uri)
+        port = parts.port
+    except ValueError:
+        section.error("can't be read", "uri", fix=f"{_ESCAPE}; and the port as a number")
+        return None
+    if port is not None and "port" not in section and not _LOWEST_PORT <= port <= _HIGHEST_PORT:
+        what = f"its port must be a number from {_LOWEST_PORT} to {_HIGHEST_PORT}"
+        section.error(what, "uri", code="PSYNC_S1110")
+    section.refuse_example("uri", unquote(parts.password or ""), fix=GIVE_ANOTHER)
+    given = parse_qs(parts.query, keep_blank_values=True)
+    timeout = given.pop("connect_timeout", [""])[0]
+    if given:
+        what = f"its parameters {', '.join(map(shown, given))} are not read; sslmode and others are keys beside uri"
+        section.warn(what, "uri")
+    return UriParts(
+        unquote(parts.hostname or ""),
+        port,
+        unquote(parts.path.lstrip("/")),
+        unquote(parts.username or ""),
+        unquote(parts.password or ""),
+        timeout,
+    )
+
+
+def _warn_unverified(section: Section, sslmode: str, cacert: str | None) -> None:
+    if cacert:
+        return
+    if sslmode == "require":
+        section.warn(
+            "require encrypts, but anybody who gets between can answer as the database: use verify-full, with cacert "
+            "if the authority is the hosting company's own",
+            "sslmode",
+        )
+    elif sslmode == "verify-ca":
+        section.warn(
+            "verify-ca without cacert is content with any host that has a certificate: use verify-full", "sslmode"
+        )
+
+
+def _connect_timeout(section: Section, address: UriParts) -> int:
+    """Seconds. Anything but a positive number counts as not given, as in the PowerSync service."""
+    default = int(address.connect_timeout) if address.connect_timeout.isdecimal() else 0
+    return section.integer("connect_timeout", default, 0, 3600) or 20
+
+
+def _refuse_unsupported(section: Section) -> None:
+    """Report unsupported security settings as errors: ignoring them would give a false sense of safety."""
+    if section.texts("reject_ip_ranges"):
+        section.error("is not supported by this version", "reject_ip_ranges", fix="restrict the network instead")
+    if "tls_servername" in section:
+        section.error("is not supported by this version", "tls_servername", fix="use the certificate's host name")
+
+
+def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
+    """The configured sources, at most one."""
+    connections = replication.sections("connections")
+    batch_mb = replication.integer("batch_mb", 64, 4, 4096)
+    replication.warn_unknown()
+    if len(connections) > 1:
+        replication.error(
+            f"{len(connections)} sources are configured, but this version supports only one",
+            "connections",
+            fix="run a separate service, with its own storage path, for each",
+        )
+    return tuple(settings for section in connections if (settings := _source(section, batch_mb)) is not None)
+
+
+def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
+    """The source with the login of the URI, and its host, port and database where it gives them. Raises ConfigError."""
+    findings = ConfigFindings()
+    address = read_uri(Section({"uri": Item(uri, None)}, "", None, findings))
+    if address is not None and not address.user:
+        findings.errors.append(ConfigIssue("has no user", "uri", fix="write postgresql://user:password@host/database"))
+    if address is None or findings.errors:
+        raise ConfigError("--admin-uri", findings.errors)
+    return replace(
+        settings,
+        host=address.host or settings.host,
+        port=address.port or settings.port,
+        database=address.database or settings.database,
+        user=address.user,
+        password=address.password,
+    )
+
+
+def source_of(uri: str, *, password: str = "", sslmode: str | None = None, cacert: str | None = None) -> SourceSettings:
+    """The source at a URI, which needs host, database and user. `cacert` is PEM text. Raises ConfigError."""
+    findings = ConfigFindings()
+    given = {"uri": uri, "password": password, "sslmode": sslmode, "cacert": cacert}
+    section = Section({key: Item(value, None) for key, value in given.items() if value}, "", None, findings)
+    settings = _source(section, 64)
+    if settings is None or findings.errors:
+        raise ConfigError("--uri", findings.errors)
+    return settings
+
+
+def _source(section: Section, batch_mb: int) -> SourceSettings | None:
+    kind = section.text("type") or "postgresql"
+    if kind != "postgresql":
+        section.error(f"a source of type {shown(kind)} is not supported", "type", fix="use postgresql")
+        return None
+    settings = section.read(replace(read_server(section), batch_bytes=batch_mb << 20))
+    if not settings.publications:
+        section.error("must name at least one", "publications", fix="remove it to use headwater")
+    section.text("id")
+    section.no_effect("a source is identified by its tag", "id")
+    section.no_effect("each task that reads the source opens one connection", "max_pool_size")
+    section.no_effect(
+        f"a source that does not answer for {settings.silence_seconds:.0f} s counts as lost, and is reconnected",
+        "snapshot_socket_timeout",
+    )
+    section.warn_unknown()
+    return settings
+
+
+DEFAULT_DIRECTORY = "headwater-data"
+DEFAULT_SCHEMA = "headwater"
+
+_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+
+
+def read_storage(section: Section, directory: Path) -> StoreAddress:
+    """The address of the store; paths are relative to `directory`."""
+    kind = section.text("type") or "sqlite"
+    section.no_effect("connections are opened on demand", "max_pool_size")
+    section.no_effect("the store has all rows itself, in files or in Postgres", "object_storage")
+    section.no_effect("a store has one format, to which it is upgraded when opened", "default_storage_version")
+    with section.section("batch_limits") as limits:
+        what = "batches end with a transaction of the source, whatever its size"
+        limits.no_effect(what, "max_estimated_size", "max_record_count", "max_current_data_batch_size")
+    match kind:
+        case "sqlite":
+            address: StoreAddress = _sqlite(section, directory)
+        case "postgresql":
+            address = _postgres(section)
+        case _:
+            section.error(f"{shown(kind)} storage is not supported", "type", fix=_EITHER)
+            return SqliteAddress(str(directory / DEFAULT_DIRECTORY))
+    section.warn_unknown()
+    return address
+
+
+_EITHER = (
+    f"use the embedded store: storage: {{type: sqlite, path: ./{DEFAULT_DIRECTORY}}}, or a database:"
+    " storage: {type: postgresql, uri: …}"
+)
+
+
+def _sqlite(section: Section, directory: Path) -> SqliteAddress:
+    named = section.text("path") or DEFAULT_DIRECTORY
+    if "://" in named:
+        section.error("is a URI, and the embedded store is a directory", "path", fix=_EITHER)
+    path = directory / named
+    if path.exists() and not path.is_dir():
+        section.error(f"{path} is a file", "path", fix="set a directory: the store consists of several files")
+    return SqliteAddress(str(path))
+
+
+def _postgres(section: Section) -> PostgresAddress:
+    server = read_server(section)
+    schema = section.text("schema") or DEFAULT_SCHEMA
+    if not _SCHEMA.fullmatch(schema):
+        section.error(
+            "must consist of at most 63 lower-case letters, digits and _, begin with a letter, and not with pg_",
+            "schema",
+            fix=f"remove it to use {DEFAULT_SCHEMA}",
+        )
+    pem = {
+        "sslrootcert": server.cacert,
+        "sslcert": server.client_certificate,
+        "sslkey": server.client_private_key,
+    }
+    given = () if server.sslmode == "disable" else tuple((name, text) for name, text in pem.items() if text)
+    conninfo = make_conninfo(
+        "",
+        host=server.host,
+        port=server.port,
+        dbname=server.database,
+        user=server.user,
+        sslmode=server.sslmode,
+        connect_timeout=max(2, server.connect_timeout),  # libpq treats 1 as 2
+        password=server.password or None,
+    )
+    return PostgresAddress(conninfo, schema, server.address, given)

@@ -1,0 +1,457 @@
+"""`headwater doctor`: all checks, in the order in which a reader mends things."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import click
+import psycopg
+
+from headwater.api.auth.errors import JwksError
+from headwater.api.auth.fetch import CHECK_ADDRESS, JwksClient
+from headwater.api.auth.settings import ClientAuth
+from headwater.api.http.server import AddressInUseError, bind, reachable_host
+from headwater.cli.config import ServiceConfig, load_config
+from headwater.cli.source.status import (
+    StoreState,
+    disk_findings,
+    disk_of,
+    hasty,
+    read_store,
+    standing_of,
+    store_findings,
+)
+from headwater.cli.workers import listening_at
+from headwater.config import ConfigSource
+from headwater.config.document import ConfigError
+from headwater.embedded import how_to_add
+from headwater.embedded.java import NoJava, java_home
+from headwater.errors import HeadwaterError
+from headwater.insight.words import count
+from headwater.pipeline.settings import SparkSettings
+from headwater.replication.health.model import State
+from headwater.replication.health.standing import Standing, ask_log_end
+from headwater.source.catalog.schema import see_schema
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.readiness.checks import source_findings
+from headwater.source.readiness.finding import Finding, span
+from headwater.source.readiness.health import slot_findings, slot_health
+from headwater.source.slot import slot_name
+from headwater.source.upload.prepare import check_uploads
+from headwater.source.upload.settings import UploadSettings
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.stats import Lacking
+from headwater.storage.open import open_backend
+from headwater_rules.compiler.compile import compile_config, findings_in
+from headwater_rules.errors import Code, RuleErrors, Severity
+from headwater_rules.plan import TablePattern
+
+
+class Level(StrEnum):
+    """How bad it is: a FAIL keeps rows from devices, or will."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One thing that was looked at, and what to do about it unless it is OK. `sql` are statements to copy."""
+
+    area: str
+    level: Level
+    what: str
+    fix: str = ""
+    sql: tuple[str, ...] = ()
+
+
+def ok(area: str, what: str) -> Result:
+    """Nothing is wrong."""
+    return Result(area, Level.OK, what)
+
+
+def of_error(area: str, error: HeadwaterError) -> Result:
+    """A failure that one of our errors tells."""
+    where = f" ({error.where})" if error.where else ""
+    return Result(area, Level.FAIL, f"[{error.code}] {error.what}{where}", error.fix)
+
+
+def of_finding(area: str, finding: Finding) -> Result:
+    """What a check of the source found."""
+    level = Level.FAIL if finding.fatal else Level.WARN
+    return Result(area, level, f"[{finding.code}] {finding.lasting}", finding.fix, finding.sql)
+
+
+_SEE = "see docs/service-config.md"
+_SEE_RULES = "see `headwater rules check`"
+
+
+def check_config(
+    configs: ConfigSource, environment: Mapping[str, str], directory: Path
+) -> tuple[ServiceConfig | None, list[Result]]:
+    """The service config, if it can be used."""
+    try:
+        config = load_config(configs, environment, directory)
+    except ConfigError as error:
+        return None, [
+            Result(
+                "config",
+                Level.FAIL,
+                f"{error.origin}: [{each.code}] {each.key or 'config'}: {each.what}",
+                each.fix or _SEE,
+            )
+            for each in error.issues
+        ]
+    if not config.warnings:
+        return config, [ok("config", "the service config is right")]
+    return config, [Result("config", Level.WARN, each, _SEE) for each in config.warnings]
+
+
+def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, list[Result]]:
+    """The tables that the sync config names; None when there is none in a file."""
+    if config.sync_config is None:
+        return None, [ok("rules", "no sync config in a file: it is deployed by `headwater rules deploy`")]
+    where = config.sync_config.origin
+    try:
+        text = config.sync_text()
+        compiled = compile_config(text)
+    except ConfigError as error:
+        return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
+    except RuleErrors as errors:
+        fix = config.sync_config.checked_by
+        return None, [Result("rules", Level.FAIL, f"{where}: {each.message}", fix) for each in errors.errors]
+    seen = see_schema(config.sources)
+    found = [
+        Result(
+            "rules",
+            Level.FAIL if each.severity is Severity.FATAL else Level.WARN,
+            f"{where}: [{each.code.value}] {each.message}",
+            each.suggestion or _SEE_RULES,
+        )
+        for each in findings_in(text, seen.schema, allow_missing=config.sync_config.allow_missing)
+        if each.code is not Code.NOT_SENT  # the check of the source tells it, once for each table
+    ]
+    right = ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
+    return compiled.plan.tables(), found or [right]
+
+
+def check_keys(auth: ClientAuth) -> Iterator[Result]:
+    """Whether a token can be accepted at all, and whether published keys can be fetched."""
+    if not auth.keys and not auth.addresses:
+        fix = "set client_auth.jwks, client_auth.jwks_uri or client_auth.supabase"
+        yield Result("tokens", Level.FAIL, "no keys of tokens are configured: every device is refused", fix)
+        return
+    own = (*(each.audience for each in auth.keys), *(each.audience for each in auth.addresses))
+    if not auth.audience and not auth.issuers and not all(own):
+        fix = "set client_auth.audience to what your tokens have as `aud`"
+        yield Result("tokens", Level.FAIL, "no audience is configured: every token is refused", fix)
+    if auth.keys:
+        yield ok("tokens", f"{count(len(auth.keys), 'key')} in the config")
+    for address in auth.addresses:
+        try:
+            found = asyncio.run(JwksClient(address, auth.rules).fetch())
+        except JwksError as error:
+            yield of_error("tokens", JwksError(error.what, error.where, CHECK_ADDRESS))
+            continue
+        if found.keys:
+            yield ok("tokens", f"{count(len(found.keys), 'key')} at {address.shown}")
+        else:
+            why = f": {'; '.join(found.ignored)}" if found.ignored else ""
+            yield Result("tokens", Level.FAIL, f"no usable key at {address.shown}{why}", "publish a public signing key")
+
+
+def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]:
+    """What the store records, if there is one."""
+    found = [*_disk(config)]
+    try:
+        backend = open_backend(config.storage)
+        if config.sources:
+            backend.raise_if_published(config.source().publications)
+        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in backend.lacking()]
+        if lacking:
+            return None, [*found, *lacking]
+        if not backend.exists():
+            return None, [*found, ok("store", f"{config.storage}: none yet, and the first start may create it")]
+        if (older := backend.older_format()) is not None:
+            fix = "start this version when no older one has to use the store any more"
+            what = f"{config.storage}: format {older}, the next start upgrades it"
+            return None, [*found, Result("store", Level.WARN, what, fix)]
+        note = backend.seal_note()
+        if note is not None:
+            fix = "use the store that it was exported to, or run `headwater store unseal`"
+            return None, [*found, Result("store", Level.FAIL, f"{config.storage} is sealed: {note}", fix)]
+        kept = read_store(config)
+    except HeadwaterError as error:
+        return None, [*found, of_error("store", error)]
+    found.append(ok("store", f"{config.storage}: can be read, in a format of this version"))
+    return kept, found
+
+
+def _disk(config: ServiceConfig) -> Iterator[Result]:
+    if not isinstance(config.storage, SqliteAddress):
+        return
+    findings = disk_findings(config)
+    yield from (of_finding("disk", each) for each in findings)
+    if not findings:
+        free = shutil.disk_usage(disk_of(config.storage)).free
+        yield ok("disk", f"{free / 1e9:,.1f} GB are free on the disk of the store, which can be written")
+
+
+def _mended(lacking: Lacking) -> str:
+    if lacking.sql:
+        return f"run {'; '.join(lacking.sql)} as the owner of the database"
+    return "give the user that Headwater runs as the right to write there, or set storage.path"
+
+
+_TOLERATED = 60.0
+"""Seconds by which the clock of a token's issuer may differ."""
+
+_NOTICED = 2.0
+
+
+def check_source(
+    config: ServiceConfig, kept: StoreState | None, tables: Sequence[TablePattern] | None
+) -> Iterator[Result]:
+    """Everything about the source. What the store knows of it, its slot and the served tables, comes first."""
+    try:
+        settings = config.source()
+    except ConfigError as error:
+        yield Result("source", Level.FAIL, "no source is configured", error.issues[0].fix)
+        return
+    kept_tables = kept.patterns if kept else ()
+    try:
+        with connect(settings, application_name="headwater doctor") as conn, source_errors(settings):
+            yield from _of_connection(conn, settings)
+            named = tuple(dict.fromkeys((*kept_tables, *(tables or ()))))
+            served = named if named or tables is not None else None
+            name = kept.slot if kept else slot_name(settings)
+            findings = [
+                *source_findings(conn, settings, served, kept.deciding if kept else ()),
+                *slot_findings(conn, name, slot_health(conn, name)),
+                *store_findings(conn, config, kept),
+            ]
+            yield from (of_finding("source", each) for each in findings)
+            if not any(each.fatal for each in findings):
+                yield ok("source", "settings, rights, slots, replica identities and publication are as needed")
+            yield from _log_limits(conn)
+            yield from _standing(standing_of(config, kept, ask_log_end(conn)))
+    except HeadwaterError as error:
+        yield of_error("source", error)
+        yield from _standing(standing_of(config, kept, None))
+
+
+def _standing(found: Standing) -> Iterator[Result]:
+    """Whether rows flow, and how far the store is behind. Nothing where no replicator has run yet."""
+    if found.at is None:
+        return
+    missing = "how much the store lacks is not known"
+    if found.lag_bytes is not None:
+        missing = f"{found.lag_bytes:,} bytes of the source's log are not in the store"
+    fix = "see `headwater source status`"
+    if found.cause is not None:
+        what = f"replication was held up {span(time.time() - found.cause.at)} ago: {found.why or found.cause}"
+        yield Result("replica", Level.FAIL, what, fix)
+        return
+    what = f"replication is {found.state.value}{found.why and f' ({found.why})'}, and {missing}"
+    if found.state is State.UNKNOWN:
+        yield Result("replica", Level.FAIL, what, f"{fix}, and the log of the replicator")
+    elif found.state is State.STOPPED:
+        yield Result("replica", Level.WARN, what, "start Headwater")
+    elif found.state is State.WAITING:
+        yield Result("replica", Level.WARN, what, fix)
+    else:
+        yield ok("replica", what)
+
+
+def check_upload(settings: UploadSettings | None) -> Iterator[Result]:
+    """Whether what devices may write can be written: tried as an upload does it."""
+    if settings is None:
+        return
+    findings = check_uploads(settings)
+    yield from (of_finding("uploads", each) for each in findings)
+    if not any(each.fatal for each in findings):
+        tables = count(len(settings.tables), "table")
+        yield ok("uploads", f"tried as {settings.login.user}, who becomes {settings.role}: {tables} can be written")
+
+
+def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterator[Result]:
+    before = time.time()
+    ((at, version),) = conn.execute(
+        "select extract(epoch from clock_timestamp())::float8, current_setting('server_version')"
+    ).fetchall()
+    after = time.time()
+    took = after - before
+    kept_from_others = "encrypted" if conn.pgconn.ssl_in_use else "not encrypted"
+    yield ok("source", f"{settings.address}: Postgres {version}, {took * 1000:.1f} ms away, {kept_from_others}")
+    off = max(0.0, abs(at - (before + after) / 2) - took / 2)
+    fix = "have this machine and the database's set their clocks by NTP"
+    what = f"the clocks of this machine and the database differ by {off:.1f} s"
+    if off > _TOLERATED:
+        yield Result("clock", Level.FAIL, f"{what}: tokens that are made by the one's are refused here", fix)
+    elif off > _NOTICED:
+        yield Result("clock", Level.WARN, f"{what}: what metrics call lag is wrong by as much", fix)
+    else:
+        yield ok("clock", "the clocks of this machine and the database agree")
+
+
+def _log_limits(conn: psycopg.Connection) -> Iterator[Result]:
+    """How much log a slot may hold back, and for how long."""
+    settings: dict[str, int] = dict(
+        conn.execute(
+            "select name, setting::int8 from pg_settings"
+            " where name in ('max_slot_wal_keep_size', 'idle_replication_slot_timeout', 'wal_sender_timeout')"
+        ).fetchall()
+    )
+    kept = settings.get("max_slot_wal_keep_size", -1)
+    if kept < 0:
+        what = "while Headwater does not run, the source keeps all log, until its disk is full"
+        fix = "watch the disk, or run ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' and SELECT pg_reload_conf()"
+        yield Result("log", Level.WARN, what, fix)
+    else:
+        yield ok("log", f"the source keeps up to {kept:,} MB of log for Headwater")
+    if settings.get("idle_replication_slot_timeout", 0) > 0:
+        what = "the source drops slots that nobody has read for some time (idle_replication_slot_timeout)"
+        fix = "run ALTER SYSTEM SET idle_replication_slot_timeout = 0 and SELECT pg_reload_conf(), or restart in time"
+        yield Result("log", Level.WARN, what, fix)
+
+
+_ANSWER_SECONDS = 3.0
+_PROBE = {"ready", "started", "touched_at"}
+_CODES = ("PSYNC_", "HW_")
+_OTHER_FILES = 256
+
+
+def check_spark(settings: SparkSettings) -> Iterator[Result]:
+    """Whether bulk work can run from here. An endpoint alone needs none of it."""
+    if importlib.util.find_spec("pyspark") is None:
+        what = "Spark is not installed: enough for `headwater api`, not for `serve` and `replicate`"
+        yield Result("spark", Level.WARN, what, how_to_add("spark"))
+        return
+    try:
+        yield ok("spark", f"Java in {java_home()}")
+    except NoJava as error:
+        yield of_error("spark", error)
+    if settings.master.startswith("spark://"):
+        yield from map(_spark_master, settings.master.removeprefix("spark://").split(","))
+
+
+def _spark_master(address: str) -> Result:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+    except (OSError, ValueError) as error:
+        fix = "start it, or correct spark.master"
+        return Result("spark", Level.FAIL, f"the Spark master at {address} does not answer: {error}", fix)
+    return ok("spark", f"the Spark master at {address} answers")
+
+
+def check_ports(config: ServiceConfig, *, running: bool) -> Iterator[Result]:
+    """Whether each port is free, or a Headwater answers there: this one, if its store has a replicator that is
+    `running`."""
+    for host, port, setting in listening_at(config):
+        yield _port(host, port, setting, running=running)
+
+
+def _port(host: str, port: int, setting: str, *, running: bool) -> Result:
+    try:
+        bind(host, port, setting).close()
+    except AddressInUseError as error:
+        if _is_ours(reachable_host(host), port):
+            if running:
+                return ok("ports", f"{port}: a Headwater answers there")
+            fix = f"stop it if it serves something else, or set another {setting}"
+            return Result("ports", Level.WARN, f"{port}: a Headwater already answers there", fix)
+        return of_error("ports", error)
+    return ok("ports", f"{port} is free")
+
+
+def _is_ours(host: str, port: int) -> bool:
+    """Whether probes or metrics of a Headwater are answered there."""
+    probe = _get(host, port, "/probes/startup")
+    if not probe:
+        return False
+    try:
+        answer = json.loads(probe)
+        if {*answer} >= _PROBE:
+            return True
+        return str(answer["error"]["code"]).startswith(_CODES)  # where no probes are served
+    except (ValueError, TypeError, KeyError):
+        return b"\nheadwater_" in _get(host, port, "/metrics")
+
+
+def _get(host: str, port: int, path: str) -> bytes:
+    try:
+        with closing(http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)) as connection:
+            connection.request("GET", path)
+            return connection.getresponse().read(1 << 20)
+    except (OSError, http.client.HTTPException):
+        return b""
+
+
+def check_files(config: ServiceConfig) -> Iterator[Result]:
+    """Each connection of a device is an open file."""
+    wanted = config.api.http.max_connections + _OTHER_FILES
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        what = f"a process may open {hard:,} files, and the configured connections need {wanted:,}"
+        yield Result("machine", Level.WARN, what, "raise it (ulimit -Hn), or set api.http.max_connections lower")
+    else:
+        yield ok("machine", "a process may open as many files as the configured connections need")
+
+
+def run(configs: ConfigSource, *, as_json: bool = False) -> int:
+    """Look at everything and print it. Returns the exit code."""
+    results = []
+    for each in _results(configs):
+        results.append(each)
+        if not as_json:
+            _print(each)
+    counts = {level: sum(each.level is level for each in results) for level in Level}
+    if as_json:
+        click.echo(json.dumps({"ok": not counts[Level.FAIL], "results": [asdict(each) for each in results]}, indent=2))
+    else:
+        click.echo(", ".join(f"{count} {level}" for level, count in counts.items()))
+    return 1 if counts[Level.FAIL] else 0
+
+
+def _results(configs: ConfigSource) -> Iterator[Result]:
+    config, found = check_config(configs, os.environ, Path.cwd())
+    yield from found
+    if config is None:
+        yield from check_spark(SparkSettings())
+        return
+    yield from _of_service(hasty(config))
+
+
+def _of_service(config: ServiceConfig) -> Iterator[Result]:
+    tables, found = check_rules(config)
+    yield from found
+    yield from check_keys(config.auth)
+    kept, found = check_store(config)
+    yield from found
+    yield from check_source(config, kept, tables)
+    yield from check_upload(config.upload)
+    yield from check_spark(config.spark)
+    running = kept is not None and standing_of(config, kept, None).state is not State.STOPPED
+    yield from check_ports(config, running=running)
+    yield from check_files(config)
+
+
+def _print(result: Result) -> None:
+    click.echo(f"{result.level.value:<5} {result.area:<8} {result.what}")
+    if result.level is not Level.OK and result.fix:
+        click.echo(f"{'':<15}-> {result.fix}")

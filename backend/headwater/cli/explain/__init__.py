@@ -1,1 +1,0 @@
-"""`headwater explain`: explains which rows a user's devices are sent, and why."""

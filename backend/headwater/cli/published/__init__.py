@@ -1,1 +1,0 @@
-"""Commands under the names that existing compose files and scripts call."""

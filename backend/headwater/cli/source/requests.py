@@ -1,0 +1,130 @@
+"""`headwater source resync`, `skip` and `audit`: submit work to the running replicator and wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import orjson
+
+from headwater.cli.config import ServiceConfig
+from headwater.cli.existing_store import existing_store
+from headwater.cli.progress import WaitDisplay
+from headwater.errors import HeadwaterError
+from headwater.oplog.lsn import format_lsn, parse_lsn
+from headwater.replication.requests import RequestKind
+from headwater.storage.backend import Store
+from headwater.storage.contract.reader import StoreReader
+from headwater.storage.contract.requests import Request, RequestState
+from headwater.storage.contract.store import StoreBusyError
+from headwater.storage.open import open_backend
+
+_PAUSE = 0.2
+_NO_REPLICATOR = "no replicator is running; the request waits until one does (`headwater serve`)"
+_SHOWN_ROWS = 20
+
+
+class RequestFailedError(HeadwaterError):
+    """The replicator could not do what was requested."""
+
+    code = "HW_8201"
+
+
+class SkipError(HeadwaterError):
+    """The transaction to skip is not specified correctly."""
+
+    code = "HW_8202"
+
+
+def resync(config: ServiceConfig, tables: Sequence[str], *, wait: bool) -> None:
+    """Compare tables with the source and repair differences. Raises RequestFailedError."""
+    result = _ask(config, RequestKind.RESYNC, {"tables": list(map(_qualified, tables))}, wait=wait)
+    if result is not None:
+        _show_counts(result, "repaired")
+
+
+def skip(config: ServiceConfig, lsn: str) -> None:
+    """Skip a transaction that holds up the stream. Raises RequestFailedError, and SkipError for an invalid LSN."""
+    try:
+        position = format_lsn(parse_lsn(lsn))
+    except ValueError:
+        raise SkipError(f"{lsn!r} is not an LSN", "--lsn", "write it like 0/1A2B3C") from None
+    _ask(config, RequestKind.SKIP, {"lsn": position}, wait=True)
+    click.echo(f"the transaction at {position} is skipped; all tables are compared with the source")
+
+
+def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:
+    """Compare the source, the current rows and the history that devices receive. Returns the exit code: 1 when
+    something differs and was not repaired. Raises RequestFailedError."""
+    result = _ask(config, RequestKind.AUDIT, {"tables": list(map(_qualified, tables)), "repair": repair}, wait=wait)
+    if result is None:
+        return 0
+    if as_json:
+        click.echo(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _show_counts(result, "repaired" if repair else "differ")
+        for row in result["rows"][:_SHOWN_ROWS]:
+            columns = f" ({', '.join(row['columns'])})" if row.get("columns") else ""
+            click.echo(f"  {row['table']} {row['row']}: {row['problem']}{columns}")
+        for bucket in result.get("buckets", [])[:_SHOWN_ROWS]:
+            click.echo(f"  bucket {bucket['bucket']}: {bucket['problem']}")
+    wrong = bool(result["differences"] or result.get("buckets") or result.get("lookups"))
+    return 1 if wrong and not repair else 0
+
+
+def _qualified(table: str) -> str:
+    return table if "." in table else f"public.{table}"
+
+
+def _show_counts(result: dict[str, Any], word: str) -> None:
+    click.echo(f"compared {result['rows_compared']:,} rows of {', '.join(result['tables']) or 'no table'}")
+    for table, count in result["differences"].items():
+        click.echo(f"  {table}: {count:,} rows {word}")
+    if not result["differences"]:
+        click.echo("  no row differs")
+    if result["ops"]:
+        click.echo(f"  devices are sent {result['ops']:,} ops")
+
+
+def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: bool) -> dict[str, Any] | None:
+    """The result of a request; None without `wait`."""
+    with existing_store(config) as store, contextlib.closing(open_backend(config.storage).open_reader()) as reader:
+        number = store.submit(kind, config.source().tag, orjson.dumps(payload).decode())
+        if not wait:
+            click.echo(f"request {number} is submitted" + ("" if reader.replicator_alive() else f"; {_NO_REPLICATOR}"))
+            return None
+        return _wait(store, reader, number)
+
+
+def _wait(store: Store, reader: StoreReader, number: int) -> dict[str, Any]:
+    with WaitDisplay() as display:
+        try:
+            for request in _states(store, number):
+                match request.state:
+                    case RequestState.WAITING:
+                        display.say("waiting for its turn" if reader.replicator_alive() else _NO_REPLICATOR)
+                    case RequestState.RUNNING:
+                        display.say(request.progress if reader.replicator_alive() else _NO_REPLICATOR)
+                    case RequestState.FAILED:
+                        raise RequestFailedError(orjson.loads(request.result).get("error", "no reason given"))
+                    case RequestState.DONE:
+                        break
+        except KeyboardInterrupt:
+            display.close()
+            click.echo(f"request {number} continues without this command", err=True)
+            raise click.Abort from None
+    result: dict[str, Any] = orjson.loads(request.result)
+    return result
+
+
+def _states(store: Store, number: int) -> Iterator[Request]:
+    while True:
+        with contextlib.suppress(StoreBusyError):  # a long transaction of the replicator
+            request = store.request(number)
+            if request is None:
+                raise RequestFailedError("the request is gone", f"request {number}", "submit it again")
+            yield request
+        time.sleep(_PAUSE)

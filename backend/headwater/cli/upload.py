@@ -1,0 +1,146 @@
+"""`headwater upload list`, `show`, `retry` and `discard`: uploaded transactions that could not be applied."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from headwater.cli.options import config_options, examples, load
+from headwater.config import ConfigSource
+
+if TYPE_CHECKING:
+    from headwater.source.upload.letters import DeadLetter, DeadLetters
+
+Result = TypeVar("Result")
+
+
+@click.group()
+def upload() -> None:
+    """Show, retry or discard uploaded transactions that could not be applied."""
+
+
+@upload.command("list", epilog=examples("headwater upload list -c headwater.yaml", "headwater upload list --json",
+                                         "headwater upload list --after 120 --limit 20"))  # fmt: skip
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="List at most this many.")
+@click.option("--after", type=click.IntRange(0), default=0, metavar="LETTER", help="List those after this one.")
+def list_(configs: ConfigSource, as_json: bool, limit: int, after: int) -> None:
+    """List the dead letters, oldest first: transactions that could not be applied, and why. Shows no values of rows,
+    except those in messages of Postgres."""
+    found = _with_letters(configs, lambda letters: letters.waiting(after, limit + 1))
+    if len(found) > limit:
+        found = found[:limit]
+        click.echo(f"more wait: see --after {found[-1].id}", err=True)
+    if as_json:
+        click.echo(json.dumps([_facts(letter) for letter in found], indent=2))
+        return
+    if not found:
+        click.echo("no dead letters wait" if not after else f"no dead letters after {after} wait")
+    for letter in found:
+        ops = f"{letter.first_op}" if letter.first_op == letter.last_op else f"{letter.first_op} to {letter.last_op}"
+        again = f", tried {letter.attempts} times" if letter.attempts > 1 else ""
+        click.echo(f"{letter.id}  {letter.parked_at:%Y-%m-%d %H:%M:%S}  user {letter.sub}, ops {ops}{again}")
+        click.echo(f"    [{letter.code}] {letter.message}{'' if letter.op_id is None else f' (op {letter.op_id})'}")
+
+
+@upload.command(epilog=examples("headwater upload show 12"))
+@click.argument("letter", type=int)
+@config_options
+def show(configs: ConfigSource, letter: int) -> None:
+    """Show dead letter LETTER with everything that the device sent, as JSON."""
+    found, crud = _with_letters(configs, lambda letters: letters.one(letter))
+    click.echo(json.dumps({**_facts(found), "crud": json.loads(crud)}, indent=2))
+
+
+@upload.command(epilog=examples("headwater upload retry 12 13", "headwater upload retry --all"))
+@click.argument("letters", type=int, nargs=-1, metavar="LETTER…")
+@click.option("--all", "every", is_flag=True, help="Retry all that wait, oldest first.")
+@config_options
+def retry(configs: ConfigSource, letters: tuple[int, ...], every: bool) -> None:
+    """Apply dead letters now, each as the user who sent it, with the claims of its token.
+
+    They overwrite what was written since, unless the table's conflict policy prevents it. The exit code is 1 when one
+    is refused again; it then waits as before.
+    """
+    if every == bool(letters):
+        raise click.UsageError("name dead letters, or --all")
+    sys.exit(_with_letters(configs, lambda waiting: _retry(waiting, None if every else letters)))
+
+
+@upload.command(epilog=examples("headwater upload discard 12"))
+@click.argument("letters", type=int, nargs=-1, required=True, metavar="LETTER…")
+@config_options
+def discard(configs: ConfigSource, letters: tuple[int, ...]) -> None:
+    """Give dead letters up, and delete their contents."""
+    _with_letters(configs, lambda waiting: _discard(waiting, letters))
+
+
+def _with_letters(configs: ConfigSource, work: Callable[[DeadLetters], Awaitable[Result]]) -> Result:
+    """The result of `work` on the dead letters of the configured source."""
+    from headwater.source.upload.apply import Uploads
+    from headwater.source.upload.letters import DeadLetters
+
+    settings = load(configs, warn=False).uploads()
+
+    async def run() -> Result:
+        uploads = Uploads(settings)
+        try:
+            return await work(DeadLetters(settings, uploads))
+        finally:
+            await uploads.close()
+
+    return asyncio.run(run())
+
+
+async def _retry(letters: DeadLetters, numbers: Sequence[int] | None) -> int:
+    """Retry these dead letters, or all if None, each by itself. Returns the exit code: 1 when one is refused again."""
+    from headwater.source.upload.errors import Refused
+
+    code = 0
+    async for number in _numbers(letters, numbers):
+        try:
+            await letters.retry(number)
+            click.echo(f"{number}: applied")
+        except Refused as refusal:
+            click.echo(f"{number}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
+            code = 1
+    return code
+
+
+async def _numbers(letters: DeadLetters, numbers: Sequence[int] | None) -> AsyncIterator[int]:
+    """These numbers, or those of all that wait if None, a page at a time."""
+    for number in numbers or ():
+        yield number
+    last = 0
+    while numbers is None and (page := await letters.waiting(last)):
+        for letter in page:
+            yield (last := letter.id)
+
+
+async def _discard(letters: DeadLetters, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        await letters.discard(number)
+        click.echo(f"{number}: discarded")
+
+
+def _facts(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "id": letter.id,
+        "parked_at": letter.parked_at.isoformat(),
+        "user": letter.sub,
+        "client_id": letter.client_id,
+        "first_op": letter.first_op,
+        "last_op": letter.last_op,
+        "attempts": letter.attempts,
+        "code": letter.code,
+        "sqlstate": letter.sqlstate or None,
+        "message": letter.message,
+        "op_id": letter.op_id,
+        "stored_bytes": letter.stored,
+    }

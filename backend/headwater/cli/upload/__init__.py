@@ -1,1 +1,0 @@
-"""The commands `headwater upload …`, for uploaded transactions that could not be applied."""

@@ -1,1 +1,0 @@
-"""Sets up the log, the metrics and the traces of a process."""
