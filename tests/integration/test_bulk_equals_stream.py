@@ -180,7 +180,10 @@ class Place:
         table = SnapshotTable(staged.id, PublishedTable(self.relation, (leaf,), None, "shape", "print"))
         settings_of_nobody = SourceSettings("nowhere", "nothing", "nobody")
         directory, keys = self.store.staging_directory(), self.store.keys()
-        job = SnapshotJob(settings_of_nobody, "", (table,), plan, TypeCatalog(), keys, self.store.address, directory)
+        job = SnapshotJob(
+            source=settings_of_nobody, snapshot="", tables=(table,), plan=plan, types=TypeCatalog(), keys=keys,
+            store=self.store.address, directory=directory,
+        )  # fmt: skip
         half = len(rows) // 2
         chunks = [[join_cells(row) for row in some] for some in (rows[:half], rows[half:])]
         before = Counter(content_id(line) for line in chunks[0])
@@ -232,7 +235,7 @@ class Place:
             keys=self.store.keys(),
             store=self.store.address,
             directory=self.store.staging_directory(),
-            piece=_PIECE,
+            batch_bytes=_PIECE,
         )
         written: dict[int, set[str]] = {stored.id: set()}
         parts = [ReprocessTask(stored, *places).run(job, number, "0") for number, places in enumerate(ranges)]

@@ -286,7 +286,10 @@ def test_where_rows_meet_nothing_hides_what_differs(spark: Spark) -> None:
         tasks.append(RowsTask(Source(table, partition, tuple(source)), 1, frozenset({0})))
         tasks += [RowsTask(Store(table, 0, 1, tuple(stored[half::2])), 1, frozenset({0})) for half in (0, 1)]
     settings = SourceSettings(host="", database="", user="")
-    job = CompareJob(settings, "", (), (), TypeCatalog(), StoreKeys(b""), SqliteAddress(""), "")
+    job = CompareJob(
+        source=settings, snapshot="", tables=(), plans=(), types=TypeCatalog(), keys=StoreKeys(b""),
+        store=SqliteAddress(""), directory="",
+    )  # fmt: skip
     found: list[list[Difference]] = []
     for engine in (SparkEngine(spark), SparkEngine(spark), LocalEngine()):
         if len(found) == 1:

@@ -222,7 +222,10 @@ class Endless(StoreRows):
         Hangs(self.directory).run(None, 0, "")
 
 
-JOB = CompareJob(SourceSettings("", "", ""), "", (), (), TypeCatalog(), StoreKeys(b""), SqliteAddress(""), "")
+JOB = CompareJob(
+    source=SourceSettings("", "", ""), snapshot="", tables=(), plans=(), types=TypeCatalog(), keys=StoreKeys(b""),
+    store=SqliteAddress(""), directory="",
+)  # fmt: skip
 IN_PIECES = replace(JOB, source=SourceSettings("", "", "", batch_bytes=4_000))
 TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
 

@@ -8,18 +8,19 @@ from pathlib import Path
 
 from headwater.cli.config import load_config
 from headwater.config import ConfigSource
+from headwater.bulk.bound_table import bind
+from headwater.config.given import ConfigSource
+from headwater.config.load import load_config
 from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
-from headwater.decode.values import row_converter
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import Buckets, DraftOp, TableTransform, decode_members, encode_members
+from headwater.oplog.transform import Buckets, DraftOp, decode_members, encode_members
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush, Progress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides, without
 from tests.support.ruled_configs import LISTS, TODOS, USERS
@@ -96,12 +97,10 @@ class RuledStore:
 
     def _evaluate(self, flush: Flush, plan: SyncPlan, table: StoredTable) -> None:
         relation, rows = table.relation, self._rows[table.id]
-        program = bind_table(plan, SOURCE, relation.schema, relation.name, [each.name for each in relation.columns])
-        if program is None:
+        bound = bind([plan], SOURCE, relation, TypeCatalog(), table.id, self.store.keys())
+        if bound is None:
             return
-        convert = row_converter(relation.columns, TypeCatalog(), plan.options)
-        names = [bucket.name for bucket in plan.buckets]
-        transform = TableTransform(table.id, self.store.keys(), convert, program, names)
+        transform = bound.transform
         current = flush.current(table.id, [str(row[0]) for row in rows])
         ops: list[DraftOp] = []
         buckets: Buckets = {}

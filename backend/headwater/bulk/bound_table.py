@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from headwater.decode.copytext import split_line
 from headwater.decode.types import TypeCatalog, values_of
@@ -18,14 +19,13 @@ from headwater.oplog.plain import plain_write
 from headwater.oplog.transform import (
     Member,
     PlainWrite,
-    RowProgram,
     TableTransform,
     decode_members,
     expected_members,
 )
 from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
-from headwater_rules.plan import SyncPlan, Value
+from headwater_rules.plan import BucketDefinition, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind
 from headwater_rules.versions import check_names, sides, without
@@ -40,7 +40,6 @@ class BoundTable:
     table lacks a column that decides."""
 
     transform: TableTransform
-    program: RowProgram
     has_lookups: bool
     definitions: tuple[str, ...]
     exclusive: bool
@@ -83,31 +82,39 @@ def bind(
     plans: Sequence[SyncPlan], tag: str, relation: Relation, types: TypeCatalog, table_id: int, keys: StoreKeys
 ) -> BoundTable | None:
     """Bind plans that are `distinct`. None when none of them uses the table."""
-    names = [column.name for column in relation.columns]
+    columns = [column.name for column in relation.columns]
     parts: list[_Part] = []
-    offset = 0
+    buckets: list[BucketDefinition] = []
     for plan in plans:
-        bound = bind_table(plan, tag, relation.schema, relation.name, names)
-        if bound is not None:
-            parts.append(_Part(bound, row_converter(relation.columns, types, plan.options), offset, plan))
-        offset += len(plan.buckets)
+        program = bind_table(plan, tag, relation.schema, relation.name, columns)
+        if program is not None:
+            parts.append(_Part(program, row_converter(relation.columns, types, plan.options), len(buckets), plan))
+        buckets += plan.buckets
     if not parts:
         return None
-    buckets = [bucket for plan in plans for bucket in plan.buckets]
     fed = [buckets[part.offset + position] for part in parts for position in part.program.definitions]
-    (first, *others) = parts
-    several = bool(others or first.offset)
-    convert: Callable[[Cells], list[Value]] = list if several else first.convert
-    program: RowProgram = _Union(parts) if several else first.program
-    plain = None if several else _plain_write(first, relation, types, table_id, keys)
     return BoundTable(
-        transform=TableTransform(table_id, keys, convert, program, [bucket.name for bucket in buckets], plain),
-        program=program,
+        transform=_transform(parts, [bucket.name for bucket in buckets], relation, types, table_id, keys),
         has_lookups=any(part.program.has_lookups for part in parts),
         definitions=tuple(definition.name for definition in fed),
         exclusive=all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
         closed=frozenset().union(*(part.program.closed for part in parts)),
     )
+
+
+def _transform(
+    parts: Sequence[_Part],
+    names: Sequence[str],
+    relation: Relation,
+    types: TypeCatalog,
+    table_id: int,
+    keys: StoreKeys,
+) -> TableTransform:
+    first = parts[0]
+    if len(parts) > 1 or first.offset:
+        return TableTransform(table_id, keys, list, _Union(parts), names)
+    plain = _plain_write(first, relation, types, table_id, keys)
+    return TableTransform(table_id, keys, first.convert, first.program, names, plain)
 
 
 def bind_layouts(
@@ -195,19 +202,20 @@ def _by_row_id(entry: PlainEntry, relation: Relation) -> bool:
     return position is None or (by_key and keys == [position])
 
 
+@dataclass(frozen=True, slots=True)
 class _Union:
-    """Several programs as one. Takes cells that are not converted yet."""
+    """Several programs as one. Takes cells that are not converted yet, since each plan converts in its own way."""
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = tuple(parts)
+    parts: Sequence[_Part]
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
+        cells = cast("Cells", values)
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
         errors: list[str] = []
-        for program, convert, offset in ((part.program, part.convert, part.offset) for part in self._parts):
-            result = program.evaluate(convert(values), row_id)  # type: ignore[arg-type]  # see `bind`: cells as they are
-            puts += [put._replace(definition=put.definition + offset) for put in result.puts]
+        for part in self.parts:
+            result = part.program.evaluate(part.convert(cells), row_id)
+            puts += [put._replace(definition=put.definition + part.offset) for put in result.puts]
             lookups += result.lookups
             errors += result.errors
         return RowResult(puts, lookups, errors)

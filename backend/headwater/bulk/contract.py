@@ -63,6 +63,16 @@ class GivenUpError(HeadwaterError):
     code = "HW_5104"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkJob:
+    """What every job has. `directory` is for progress files, on this machine."""
+
+    types: TypeCatalog
+    keys: StoreKeys
+    store: StoreAddress
+    directory: str
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotTable:
     """A table to read into generation `table_id` of the store."""
@@ -71,19 +81,14 @@ class SnapshotTable:
     published: PublishedTable
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotJob:
-    """Read whole tables into a store that has no rows of them. `snapshot` is the exported snapshot's name;
-    `directory` is for progress files, on this machine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotJob(BulkJob):
+    """Read whole tables into a store that has no rows of them. `snapshot` is the exported snapshot's name."""
 
     source: SourceSettings
     snapshot: str
     tables: tuple[SnapshotTable, ...]
     plan: SyncPlan
-    types: TypeCatalog
-    keys: StoreKeys
-    store: StoreAddress
-    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +100,22 @@ class ReprocessTable:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReprocessJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReprocessJob(BulkJob):
     """Evaluate current rows by a plan that has only incomplete row sides, and write the results as pages of additions.
-    `piece` is about how many bytes of rows are read at once, or are in a page."""
+    `batch_bytes` is about how many bytes of rows are read at once, or are in a page."""
 
     tag: str
     tables: tuple[ReprocessTable, ...]
     plan: SyncPlan
-    types: TypeCatalog
-    keys: StoreKeys
-    store: StoreAddress
-    directory: str
-    piece: int
+    batch_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RekeyJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RekeyJob(BulkJob):
     """Write a table's current rows, about `rows` at places within `ranges`, into generation `target`, under the ids
-    that the last layout gives them. The plans are for lookups. `piece` is about how many bytes of rows are read at
-    once."""
+    that the last layout gives them. The plans are for lookups. `batch_bytes` is about how many bytes of rows are read
+    at once."""
 
     tag: str
     stored: StoredTable
@@ -122,11 +123,7 @@ class RekeyJob:
     ranges: tuple[tuple[int, int], ...]
     rows: int
     plans: tuple[SyncPlan, ...]
-    types: TypeCatalog
-    keys: StoreKeys
-    store: StoreAddress
-    directory: str
-    piece: int
+    batch_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +136,8 @@ class CompareTable:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompareJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareJob(BulkJob):
     """Find the rows in which a source and its store differ. With `plans`, current rows are evaluated too, and count as
     different when they are in other buckets than the rules give."""
 
@@ -148,10 +145,6 @@ class CompareJob:
     snapshot: str
     tables: tuple[CompareTable, ...]
     plans: tuple[SyncPlan, ...]
-    types: TypeCatalog
-    keys: StoreKeys
-    store: StoreAddress
-    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +192,14 @@ class VerifyTable:
     ranges: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyJob(BulkJob):
     """Verify that the lookups of these tables are what the plans give, and with `buckets` that the ops of every bucket
     are sound and add up to its rows. `tables` then has all tables of the store."""
 
     tag: str
     tables: tuple[VerifyTable, ...]
     plans: tuple[SyncPlan, ...]
-    types: TypeCatalog
-    keys: StoreKeys
-    store: StoreAddress
-    directory: str
     buckets: bool = True
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -219,84 +219,47 @@ def _counted_before(counts: Sequence[Counter[str]]) -> list[CountedCopies]:
 def find_differences(
     run: Run[CompareJob], job: CompareJob, source_parts: Sequence[Partition], found: Found
 ) -> CompareOutcome:
-    """Hand every difference to `found`, in batches."""
-    sides = {table.stored.id: _Sides.of(table, source_parts) for table in job.tables}
+    """Hand every difference to `found`, in batches: those of small tables, then those of all others, by digests."""
+    tables = {table.stored.id: table for table in job.tables}
+    source: dict[int, list[SourceRows]] = {table: [] for table in tables}
+    for part in source_parts:
+        source[part.table_id].append(SourceRows(tables[part.table_id].stored, part))
+    store = {key: [StoreRows(table.stored, *places) for places in table.ranges] for key, table in tables.items()}
+    source_rows = store_rows = partitions = differing = 0
+
     whole = [
-        WholeTask(table.stored.id, sides[table.stored.id].source, sides[table.stored.id].store)
-        for table in job.tables
+        WholeTask(key, tuple(source[key]), tuple(store[key]))
+        for key, table in tables.items()
         if is_small(table.published) and len(table.ranges) <= 1
     ]
-    small = _compare_whole(run, whole, found)
-    outcome = _compare_digests(
-        run, {table.stored.id: table for table in job.tables if table.stored.id not in small}, sides, found
-    )
-    return CompareOutcome(
-        source_rows=outcome.source_rows + sum(w.source_rows for w in small.values()),
-        store_rows=outcome.store_rows + sum(w.store_rows for w in small.values()),
-        partitions=outcome.partitions + len(small),
-        differing=outcome.differing + sum(w.differs for w in small.values()),
-        application=run.application,
-        tasks=outcome.tasks + len(whole),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """The parts of a table on both sides."""
-
-    source: tuple[SourceRows, ...]
-    store: tuple[StoreRows, ...]
-
-    @classmethod
-    def of(cls, table: CompareTable, source_parts: Sequence[Partition]) -> _Sides:
-        return cls(
-            tuple(SourceRows(table.stored, part) for part in source_parts if part.table_id == table.stored.id),
-            tuple(StoreRows(table.stored, *places) for places in table.ranges),
-        )
-
-
-class _Whole(NamedTuple):
-    """The result for a small table, without the differences, which were handed over."""
-
-    source_rows: int
-    store_rows: int
-    differs: bool
-
-
-def _compare_whole(run: Run[CompareJob], tasks: Sequence[WholeTask], found: Found) -> dict[int, _Whole]:
-    """Results by table. Tables that were larger than expected are left out."""
-    small: dict[int, _Whole] = {}
-    for start in range(0, len(tasks), _WHOLE_AT_ONCE):
-        some = tasks[start : start + _WHOLE_AT_ONCE]
+    for start in range(0, len(whole), _WHOLE_AT_ONCE):
+        some = whole[start : start + _WHOLE_AT_ONCE]
         for task, outcome in zip(some, run.tasks(some), strict=True):
-            if outcome is None:
+            if outcome is None:  # the table is larger than expected
                 continue
             if outcome.differences:
                 found(outcome.differences)
-            small[task.table] = _Whole(outcome.source_rows, outcome.store_rows, bool(outcome.differences))
-    return small
+            source_rows += outcome.source_rows
+            store_rows += outcome.store_rows
+            partitions += 1
+            differing += bool(outcome.differences)
+            del tables[task.table]
 
-
-def _compare_digests(
-    run: Run[CompareJob], tables: Mapping[int, CompareTable], sides: Mapping[int, _Sides], found: Found
-) -> CompareOutcome:
-    parts: list[Rows] = [part for table in tables for part in sides[table].source]
-    parts += [part for table in tables for part in sides[table].store]
-    sizes = {number: _partitions(table.rows) for number, table in tables.items()}
+    sizes = {key: _partitions(table.rows) for key, table in tables.items()}
+    parts: list[Rows] = [part for key in tables for part in source[key]]
+    parts += [part for key in tables for part in store[key]]
     digests = run.tasks([DigestTask(part, sizes[part.table.id]) for part in parts])
-    differing = _differing(digests, sizes)
-    tasks = [
-        RowsTask(part, sizes[part.table.id], differing[part.table.id]) for part in parts if differing[part.table.id]
-    ]
+    wanted = _differing(digests, sizes)
+    tasks = [RowsTask(part, sizes[part.table.id], wanted[part.table.id]) for part in parts if wanted[part.table.id]]
     if tasks:
         run.differences(tasks, found)
     return CompareOutcome(
-        source_rows=sum(d.rows for d in digests if d.of_source),
-        store_rows=sum(d.rows for d in digests if not d.of_source),
-        partitions=sum(sizes.values()),
-        differing=sum(map(len, differing.values())),
+        source_rows=source_rows + sum(d.rows for d in digests if d.of_source),
+        store_rows=store_rows + sum(d.rows for d in digests if not d.of_source),
+        partitions=partitions + sum(sizes.values()),
+        differing=differing + sum(map(len, wanted.values())),
         application=run.application,
-        tasks=len(parts) + len(tasks),
+        tasks=len(whole) + len(parts) + len(tasks),
     )
 
 

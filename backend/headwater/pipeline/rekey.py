@@ -44,7 +44,7 @@ class RekeyCountTask:
     def run(self, job: RekeyJob, number: int, attempt: str) -> Counter[str]:
         counts: Counter[str] = Counter()
         keys = _Keys(job, counts)
-        for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.piece):
+        for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
             for _, row in batch:
                 keys.of(row, _cells(job, row))
         return counts
@@ -66,7 +66,7 @@ class RekeyTask:
             TaskProgress(job.directory, number, attempt) as progress,
             open_backend(job.store).open_part(job.target, number, attempt) as part,
         ):
-            for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.piece):
+            for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
                 for first in range(0, len(batch), _PAGE_ROWS):
                     part.write(*_page(job, keys, bound, batch[first : first + _PAGE_ROWS]), (), {})
                     part.end_page()

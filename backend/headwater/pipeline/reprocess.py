@@ -36,18 +36,18 @@ class ReprocessTask:
             TaskProgress(job.directory, number, attempt) as progress,
             open_backend(job.store).open_part(self.stored.id, number, attempt) as part,
         ):
-            in_page, room = 0, job.piece
+            in_page, bytes_left = 0, job.batch_bytes
             refused: list[str] = []
-            for batch in open_backend(job.store).read_rows(self.stored.id, self.first, self.end, job.piece):
+            for batch in open_backend(job.store).read_rows(self.stored.id, self.first, self.end, job.batch_bytes):
                 if bound is not None:
                     too_large, size = _write_additions(bound, self.stored, batch, part)
                     refused += too_large
-                    room -= size
+                    bytes_left -= size
                 progress.add(len(batch))
                 in_page += len(batch)
-                if in_page >= PAGE_ROWS or room <= 0:
+                if in_page >= PAGE_ROWS or bytes_left <= 0:
                     part.end_page()
-                    in_page, room = 0, job.piece
+                    in_page, bytes_left = 0, job.batch_bytes
             part.end_page()
             return replace(part.finish(), refused=tuple(refused[:REFUSED_NAMED]))
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import zstandard
 
+from headwater.bulk.bound_table import bind
 from headwater.compaction import UpkeepWork
 from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
-from headwater.decode.values import row_converter
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.oplog.transform import Buckets, DraftOp, TableTransform
+from headwater.oplog.transform import Buckets, DraftOp
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import CurrentRow
@@ -36,7 +36,6 @@ from headwater.storage.postgres import format as postgres_format
 from headwater.storage.shared.compaction import Thrift
 from headwater.storage.sqlite import format as sqlite_format
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.evaluate.rows import bind_table
 from tests.support.ruled_store import EMBEDDED, SOURCE, TEXT, RuledStore
 
 SCHEMA = "headwater"
@@ -89,12 +88,9 @@ def change(store: Store, lease: Lease, before: Notes, after: Notes) -> None:
     """One flush that leads from these rows to those."""
     (table,) = store.tables(SOURCE)
     plan = compile_config(YAML).plan
-    columns = table.relation.columns
-    program = bind_table(plan, SOURCE, "public", "notes", [each.name for each in columns])
-    assert program is not None
-    convert = row_converter(columns, TypeCatalog(), plan.options)
-    names = [bucket.name for bucket in plan.buckets]
-    transform = TableTransform(table.id, store.keys(), convert, program, names)
+    bound = bind([plan], SOURCE, table.relation, TypeCatalog(), table.id, store.keys())
+    assert bound is not None
+    transform = bound.transform
     flush = store.begin(lease)
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     stored = flush.current(table.id, changed)

@@ -99,8 +99,9 @@ class TwoSides:
         source = SourceSettings(host="", database="", user="")
         tables = (CompareTable(published, stored, ((0, len(self.rows) + 1),), len(self.rows)),)
         job = CompareJob(
-            source, "", tables, (), TypeCatalog(), StoreKeys(b""), SqliteAddress(self.directory), self.directory
-        )
+            source=source, snapshot="", tables=tables, plans=(), types=TypeCatalog(), keys=StoreKeys(b""),
+            store=SqliteAddress(self.directory), directory=self.directory,
+        )  # fmt: skip
         parts = [Partition(published, leaf, 0, None, 1)]
         self.found.clear()
         find_differences(LocalRun(job, "comparison", threading.Event()), job, parts, self.found.extend)

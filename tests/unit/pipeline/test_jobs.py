@@ -36,6 +36,9 @@ def test_a_task_is_not_sent_all_tables(tmp_path: Path) -> None:
     for count in (1, 500):
         tables = tuple(VerifyTable(number, None, ()) for number in range(count))
         address = SqliteAddress(str(tmp_path))
-        job = VerifyJob("default", tables, (), TypeCatalog.from_rows([]), StoreKeys(b""), address, str(tmp_path))
+        job = VerifyJob(
+            tag="default", tables=tables, plans=(), types=TypeCatalog.from_rows([]), keys=StoreKeys(b""), store=address,
+            directory=str(tmp_path),
+        )  # fmt: skip
         BulkJobs(engine).rows_in_buckets(job, [1], lambda _: None)
     assert engine.sizes[0] == engine.sizes[1]

@@ -100,7 +100,7 @@ class Deploy(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(),
-            piece=context.source.piece_bytes,
+            batch_bytes=context.source.piece_bytes,
         )
         evaluate = partial(context.bulk.reprocess, job, self._report, self._closed)
         outcome = yield from Background(evaluate, JobKind.REPROCESS).steps()
