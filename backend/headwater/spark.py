@@ -17,14 +17,13 @@ import pyarrow as pa
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
@@ -146,34 +145,29 @@ def _whole(option: str, text: str, least: int, others: str = "") -> int:
     return int(text)
 
 
-OPS = StructType(
-    [
-        StructField("op_id", LongType()),
-        StructField("op", StringType()),
-        StructField("bucket", StringType()),
-        StructField("definition", StringType()),
-        StructField("table", StringType()),
-        StructField("id", StringType()),
-        StructField("subkey", StringType()),
-        StructField("data", StringType()),
-        StructField("checksum", LongType()),
-        StructField("source", StringType()),
-        StructField("commit_lsn", StringType()),
-        StructField("committed_at", TimestampType()),
-    ]
-)
+_OPS = {
+    "op_id": "bigint", "op": "string", "bucket": "string", "definition": "string", "table": "string", "id": "string",
+    "subkey": "string", "data": "string", "checksum": "bigint", "source": "string", "commit_lsn": "string",
+    "committed_at": "timestamp",
+}  # fmt: skip
 """Columns of ops, streamed or read in batch."""
 
-SNAPSHOT = StructType([*OPS.fields, StructField("checkpoint", LongType())])
+_SNAPSHOT = {**_OPS, "checkpoint": "bigint"}
 """Columns of the rows in buckets at `checkpoint`."""
 
-_ARROW_OPS = to_arrow_schema(OPS, timezone="UTC")
-_ARROW_SNAPSHOT = to_arrow_schema(SNAPSHOT, timezone="UTC")
+_ARROW = {"bigint": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
 
 _EPOCH_2000_US = 946_684_800_000_000
-_UNKNOWN = (None, None, None)
+
 
 _Origin = tuple[str | None, str | None, int | None]
+
+
+def _origin(flush: FlushRange) -> _Origin:
+    """Source, LSN and commit time of a flush. Bulk work has no commit, so only the source is known."""
+    if flush.committed_us == 0:
+        return flush.source or None, None, None
+    return flush.source, format_lsn(flush.lsn), flush.committed_us + _EPOCH_2000_US
 
 
 class Origins:
@@ -186,30 +180,24 @@ class Origins:
 
     def of(self, op_id: int) -> _Origin:
         place = bisect_left(self._ends, op_id)
-        if place == len(self._ends) or op_id <= self._flushes[place].after:
-            return _UNKNOWN
-        return self._origins[place]
-
-
-def _origin(flush: FlushRange) -> _Origin:
-    """Source, LSN and commit time of a flush. Bulk work has no commit, so only the source is known."""
-    if flush.committed_us == 0:
-        return flush.source or None, None, None
-    return flush.source, format_lsn(flush.lsn), flush.committed_us + _EPOCH_2000_US
+        known = place < len(self._ends) and op_id > self._flushes[place].after
+        return self._origins[place] if known else (None, None, None)
 
 
 def arrow_rows(
     ops: Sequence[HistoryOp], origins: Origins, tables: frozenset[str], checkpoint: int | None = None
 ) -> pa.RecordBatch:
-    """Rows of OPS, or of SNAPSHOT with a checkpoint. With `tables`, only ops of these output tables and CLEARs; empty
-    means all."""
+    """Rows with the columns of ops, or with a checkpoint those of a snapshot. With `tables`, only ops of these output
+    tables and CLEARs; empty means all."""
     rows = [_row(op, origins) for op in ops]
     if tables:
         rows = [row for row in rows if row[1] == "CLEAR" or row[4] in tables]
-    columns: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(_ARROW_OPS)
-    if checkpoint is None:
-        return _batch(columns, _ARROW_OPS)
-    return _batch([*columns, [checkpoint] * len(rows)], _ARROW_SNAPSHOT)
+    if checkpoint is not None:
+        rows = [(*row, checkpoint) for row in rows]
+    columns = _OPS if checkpoint is None else _SNAPSHOT
+    cells = zip(*rows, strict=True) if rows else [()] * len(columns)
+    arrays = [pa.array(column, _ARROW[kind]) for column, kind in zip(cells, columns.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _row(op: HistoryOp, origins: Origins) -> tuple[object, ...]:
@@ -218,11 +206,6 @@ def _row(op: HistoryOp, origins: Origins) -> tuple[object, ...]:
         op.op_id, body["op"], op.bucket, op.definition, body.get("object_type"), body.get("object_id"),
         body.get("subkey"), body.get("data"), body["checksum"], *origins.of(op.op_id),
     )  # fmt: skip
-
-
-def _batch(columns: Sequence[Sequence[object]], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 NAME = "headwater"
@@ -363,10 +346,11 @@ class OplogSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         options = read_options(self.options)
         self._limits = open_backend(options.address).history_limits(options.where)
-        return SNAPSHOT if options.snapshot else OPS
+        columns = _SNAPSHOT if options.snapshot else _OPS
+        return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)

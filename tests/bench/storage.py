@@ -10,7 +10,7 @@ import apsw
 import orjson
 import psycopg
 
-from headwater.compaction import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
@@ -21,7 +21,7 @@ from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Lease, Progress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from headwater_rules.results import Put
 from tests.bench import report
 from tests.bench.world import Meter, world
@@ -117,17 +117,17 @@ def _read(what: str, address: StoreAddress, ops: int) -> None:
 
 
 def _compact(address: StoreAddress, ops: int) -> None:
-    upkeep = open_backend(address).open_compaction()
+    compaction = open_backend(address).open_compaction()
     try:
-        with Meter(os.getpid()).measure() as usage, UpkeepWork(upkeep, "bench:1", lambda _: False) as work:
-            (state,) = [each for each in upkeep.buckets(OpId(0)) if each.name == BUCKET]
-            done = work.bucket(state, upkeep.checkpoint(), Thrift(), finish=True)
+        with Meter(os.getpid()).measure() as usage, CompactionPass(compaction, "bench:1", lambda _: False) as work:
+            (state,) = [each for each in compaction.buckets(OpId(0)) if each.name == BUCKET]
+            done = work.bucket(state, compaction.checkpoint(), CompactionPolicy(), finish=True)
             assert done is not None
         report.line("compaction", ops / usage.seconds, "ops/s")
         report.usage(usage, ops / 1e6)
         report.line("ops a live row afterwards", done.after / max(done.live, 1), "")
     finally:
-        upkeep.close()
+        compaction.close()
 
 
 def size_of(address: StoreAddress, *, pack: bool = True) -> int:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from headwater.compaction import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
@@ -29,7 +29,7 @@ from headwater.storage.open import open_backend
 from headwater.storage.postgres.bulk.takeover import taken_keys
 from headwater.storage.shared.cache import CachedReader
 from headwater.storage.shared.common import KnownBuckets, Naming
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from tests.contract.world import RELATION, SIDES, A, B, Rows, World, named, put, totals, write_batch
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket
@@ -137,9 +137,12 @@ def _add(world: World, rows: Rows, added: Rows) -> None:
 
 
 def _compact(address: StoreAddress) -> None:
-    with closing(open_backend(address).open_compaction()) as store, UpkeepWork(store, "test", lambda _: False) as work:
+    with (
+        closing(open_backend(address).open_compaction()) as store,
+        CompactionPass(store, "test", lambda _: False) as work,
+    ):
         for bucket in list(store.buckets(OpId(0))):
-            work.bucket(bucket, store.checkpoint(), Thrift(budget=1 << 20, least=1), finish=True)
+            work.bucket(bucket, store.checkpoint(), CompactionPolicy(budget=1 << 20, least=1), finish=True)
 
 
 def test_whoever_names_the_key_of_a_bucket_reads_nothing_of_it(

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
+from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, look
 from headwater.insight import forget as store_forget
 from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.oplog.op import OpId
@@ -34,8 +34,8 @@ def found(address: StoreAddress, target: TextTarget | RowTarget) -> dict[int, se
 
 
 def looked(address: StoreAddress, target: TextTarget | RowTarget) -> dict[str, BucketFindings]:
-    with closing(open_backend(address).open_compaction()) as upkeep:
-        seen = [look(upkeep, bucket, ops) for bucket, ops in found(address, target).items()]
+    with closing(open_backend(address).open_compaction()) as compaction:
+        seen = [look(compaction, bucket, ops) for bucket, ops in found(address, target).items()]
     return {each.name: each for each in seen if each is not None}
 
 
@@ -44,9 +44,9 @@ def forget(written: WrittenStore, target: TextTarget | RowTarget) -> None:
     address = written.address
     with (
         closing(open_backend(address).open_forget()) as finder,
-        closing(open_backend(address).open_compaction()) as upkeep,
+        closing(open_backend(address).open_compaction()) as compaction,
     ):
-        forgetting = Forgetting(address, finder, upkeep, target, written.table)
+        forgetting = Forgetting(address, finder, compaction, target, written.table)
         plan = forgetting.plan(lambda: None)
         forgetting.remove(plan, lambda _: None)
         forgetting.prove(plan.samples)
@@ -125,7 +125,7 @@ def test_removes_that_name_it_go_too(written: WrittenStore, seed: int) -> None:
     devices.sync(written.write({gone: None, "r3": (A, "z")}))
     seen = looked(written.address, TextTarget(gone))
     assert (seen[A].removes, seen[B].removes) == (1, 1)
-    assert seen[A].again > 0
+    assert seen[A].reput > 0
     forget(written, TextTarget(gone))
     assert found(written.address, TextTarget(gone)) == {}
     with closing(open_backend(written.address).open_forget()) as finder:
@@ -193,14 +193,14 @@ def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: W
     written.write({"r1": None})
     with (
         closing(open_backend(written.address).open_forget()) as finder,
-        closing(open_backend(written.address).open_compaction()) as upkeep,
+        closing(open_backend(written.address).open_compaction()) as compaction,
     ):
         assert finder.named_buckets(['["a"]']) == [written.key(A)]
-        lease = upkeep.acquire("test", 60.0)
-        Forgetter(upkeep, lease, lambda _: None).rewrite(written.key(A), clear=True)
+        lease = compaction.acquire("test", 60.0)
+        Forgetter(compaction, lease, lambda _: None).rewrite(written.key(A), clear=True)
         finder.drop_bucket(lease, written.key(A))
         assert finder.named_buckets(['["a"]']) == []
-        upkeep.release(lease)
+        compaction.release(lease)
     assert problems(written.address) == []
     written.write({"r3": (A, "back")})  # by a writer who knew the bucket
     device = {A: ModelBucket(), B: ModelBucket()}

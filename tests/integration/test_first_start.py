@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from headwater.bulk.contract import EngineError
 from headwater.embedded.java import NoJava
 from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job, Run
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
-from headwater.pipeline.spark.session import Spark, SparkError
+from headwater.pipeline.spark.session import Spark
 from headwater.source.connect import connect
 from headwater.source.slot import drop_unread_slot, slot_name
 from tests.support.fix_headwater import Deployment
@@ -33,7 +34,7 @@ class BrokenEngine:
         return ""
 
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
-        raise SparkError("Spark does not start", "master local[*]")
+        raise EngineError("Spark does not start", "master local[*]", code="HW_5102")
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def failure_of(deployment: Deployment, error: type[HeadwaterError]) -> None:
 
 def test_a_snapshot_that_fails_leaves_no_slot(first: Deployment) -> None:
     working, first.bulk = first.bulk, BulkJobs(BrokenEngine())
-    failure_of(first, SparkError)
+    failure_of(first, EngineError)
     assert slots(first) == []
     first.bulk = working
     first.start()

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headwater.compaction.background import Rhythm, Upkeep
+from headwater.compaction.compactor import Compactor, Schedule
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import PostgresAddress
 from headwater.storage.backend import Store
@@ -23,8 +23,8 @@ from headwater.storage.contract.requests import RequestState
 from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.open import open_backend
-from headwater.storage.postgres.history.compact import PostgresUpkeep
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.postgres.history.compact import PostgresCompaction
+from headwater.storage.shared.compaction import CompactionPolicy
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.network import Network
@@ -232,32 +232,32 @@ def test_a_compaction_that_is_cut_short_is_done_again(
         stage.source.execute("update notes set body = body || 'x'")
         stage.direct.caught_up()
     caplog.set_level(logging.INFO)
-    before, began, write = stage.direct.op_count(), threading.Event(), PostgresUpkeep.replace
+    before, began, write = stage.direct.op_count(), threading.Event(), PostgresCompaction.replace
 
-    def cut_short(store: PostgresUpkeep, *args: Any) -> Any:
+    def cut_short(store: PostgresCompaction, *args: Any) -> Any:
         if not began.is_set():
             if fault is StoreAway:
                 stage.network.cut()
             else:
-                change_leases(stage.address, "owner = 'another', epoch = epoch + 1 where name = 'upkeep'")
+                change_leases(stage.address, "owner = 'another', epoch = epoch + 1 where name = 'compaction'")
             began.set()
         return write(store, *args)
 
-    monkeypatch.setattr(PostgresUpkeep, "replace", cut_short)
+    monkeypatch.setattr(PostgresCompaction, "replace", cut_short)
     assert stage.replicator.storage is not None
-    upkeep = Upkeep(stage.replicator.storage, "test", rhythm=Rhythm(0.05, 0.0), thrift=Thrift())
-    upkeep.start()
+    compaction = Compactor(stage.replicator.storage, "test", schedule=Schedule(0.05, 0.0), policy=CompactionPolicy())
+    compaction.start()
     try:
         wait_until(began.is_set, "the compaction to be cut short", 30)
         wait_until(lambda: "histories are not compacted for now" in caplog.text, "the cause to be named", 30)
         if fault is StoreAway:
             stage.network.mend()
         else:
-            change_leases(stage.address, "expires_at = now() where name = 'upkeep'")
+            change_leases(stage.address, "expires_at = now() where name = 'compaction'")
         assert device_rows(stage.direct) == truth(stage.source, "notes")
         wait_until(lambda: "compacted 1 buckets" in caplog.text, "the compaction", 30)
     finally:
-        upkeep.stop()
+        compaction.stop()
     assert stage.direct.op_count() <= before
     assert device_rows(stage.direct) == truth(stage.source, "notes")
     audit = stage.direct.ask("audit")

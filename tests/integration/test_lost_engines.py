@@ -14,7 +14,6 @@ from headwater.bulk.contract import EngineError, EngineLostError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.spark.session import SparkError
 from headwater.replication.jobs import scheduler
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.contract.versions import Origin, VersionState
@@ -77,7 +76,7 @@ def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, engine: D
 
 @pytest.mark.parametrize(
     "error",
-    [EngineLostError("it has ended", "test", "it is started again"), SparkError("Spark does not start", "test")],
+    [EngineLostError("it has ended", "test", "it is started again"), EngineError("Spark does not start", "test")],
     ids=["ended", "not started"],
 )
 def test_no_version_fails_for_it_and_the_stream_goes_on(

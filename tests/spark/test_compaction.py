@@ -9,11 +9,13 @@ import pytest
 
 from headwater.cli.compact import SparkCompaction
 from headwater.compaction import Summary, UpkeepWork, shared
+from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.compaction.compactor import CompactionPass, Summary, shared
 from headwater.oplog.op import OpId
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.open import open_backend
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from tests.support.fix_headwater import Deployment
 
 if TYPE_CHECKING:
@@ -44,17 +46,22 @@ def test_buckets_are_compacted_by_tasks_and_devices_converge(
         deployment.caught_up()
     device = deployment.buckets("u1")
     before = deployment.op_count()
-    upkeep = open_backend(deployment.address).open_compaction()
+    compaction = open_backend(deployment.address).open_compaction()
     try:
-        with UpkeepWork(upkeep, "test:1", lambda _: False) as work:
+        with CompactionPass(compaction, "test:1", lambda _: False) as work:
             shares = shared(
-                work, deployment.address, upkeep.buckets(OpId(0)), upkeep.checkpoint(), Thrift(), finish=True
+                work,
+                deployment.address,
+                compaction.buckets(OpId(0)),
+                compaction.checkpoint(),
+                CompactionPolicy(),
+                finish=True,
             )
             total = Summary()
             for summary in SparkCompaction(SparkEngine(spark))(shares):
                 total.merge(summary)
     finally:
-        upkeep.close()
+        compaction.close()
     assert (total.buckets, total.live) == (3, 600)
     assert total.after <= 1.2 * total.live + 3
     assert deployment.op_count() < before / 2

@@ -17,6 +17,8 @@ import headwater.pipeline.snapshot
 from headwater.cli.compact import SparkCompaction
 from headwater.compaction import Upkeep
 from headwater.compaction.background import Rhythm
+from headwater.cli.compact_on_spark import SparkCompaction
+from headwater.compaction.compactor import Compactor, Schedule
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine, SparkRun
@@ -242,25 +244,25 @@ def test_an_audit_comes_to_its_end_and_mends(deployment: Deployment, engine: Kil
 def test_histories_are_compacted_in_the_end(
     deployment: Deployment, engine: KillingEngine, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.compaction.background.LARGE_OPS", 1)
+    monkeypatch.setattr("headwater.compaction.compactor.LARGE_OPS", 1)
     device = Device(deployment.start())
     for number in range(3):
         source_db.execute("update items set body = %s", f"version {number}")
         deployment.caught_up()
     assert device.rows() == truth(deployment)
     engine.meanwhile = served(deployment)
-    upkeep = Upkeep(
+    compaction = Compactor(
         deployment.address,
         "test:upkeep",
-        rhythm=Rhythm(interval=0.05, settled=0.0),
-        elsewhere=SparkCompaction(engine),
+        schedule=Schedule(interval=0.05, min_age=0.0),
+        run_shares=SparkCompaction(engine),
     )
-    upkeep.start()
+    compaction.start()
     try:
         wait_until(lambda: engine.has_killed("compaction"), "the compaction to begin")
         wait_until(lambda: deployment.op_count_now() < 1.5 * ROWS, "the history to be short")
     finally:
-        upkeep.stop()
+        compaction.stop()
     deployment.caught_up()
     assert device.rows() == Device(deployment).rows() == truth(deployment)
     ends_well(deployment)

@@ -13,11 +13,12 @@ import pytest
 
 from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.codes import Kind
+from headwater.errors import HeadwaterError
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline import jobs
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.snapshot import LARGEST_PAGES, CountedCopies, SnapshotTask, partitions
-from headwater.pipeline.spark.session import Spark, SparkJobError
+from headwater.pipeline.spark.session import Spark
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import load_types
 from headwater.source.rows.copy import TableChangedError
@@ -163,7 +164,7 @@ def test_what_a_task_fails_of_is_tried_again(
     monkeypatch.setattr(jobs, "measured", lambda _, tables: tables)  # else that is the first to notice
     unreachable = replace(job, source=replace(job.source, database=f"{source_db.name}_is_not_there"))
     for bulk in (spark_bulk, local_bulk()):
-        with pytest.raises(SparkJobError) as failure:
+        with pytest.raises(HeadwaterError) as failure:
             bulk.snapshot(unreachable, lambda _: None)
         assert failure.value.kind is Kind.RETRY
         assert "_is_not_there" in str(failure.value)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from headwater.bulk.contract import EngineError
+from headwater.errors import HeadwaterError
 from headwater.pipeline.spark.engine import SparkEngine
-from headwater.pipeline.spark.session import Spark, SparkJobError
+from headwater.pipeline.spark.session import Spark
 from tests.storm.plan import ROUGH, Plan, varied
 from tests.support.fix_storm import Storm
 
@@ -30,7 +30,7 @@ def _whole_again(spark: Spark) -> Iterator[None]:
     """The next test is not the one that finds out what died."""
     yield
     for _ in range(3):
-        with suppress(SparkJobError, EngineError), SparkEngine(spark).run(None, "look") as run:
+        with suppress(HeadwaterError), SparkEngine(spark).run(None, "look") as run:
             assert run.tasks([Nothing()] * 4) == [True] * 4
             return
 

@@ -28,7 +28,7 @@ from headwater.pipeline.engine import Task
 from headwater.pipeline.snapshot import Partition
 from headwater.pipeline.spark.differences import differing_rows, rows_of
 from headwater.pipeline.spark.engine import SparkEngine
-from headwater.pipeline.spark.session import Spark, SparkJobError
+from headwater.pipeline.spark.session import Spark
 from headwater.source.connect import SourceSettings
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.address import SqliteAddress
@@ -131,7 +131,7 @@ def test_other_errors_may_go_better_the_next_time(engine: SparkEngine) -> None:
         (stopping, "[HW_0000] the disk is full (/var); make room"),
         (ValueError("odd"), "ValueError: odd"),
     ):
-        with pytest.raises(SparkJobError) as failure, engine.run(None, "test") as run:
+        with pytest.raises(HeadwaterError) as failure, engine.run(None, "test") as run:
             run.tasks(both(Fails(error), Answers()))
         assert failure.value.kind is Kind.RETRY
         assert text in str(failure.value)

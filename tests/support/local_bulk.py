@@ -23,7 +23,6 @@ from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import Done, Failed, explained, outcome_of
-from headwater.pipeline.spark.session import SparkJobError
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
@@ -50,7 +49,9 @@ class LocalEngine:
         try:
             yield LocalRun(job, what, stop or threading.Event(), self._seconds)
         except OSError as error:
-            raise SparkJobError(f"the job failed: {type(error).__name__}", what, "it is tried again") from error
+            raise HeadwaterError(
+                f"the job failed: {type(error).__name__}", what, "it is tried again", code="HW_5103"
+            ) from error
 
 
 class LocalRun(Generic[Job]):

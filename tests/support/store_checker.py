@@ -225,7 +225,7 @@ def _checkpoint(copy: StoreCopy) -> Iterator[str]:
     for last_op, source, lsn, source_lsn in _rows(
         copy.db, "select f.last_op, f.source, f.lsn, s.lsn from flushes f left join sources s on s.tag = f.source"
     ):
-        # what upkeep appends belongs to no source
+        # what compaction appends belongs to no source
         if last_op > (checkpoint or 0) or (source and (source_lsn is None or lsn > source_lsn)):
             yield f"the flush up to op {last_op} at {lsn} is ahead of the store"
 

@@ -1,4 +1,4 @@
-"""A store that is written to as a replicator, bulk jobs and upkeep do, by a process that can die anywhere:
+"""A store that is written to as a replicator, bulk jobs and compaction do, by a process that can die anywhere:
 `python -m tests.support.store_life ADDRESS SEED FAVOURITE`.
 
 It follows the source on paper (`little_source`) from wherever the store stands. After each transaction of the store
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
-from headwater.compaction import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.row_id import subkey_origin
@@ -24,7 +24,7 @@ from headwater.storage.contract.store import Flush, Progress, SourceState
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from headwater_rules.results import Put
 from tests.support.little_source import (
     DEFINITIONS,
@@ -90,8 +90,8 @@ class Life:
 
     def live(self, favourite: str) -> None:
         """Go on for a while, whatever that is."""
-        stream, config, upkeep = [self.flush, self.work], [self.deploy, self.retire], [self.compact]
-        steps = [*stream, *config, *upkeep, self.snapshot, self.rekey]
+        stream, config, compaction = [self.flush, self.work], [self.deploy, self.retire], [self.compact]
+        steps = [*stream, *config, *compaction, self.snapshot, self.rekey]
         weights = [60, 40, 3, 10, 10, 2, 2]
         for _ in range(_STEPS):
             if self._chance.random() < 0.4:
@@ -298,18 +298,18 @@ class Life:
     def _in_state(self, state: VersionState) -> ConfigVersion | None:
         return next((version for version in self._store.versions() if version.state is state), None)
 
-    # upkeep
+    # compaction
 
     def compact(self) -> None:
         """Shorten the histories of some buckets, for nothing or at a price."""
         with (
             closing(open_backend(self._address).open_compaction()) as store,
-            UpkeepWork(store, process_owner(), lambda _: False) as work,
+            CompactionPass(store, process_owner(), lambda _: False) as work,
         ):
             buckets = store.buckets(OpId(0))
             for state in self._chance.sample(buckets, min(len(buckets), 2)):
-                thrift = Thrift(budget=self._chance.choice([0, 1 << 20]), least=1)
-                work.bucket(state, store.checkpoint(), thrift, finish=self._chance.random() < 0.5)
+                policy = CompactionPolicy(budget=self._chance.choice([0, 1 << 20]), least=1)
+                work.bucket(state, store.checkpoint(), policy, finish=self._chance.random() < 0.5)
 
     def _names(self, given: Iterable[Put]) -> Buckets:
         keys = self._store.keys()

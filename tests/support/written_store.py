@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 
-from headwater.compaction import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
@@ -20,7 +20,7 @@ from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_backend
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from headwater_rules.results import LookupEntry, Put
 from tests.support.model_device import ModelBucket, parse_ops
 
@@ -156,11 +156,14 @@ def _lookup(bucket: str, row_id: str) -> LookupEntry:
 
 def compact(address: StoreAddress, *buckets: str) -> None:
     """Shorten the history of buckets, as far as that costs devices nothing."""
-    with closing(open_backend(address).open_compaction()) as store, UpkeepWork(store, "test", lambda _: False) as work:
+    with (
+        closing(open_backend(address).open_compaction()) as store,
+        CompactionPass(store, "test", lambda _: False) as work,
+    ):
         states = {state.name: state for state in store.buckets(OpId(0))}
         for name in buckets:
             state = states[name]
-            assert work.bucket(state, store.checkpoint(), Thrift(budget=0)) is not None
+            assert work.bucket(state, store.checkpoint(), CompactionPolicy(budget=0)) is not None
 
 
 def catch_up(address: StoreAddress, device: dict[str, ModelBucket]) -> int:

@@ -37,12 +37,6 @@ class JobKind(StrEnum):
     REWRITE = "rows put again"
 
 
-class TableLockedError(HeadwaterError):
-    """A table is locked, so neither its rows nor its definition can be read."""
-
-    code = "HW_2302"
-
-
 class EngineError(HeadwaterError):
     """The engine that runs bulk jobs is not available. The job is not at fault and can be repeated any number of
     times."""

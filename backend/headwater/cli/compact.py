@@ -17,10 +17,13 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.pipeline.engine import Engine, persistently
 from headwater.storage.contract.compaction import BucketState, UpkeepStore
+from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Summary, selected, shared
+from headwater.config.model import ServiceConfig
+from headwater.storage.contract.compaction import BucketState, CompactionStore
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +72,32 @@ def run(
 ) -> None:
     """Compact the selected buckets, on Spark if they are large or `spark` is set, and print a summary. Without a
     budget, rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError, and
-    UpkeepStoppedError once `stop` is set."""
-    thrift = Thrift() if budget is None else Thrift(budget=budget, price=math.inf, least=1)
+    CompactionStoppedError once `stop` is set."""
+    policy = CompactionPolicy() if budget is None else CompactionPolicy(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
-        upkeep = open_backend(store.address).open_compaction()
+        compaction = open_backend(store.address).open_compaction()
         try:
-            buckets = selected(upkeep.buckets(OpId(0)), bucket, definition)
+            buckets = selected(compaction.buckets(OpId(0)), bucket, definition)
             if not buckets and (bucket or definition):
                 what = f"bucket {bucket}" if bucket else f"bucket definition {definition}"
                 raise UnknownBucketError(f"the store has no {what}", str(store.address), "see `headwater store stats`")
-            with _work(upkeep, stop) as work:
+            with _work(compaction, stop) as work:
                 if spark or sum(bucket.count for bucket in buckets) >= LARGE_OPS:
-                    summary = _on_spark(config, work, upkeep, buckets, thrift)
+                    summary = _on_spark(config, work, compaction, buckets, policy)
                 else:
-                    summary = _compact(work, upkeep, buckets, thrift)
+                    summary = _compact(work, compaction, buckets, policy)
         finally:
-            upkeep.close()
+            compaction.close()
     click.echo(_summary_text(summary))
 
 
-def _work(upkeep: UpkeepStore, stop: threading.Event) -> UpkeepWork:
+def _work(compaction: CompactionStore, stop: threading.Event) -> CompactionPass:
     """Take the compaction lease, waiting for background compaction, which does not hold it for long."""
     deadline = time.monotonic() + _PATIENCE
     announced = False
     while True:
         try:
-            return UpkeepWork(upkeep, process_owner(), stop.wait)
+            return CompactionPass(compaction, process_owner(), stop.wait)
         except LeaseHeldError:
             if time.monotonic() > deadline:
                 raise
@@ -104,11 +107,13 @@ def _work(upkeep: UpkeepStore, stop: threading.Event) -> UpkeepWork:
             stop.wait(0.5)
 
 
-def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift) -> Summary:
+def _compact(
+    work: CompactionPass, compaction: CompactionStore, buckets: list[BucketState], policy: CompactionPolicy
+) -> Summary:
     summary = Summary()
     said_at = time.monotonic()
     for number, bucket in enumerate(buckets, 1):
-        result = work.bucket(bucket, upkeep.checkpoint(), thrift, finish=True)
+        result = work.bucket(bucket, compaction.checkpoint(), policy, finish=True)
         summary.count(result)
         if time.monotonic() - said_at >= _LINE_SECONDS:
             said_at = time.monotonic()
@@ -118,7 +123,11 @@ def _compact(work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], 
 
 
 def _on_spark(
-    config: ServiceConfig, work: UpkeepWork, upkeep: UpkeepStore, buckets: list[BucketState], thrift: Thrift
+    config: ServiceConfig,
+    work: CompactionPass,
+    compaction: CompactionStore,
+    buckets: list[BucketState],
+    policy: CompactionPolicy,
 ) -> Summary:
     from headwater.pipeline.spark.engine import SparkEngine
     from headwater.pipeline.spark.session import Spark
@@ -126,7 +135,7 @@ def _on_spark(
     spark = Spark(config.spark)
     summary = Summary()
     try:
-        shares = shared(work, config.storage, buckets, upkeep.checkpoint(), thrift, finish=True)
+        shares = shared(work, config.storage, buckets, compaction.checkpoint(), policy, finish=True)
         click.echo(f"{len(buckets):,} buckets in {len(shares):,} Spark tasks", err=True)
         for done in SparkCompaction(SparkEngine(spark))(shares):
             summary.merge(done)
@@ -141,9 +150,9 @@ def _summary_text(summary: Summary) -> str:
         f"compacted {summary.buckets:,} buckets: {summary.before:,} ops became {summary.after:,},"
         f" for {summary.live:,} rows"
     )
-    if summary.again:
+    if summary.reput:
         text += (
-            f"\nput {summary.again:,} rows ({math.ceil(summary.again_bytes / 1024):,} KiB) again,"
+            f"\nput {summary.reput:,} rows ({math.ceil(summary.reput_bytes / 1024):,} KiB) again,"
             " which devices download once more"
         )
     if summary.skipped:

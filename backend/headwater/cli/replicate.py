@@ -15,6 +15,9 @@ from headwater.cli.progress import BulkProgressDisplay
 from headwater.cli.serve import own_rules, rules_that_fit, wait_for_source
 from headwater.cli.watching import traces_of
 from headwater.compaction import Upkeep
+from headwater.cli.watching.traces import traces_of
+from headwater.compaction.compactor import Compactor
+from headwater.config.model import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
@@ -69,8 +72,8 @@ def _replicate(
     engine = SparkEngine(spark)
     done = threading.Event()
     threading.Thread(target=_cancel_when_stopped, args=(spark, stop, done), daemon=True).start()
-    upkeep = Upkeep(config.storage, process_owner(), elsewhere=SparkCompaction(engine))
-    upkeep.start()
+    compaction = Compactor(config.storage, process_owner(), run_shares=SparkCompaction(engine))
+    compaction.start()
     try:
         Replicator(
             source=config.source(),
@@ -85,7 +88,7 @@ def _replicate(
             figures=figures,
         ).run(stop)
     finally:
-        upkeep.stop()
+        compaction.stop()
         spark.stop()
         done.set()
         store.close()

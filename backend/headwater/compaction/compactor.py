@@ -1,235 +1,351 @@
-"""Compacts one bucket, step by step. Each step is a short transaction that leaves the store valid; between two steps,
-others can write."""
+"""Compaction of a store: decides which buckets need work, and does it, beside the replicator or on command, in this
+process or shared out to others.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum, auto
 
+from headwater.codes import Kind
+from headwater.compaction.bucket import BucketCompactor, Compacted
+from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import Again, BucketState, Cleared, Piece, UpkeepStore
-from headwater.storage.contract.store import Lease
-from headwater.storage.shared import compaction
-from headwater.storage.shared.common import SEGMENT_OPS
-from headwater.storage.shared.compaction import (
-    CLEARS,
-    MOVED,
-    SUPERSEDED,
-    Cut,
-    Sealer,
-    Survey,
-    SurveyedPiece,
-    Thrift,
-)
+from headwater.storage.address import StoreAddress
+from headwater.storage.contract.compaction import BucketState, CompactionStore, HistoryChangedError
+from headwater.storage.contract.store import Lease, LeaseHeldError
+from headwater.storage.open import open_backend
+from headwater.storage.shared.common import KEPT_FLUSHES
+from headwater.storage.shared.compaction import CompactionPolicy
 
-_KEYS_IN_MEMORY = 2_000_000
-_PURGED_AT_ONCE = 2_000
-_AGAIN_OPS, _AGAIN_BYTES = 500, 1 << 20
-_SEGMENTS_AT_ONCE = 4
-_OPS_BETWEEN_RESTS = 1_000
-_LARGE_BYTES = 1 << 18  # compressed
+LEASE_SECONDS = 30.0
+_REST = 0.005  # the replicator, in another thread of the process, comes first
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_LEAST_GROWN = 64  # ops; below, a bucket is not worth a transaction
+_LEAST_UNSEALED = 5_000
+
+_log = logging.getLogger(__name__)
+
+
+class CompactionStoppedError(HeadwaterError):
+    """The work was stopped; what was done so far stays."""
+
+    code = "HW_4005"
+
+
+class Need(Enum):
+    """The work that a bucket needs."""
+
+    NOTHING = auto()
+    SEAL = auto()
+    COMPACT = auto()
+
+
+def need(bucket: BucketState, store: CompactionStore, upto: OpId, policy: CompactionPolicy) -> Need:
+    """What a bucket needs. Cheap: it reads totals, and for some buckets how much of them is not sealed."""
+    grown = bucket.count - bucket.compacted_count
+    if grown < 0:  # cleared since
+        grown = bucket.count
+    if grown >= max(_LEAST_GROWN, policy.spare * bucket.compacted_count):
+        return Need.COMPACT
+    if bucket.compacted_op < bucket.clear_op <= upto and store.has_remains(bucket.key):
+        return Need.COMPACT
+    if grown >= _LEAST_UNSEALED and store.unsealed_ops(bucket.key, upto, _LEAST_UNSEALED) >= _LEAST_UNSEALED:
+        return Need.SEAL
+    return Need.NOTHING
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a pass did, in all buckets together."""
+
+    buckets: int = 0
+    before: int = 0
+    after: int = 0
+    live: int = 0
+    reput: int = 0
+    reput_bytes: int = 0
+    skipped: int = 0
+
+    def merge(self, other: Summary) -> None:
+        """Add what another process did."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def count(self, result: Compacted | None) -> None:
+        """Add a bucket; None for one that was skipped."""
+        if result is None:
+            self.skipped += 1
+            return
+        self.buckets += 1
+        self.before += result.before
+        self.after += result.after
+        self.live += result.live
+        self.reput += result.reput
+        self.reput_bytes += result.reput_bytes
+
+
+class CompactionPass:
+    """Takes the compaction lease, and holds it until the end of its `with`. `stopping` is called between transactions:
+    it waits for so many seconds, or returns True when the work has to end. `rest` is how many seconds to leave the
+    processor to others after each piece of history. With `under`, works with a lease that another process holds. Raises
+    LeaseHeldError."""
+
+    def __init__(
+        self,
+        store: CompactionStore,
+        owner: str,
+        stopping: Callable[[float], bool],
+        *,
+        rest: float = 0.0,
+        under: Lease | None = None,
+    ) -> None:
+        self._store = store
+        self._stopping = stopping
+        self._rest_seconds = rest
+        self._held_run_shares = under is not None
+        self.lease = under or store.acquire(owner, LEASE_SECONDS)
+
+    def __enter__(self) -> CompactionPass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._held_run_shares:
+            self._store.release(self.lease)
+
+    def bucket(
+        self, bucket: BucketState, upto: OpId, policy: CompactionPolicy, *, finish: bool = False
+    ) -> Compacted | None:
+        """Compact one bucket up to an op. With `finish`, rows that it puts again are compacted at once, whatever `upto`
+        is. None when the bucket changed meanwhile and was left alone."""
+        try:
+            result = self._compactor().compact(bucket, upto, policy)
+            if finish and result.reput and (now := self._store.bucket(bucket.key)) is not None:
+                free = CompactionPolicy(budget=0)
+                second = self._compactor().compact(now, self._store.checkpoint(), free)
+                result = Compacted(result.before, second.after, second.live, result.reput, result.reput_bytes)
+        except HistoryChangedError as error:
+            _log.info("%s: %s", bucket.name, error)
+            return None
+        return result
+
+    def seal(self, bucket: BucketState, upto: OpId) -> None:
+        """Seal the hot tail of one bucket."""
+        try:
+            self._compactor().seal(bucket, upto)
+        except HistoryChangedError as error:
+            _log.info("%s: %s", bucket.name, error)
+
+    def prune(self) -> None:
+        """Delete records of flushes that are not needed any more."""
+        while True:
+            started = time.monotonic()
+            if not self._store.prune(self.lease, KEPT_FLUSHES):
+                return
+            self._pause(time.monotonic() - started)
+
+    def _compactor(self) -> BucketCompactor:
+        return BucketCompactor(self._store, self.lease, self._pause, self._rest)
+
+    def _pause(self, seconds: float) -> None:
+        """Leave the write lock to others for longer than we held it: waiting writers only poll for it."""
+        self._wait(max(0.01, 2 * seconds))
+
+    def _rest(self) -> None:
+        self._wait(self._rest_seconds)
+
+    def _wait(self, seconds: float) -> None:
+        if self._stopping(seconds):
+            raise CompactionStoppedError("compaction was stopped", fix="what it did so far stays")
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
-    """The result for a bucket: ops before and after, and live rows. If `again` rows of `again_bytes` were put again,
-    that was all: the next compaction can then clear the history before them."""
+class Share:
+    """Buckets to compact in another process, up to an op, with a lease that this process holds."""
 
-    before: int
-    after: int
-    live: int
-    again: int = 0
-    again_bytes: int = 0
+    address: StoreAddress
+    lease: Lease
+    keys: tuple[int, ...]
+    upto: OpId
+    policy: CompactionPolicy
+    finish: bool
+
+
+ShareRunner = Callable[[Sequence[Share]], Sequence[Summary]]
+"""Compacts shares in parallel, and returns the result of each."""
+
+LARGE_OPS = 2_000_000
+"""From so many ops on, it pays to start other processes."""
+
+_OPS_A_SHARE = 250_000
+
+
+def shared(
+    work: CompactionPass,
+    address: StoreAddress,
+    buckets: Sequence[BucketState],
+    upto: OpId,
+    policy: CompactionPolicy,
+    *,
+    finish: bool,
+) -> list[Share]:
+    """Divide buckets into shares of some size. A large bucket is a share of its own."""
+    shares: list[Share] = []
+    keys: list[int] = []
+    ops = 0
+    for bucket in sorted(buckets, key=lambda bucket: -bucket.count):
+        keys.append(bucket.key)
+        ops += bucket.count
+        if ops >= _OPS_A_SHARE:
+            shares.append(Share(address, work.lease, tuple(keys), upto, policy, finish))
+            keys, ops = [], 0
+    return [*shares, Share(address, work.lease, tuple(keys), upto, policy, finish)] if keys else shares
+
+
+def compact_share(share: Share) -> Summary:
+    """Compact a share, in any process."""
+    summary = Summary()
+    store = open_backend(share.address).open_compaction()
+    try:
+        with CompactionPass(store, "", _never, under=share.lease) as work:
+            for key in share.keys:
+                bucket = store.bucket(key)
+                if bucket is not None:
+                    summary.count(work.bucket(bucket, share.upto, share.policy, finish=share.finish))
+    finally:
+        store.close()
+    return summary
+
+
+def _never(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def selected(buckets: Sequence[BucketState], name: str | None, definition: str | None) -> list[BucketState]:
+    """The buckets with this name, and of this definition or any version of it; None selects all."""
+    return [
+        bucket
+        for bucket in buckets
+        if name in {None, bucket.name}
+        and (definition in {None, bucket.definition} or bucket.definition.startswith(f"{definition}."))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How often to check the store, and how old ops must be before they are compacted, both in seconds. Downloads and
+    readers of the history that are no further behind are not disturbed."""
+
+    interval: float = 30.0
+    min_age: float = 60.0
 
 
 class Compactor:
-    """To be used with the upkeep lease. `pause` is called after every transaction with the seconds that it took, `rest`
-    after so many ops that were read: they wait, so that others can work, and may raise to end the work."""
+    """To be started and stopped with the replicator. A failure is logged and tried again later: nothing depends on it.
+    `run_shares` runs large work in other processes."""
 
     def __init__(
-        self, store: UpkeepStore, lease: Lease, pause: Callable[[float], None], rest: Callable[[], None]
+        self,
+        address: StoreAddress,
+        owner: str,
+        *,
+        schedule: Schedule | None = None,
+        policy: CompactionPolicy | None = None,
+        run_shares: ShareRunner | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
-        self._lease = lease
-        self._pause = pause
-        self._rest = rest
-        self._renewed = time.monotonic()
-        self._read_ops = 0  # since the last rest
+        self._address = address
+        self._owner = owner
+        self._schedule = schedule or Schedule()
+        self._policy = policy or CompactionPolicy()
+        self._run_shares = run_shares
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seen: deque[tuple[float, OpId]] = deque()
+        self._done = OpId(0)
 
-    def compact(self, bucket: BucketState, upto: OpId, thrift: Thrift) -> Compacted:
-        """Shorten what the bucket holds up to the op `upto`. Raises HistoryChangedError when something else replaced
-        its history meanwhile."""
-        if bucket.clear_op > upto:
-            return Compacted(bucket.count, bucket.count, bucket.live_rows)
-        self._purge(bucket)
-        pieces = self._store.pieces(bucket.key, upto)
-        if not pieces:
-            return Compacted(bucket.count, bucket.count, bucket.live_rows)
-        history = self._survey(bucket, pieces)
-        cut = compaction.choose_cut(history, thrift)
-        if cut.rows:
-            return self._put_again(bucket, pieces, history, cut)
-        before, live = history.ops, history.live
-        if cut.gain:
-            bucket, pieces, history = self._clear(bucket, pieces, history, cut)
-            self._purge(bucket)
-        self._rewrite(bucket, pieces, history)
-        self._timed(self._store.finish, self._lease, bucket, history.ops, live)
-        return Compacted(before, history.ops, live)
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
+        self._thread.start()
 
-    def seal(self, bucket: BucketState, upto: OpId) -> None:
-        """Turn what is not sealed up to `upto` into large segments, without reading what is before it."""
-        pieces = self._store.pieces(bucket.key, upto)
-        done = [number for number, piece in enumerate(pieces) if piece.sealed and _large(piece)]
-        tail = pieces[done[-1] + 1 :] if done else pieces
-        self._rewrite(bucket, tail, self._survey(bucket, tail))
+    def stop(self) -> None:
+        """Stop after the current transaction, and wait for it."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
-    def _survey(self, bucket: BucketState, pieces: Sequence[Piece]) -> Survey:
-        sizes = [piece.size for piece in pieces]
-        partitions = max(1, -(-sum(sizes) // _KEYS_IN_MEMORY))
-        return compaction.survey(sizes, lambda number: self._read(bucket, pieces[number]), partitions=partitions)
+    def _run(self) -> None:
+        store: CompactionStore | None = None
+        try:
+            while not self._stop.wait(self._schedule.interval):
+                try:
+                    store = store or open_backend(self._address).open_compaction()
+                    self.look(store)
+                except CompactionStoppedError:
+                    return
+                except LeaseHeldError:
+                    continue  # a compaction by command is running
+                except Exception as error:  # noqa: BLE001 - the replicator must not end for this
+                    _log_failure(error)
+                    _close(store)  # its connection may be broken
+                    store = None
+        finally:
+            _close(store)
 
-    def _read(self, bucket: BucketState, piece: Piece) -> bytes:
-        if time.monotonic() - self._renewed > self._lease.ttl / 3:
-            self._timed(self._store.renew, self._lease)
-        self._read_ops += piece.size
-        if self._read_ops >= _OPS_BETWEEN_RESTS:
-            self._read_ops = 0
-            self._rest()
-        return self._store.read(bucket.key, piece)
+    def look(self, store: CompactionStore) -> Summary:
+        """Run one pass over all buckets, up to the newest settled checkpoint."""
+        summary = Summary()
+        upto = self._settled(store.checkpoint())
+        if upto <= self._done:
+            return summary
+        needs = ((bucket, need(bucket, store, upto, self._policy)) for bucket in store.buckets(self._done))
+        found = [(bucket, what) for bucket, what in needs if what is not Need.NOTHING]
+        if found:
+            with CompactionPass(store, self._owner, self._stop.wait, rest=_REST) as work:
+                large = [bucket for bucket, what in found if what is Need.COMPACT]
+                if self._run_shares is not None and sum(bucket.count for bucket in large) >= LARGE_OPS:
+                    shares = shared(work, self._address, large, upto, self._policy, finish=False)
+                    for done in self._run_shares(shares):
+                        summary.merge(done)
+                    found = [(bucket, what) for bucket, what in found if what is not Need.COMPACT]
+                for bucket, what in found:
+                    if what is Need.SEAL:
+                        work.seal(bucket, upto)
+                    else:
+                        summary.count(work.bucket(bucket, upto, self._policy))
+                work.prune()
+        self._done = upto
+        if summary.before:
+            _log.info("compacted %d buckets from %d to %d ops", summary.buckets, summary.before, summary.after)
+        return summary
 
-    def _timed(self, step: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run a step, which holds the write lock and renews the lease, then pause."""
-        started = time.monotonic()
-        result = step(*args, **kwargs)
-        self._renewed = time.monotonic()
-        self._pause(self._renewed - started)
-        return result
-
-    def _purge(self, bucket: BucketState) -> None:
-        if self._store.has_remains(bucket.key):
-            while self._timed(self._store.purge, self._lease, bucket.key, _PURGED_AT_ONCE):
-                pass
-
-    def _put_again(self, bucket: BucketState, pieces: Sequence[Piece], history: Survey, cut: Cut) -> Compacted:
-        gone, seen = self._store.rows_after(bucket.key, pieces[-1].last)
-        rows = size = 0
-        for found in compaction.standing_before(cut, history, lambda number: self._read(bucket, pieces[number])):
-            for batch in _batches([row for row in found if row.row not in gone]):
-                newer, seen = self._store.rows_after(bucket.key, seen)
-                gone |= newer
-                left = [row for row in batch if row.row not in gone]
-                put, seen = self._timed(self._store.put_again, self._lease, bucket, seen, left)
-                rows += put
-                size += sum(len(row.body) for row in left)
-        return Compacted(history.ops, history.ops + rows, history.live, rows, size)
-
-    def _clear(
-        self, bucket: BucketState, pieces: list[Piece], history: Survey, cut: Cut
-    ) -> tuple[BucketState, list[Piece], Survey]:
-        """Replace everything before the cut by a CLEAR. Returns the bucket, its pieces and their survey afterwards."""
-        number, offset = cut.piece, cut.offset
-        if not offset:  # right after the piece before
-            number, offset = number - 1, pieces[number - 1].size
-        piece, found, before = pieces[number], history.pieces[number], history.pieces[:number]
-        lines = compaction.shortened(self._read(bucket, piece), found.roles)
-        sealer = Sealer()
-        if piece.blob:
-            sealer.add(lines[offset:])
-        cleared = Cleared(
-            op_id=OpId(compaction.op_head(lines[offset - 1]).op_id),
-            checksum=(sum(each.checksum for each in before) + compaction.checksum_of(lines[:offset])) & 0xFFFFFFFF,
-            replaced=sum(len(each.roles) for each in before) + offset,
-            rest=tuple(sealer.take()),
-        )
-        placed = self._timed(self._store.clear, self._lease, bucket, piece, cleared, pieces[-1].last)
-        roles = bytearray([CLEARS]) + found.roles[offset:]
-        if piece.blob:
-            roles = roles.replace(bytes([SUPERSEDED]), bytes([MOVED]))
-        rest = _cut_up(roles, array("I", [0]) + found.lengths[offset:], [each.size for each in placed])
-        return (
-            replace(bucket, clear_op=cleared.op_id),
-            [*placed, *pieces[number + 1 :]],
-            Survey([*rest, *history.pieces[number + 1 :]]),
-        )
-
-    def _rewrite(self, bucket: BucketState, pieces: Sequence[Piece], history: Survey) -> None:
-        """Make segments of every piece that is not sealed, has ops to shorten, or is small."""
-        if not pieces:
-            return
-        compacted_op = pieces[-1].last if any(found.changes for found in history.pieces) else bucket.compacted_op
-
-        def replace_pieces(old: Sequence[Piece], sealer: Sealer) -> Piece:
-            return self._timed(self._store.replace, self._lease, bucket, old, sealer.take(), compacted_op)[-1]
-
-        rewriter = _Rewriter(replace_pieces)
-        for piece, found in zip(pieces, history.pieces, strict=True):
-            if _settled(piece, found):
-                rewriter.end()
-            else:
-                lines = compaction.shortened(self._read(bucket, piece), found.roles)
-                rewriter.take(piece, lines, worthwhile=not piece.sealed or found.changes)
-        rewriter.end()
+    def _settled(self, checkpoint: OpId) -> OpId:
+        """The newest checkpoint that is old enough, 0 if none is."""
+        now = self._clock()
+        self._seen.append((now, checkpoint))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._schedule.min_age:
+            self._seen.popleft()
+        seen, settled = self._seen[0]
+        return settled if seen <= now - self._schedule.min_age else OpId(0)
 
 
-class _Rewriter:
-    """Collects consecutive pieces until they fill some segments. The last segment, which has room left, is written too,
-    and written again together with what follows."""
-
-    def __init__(self, write: Callable[[Sequence[Piece], Sealer], Piece]) -> None:
-        self._write = write
-        self._old: list[Piece] = []
-        self._sealer = Sealer()
-        self._worthwhile = False
-
-    def take(self, piece: Piece, lines: Sequence[bytes], *, worthwhile: bool) -> None:
-        self._worthwhile = self._worthwhile or worthwhile or bool(self._old)
-        self._old.append(piece)
-        self._sealer.add(lines)
-        if self._sealer.full >= _SEGMENTS_AT_ONCE:
-            left = list(self._sealer.open)
-            last = self._write(self._old, self._sealer)
-            self._old, self._worthwhile = [last], False
-            self._sealer.add(left)
-
-    def end(self) -> None:
-        """Write what was taken, if that is worthwhile; what follows begins a new segment."""
-        if self._worthwhile:
-            self._write(self._old, self._sealer)
-        self._old, self._sealer, self._worthwhile = [], Sealer(), False
+def _log_failure(error: Exception) -> None:
+    if isinstance(error, HeadwaterError):
+        level = logging.INFO if error.kind is Kind.RETRY else logging.WARNING
+        _log.log(level, "histories are not compacted for now: %s", error)
+    else:
+        _log.error("compaction failed; it is tried again", exc_info=error)
 
 
-def _settled(piece: Piece, found: SurveyedPiece) -> bool:
-    """Whether a piece can stay: a sealed segment with nothing to shorten, and large enough."""
-    return piece.sealed and not found.changes and _large(piece)
-
-
-def _large(piece: Piece) -> bool:
-    return piece.size >= SEGMENT_OPS // 2 or piece.bytes >= _LARGE_BYTES
-
-
-def _cut_up(roles: bytearray, lengths: array[int], sizes: Sequence[int]) -> Iterator[SurveyedPiece]:
-    start = 0
-    for size in sizes:
-        # Checksums are left out: they are not needed after the history was cleared
-        yield SurveyedPiece(roles[start : start + size], lengths[start : start + size])
-        start += size
-
-
-def _batches(rows: Sequence[Again]) -> Iterator[list[Again]]:
-    batch: list[Again] = []
-    size = 0
-    for row in rows:
-        if batch and (len(batch) >= _AGAIN_OPS or size + len(row.body) > _AGAIN_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(row)
-        size += len(row.body)
-    if batch:
-        yield batch
+def _close(store: CompactionStore | None) -> None:
+    if store is not None:
+        store.close()

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from headwater.bulk.contract import TableLockedError
-from headwater.compaction.forgetting import BucketFindings, Forgetter, by_bucket, look
+from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, look
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.source.catalog.published import published_tables
@@ -18,7 +17,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.rows.fetch import has_row, has_text
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
-from headwater.storage.contract.compaction import UpkeepStore
+from headwater.storage.contract.compaction import CompactionStore
 from headwater.storage.contract.forget import (
     ForgetStore,
     ForgetTarget,
@@ -127,7 +126,7 @@ def search_target(
 
 
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:
-    """Raise StillHeldError when one of these tables in the source holds the value, and TableLockedError when a lock
+    """Raise StillHeldError when one of these tables in the source holds the value, and HeadwaterError when a lock
     prevents the check. Tables that are no longer published are not checked."""
     names = {_name(table) for table in stored}
     with connect(source, application_name="headwater forget") as conn:
@@ -135,8 +134,8 @@ def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: 
             if table.qualified_name not in names:
                 continue
             if table.locked:
-                raise TableLockedError(
-                    "another session keeps the table locked", table.qualified_name, "run it again later"
+                raise HeadwaterError(
+                    "another session keeps the table locked", table.qualified_name, "run it again later", code="HW_2302"
                 )
             if row_id is not None and has_row(conn, table, row_id):
                 raise StillHeldError(
@@ -153,11 +152,16 @@ class Forgetting:
     the row to forget."""
 
     def __init__(
-        self, address: StoreAddress, finder: ForgetStore, upkeep: UpkeepStore, target: ForgetTarget, table: int = 0
+        self,
+        address: StoreAddress,
+        finder: ForgetStore,
+        compaction: CompactionStore,
+        target: ForgetTarget,
+        table: int = 0,
     ) -> None:
         self._address = address
         self._finder = finder
-        self._upkeep = upkeep
+        self._compaction = compaction
         self._target = target
         self._table = table
 
@@ -221,7 +225,7 @@ class Forgetting:
             plan.samples = _samples([op.line for op in found])
         ids = by_bucket((op.bucket, op.op_id) for op in found if op.bucket)
         for bucket in sorted({*ids, *plan.named}):
-            seen = look(self._upkeep, bucket, ids.get(bucket, set()))
+            seen = look(self._compaction, bucket, ids.get(bucket, set()))
             if seen is not None:
                 plan.buckets[bucket] = seen
         return plan
@@ -235,21 +239,21 @@ class Forgetting:
         try:
             yield lease
         finally:
-            self._upkeep.release(lease)
+            self._compaction.release(lease)
 
     def _acquire(self) -> Lease:
         """Take the lease, waiting for background compaction, which never holds it for long."""
         deadline = time.monotonic() + _LEASE_PATIENCE
         while True:
             try:
-                return self._upkeep.acquire(process_owner(), _LEASE_SECONDS)
+                return self._compaction.acquire(process_owner(), _LEASE_SECONDS)
             except LeaseHeldError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
 
     def _remove(self, plan: Plan, lease: Lease) -> None:
-        forgetter = Forgetter(self._upkeep, lease, lambda seconds: time.sleep(max(0.01, 2 * seconds)))
+        forgetter = Forgetter(self._compaction, lease, lambda seconds: time.sleep(max(0.01, 2 * seconds)))
         for bucket, found in plan.buckets.items():
             forgetter.rewrite(bucket, clear=bool(found.removes) or bucket in plan.named)
             if bucket in plan.named:

@@ -88,8 +88,11 @@ def _page(
         row_id = keys.of(row, cells)
         if row_id is None:
             continue
-        rows.append(_rekeyed(job, row, row_id))
-        lookups += _lookups(bound, cells, row_id)
+        members = rekeyed_members(row.members, row.row_id, row_id)
+        subkey = row.subkey or subkey_origin(job.stored.id, row.row_id)
+        rows.append(CurrentRow(row_id, row.layout, row.line, members, subkey))
+        if bound is not None and bound.has_lookups and cells is not None:
+            lookups += [(row_id, entry) for entry in bound.transform.evaluate(cells, row_id).lookups]
     return rows, lookups
 
 
@@ -126,19 +129,3 @@ def _cells(job: RekeyJob, row: CurrentRow) -> Cells | None:
         return current_cells(job.stored.layouts, row)
     except DecodeError:
         return None
-
-
-def _rekeyed(job: RekeyJob, row: CurrentRow, row_id: str) -> CurrentRow:
-    return CurrentRow(
-        row_id,
-        row.layout,
-        row.line,
-        rekeyed_members(row.members, row.row_id, row_id),
-        row.subkey or subkey_origin(job.stored.id, row.row_id),
-    )
-
-
-def _lookups(bound: BoundTable | None, cells: Cells | None, row_id: str) -> list[tuple[str, LookupEntry]]:
-    if bound is None or not bound.has_lookups or cells is None:
-        return []
-    return [(row_id, entry) for entry in bound.transform.evaluate(cells, row_id).lookups]

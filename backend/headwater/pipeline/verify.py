@@ -9,7 +9,8 @@ Tasks run on executors. Nothing here imports pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from headwater.bulk.bound_table import BoundTable, bind, current_cells
@@ -17,7 +18,7 @@ from headwater.bulk.contract import BrokenBucket, BrokenLookups, VerifyJob, Veri
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.transform import decode_members
-from headwater.pipeline.engine import Run
+from headwater.pipeline.engine import Result, Run, Task
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import PlacedRow
@@ -192,7 +193,7 @@ _ROUNDS = 3
 def verify_store(run: Run[VerifyJob], job: VerifyJob) -> VerifyOutcome:
     """Verify everything that the job names. Raises TableChangedError when a table was truncated or created
     meanwhile."""
-    return _Verification(run, job).run()
+    return _Verification(run, job).verify()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,62 +206,54 @@ class _Look:
 
 class _Verification:
     def __init__(self, run: Run[VerifyJob], job: VerifyJob) -> None:
-        self._work = run
+        self._run = run
         self._job = job
         self._broken: dict[int, BrokenBucket] = {}
         self._lookups: dict[tuple[int, str], None] = {}
         self._ops = self._rows = self._tasks = 0
 
-    def run(self) -> VerifyOutcome:
-        retired: frozenset[int] = frozenset()
-        cuts: list[tuple[int, int]] = []
-        if self._job.buckets:
-            with open_backend(self._job.store).open_verify() as reader:
-                retired, cuts = reader.retired(), reader.cut(OPS_A_TASK)
-        suspects = self._judge(self._look(cuts, None, 1), 1, retired)
+    def verify(self) -> VerifyOutcome:
+        job, retired, ranges = self._job, frozenset[int](), list[tuple[int, int]]()
+        if job.buckets:
+            with open_backend(job.store).open_verify() as reader:
+                retired, ranges = reader.retired(), reader.cut(OPS_A_TASK)
+        suspects = self._judge(self._look(ranges, None, 1), 1, retired)
         for _ in range(_ROUNDS):
             if not suspects:
                 break
-            keys = frozenset(suspects)
-            ranges = [(key, key + 1) for key in sorted(keys)]
-            suspects = self._judge(self._look(ranges, keys, _PARTS), _PARTS, retired)
-        self._lone_lookups()
+            ranges = [(key, key + 1) for key in sorted(suspects)]
+            suspects = self._judge(self._look(ranges, frozenset(suspects), _PARTS), _PARTS, retired)
+        for found in self._results([LoneLookupsTask(table) for table in job.tables if table.stored is not None]):
+            self._lookups |= dict.fromkeys(found.lookups)
         return VerifyOutcome(
             buckets=tuple(self._broken.values()),
             lookups=tuple(BrokenLookups(*place) for place in self._lookups),
             ops=self._ops,
             rows=self._rows,
-            application=self._work.application,
+            application=self._run.application,
             tasks=self._tasks,
         )
 
     def _look(self, ranges: Sequence[tuple[int, int]], keys: frozenset[int] | None, parts: int) -> _Look:
         """Read the histories, then the rows, of buckets in `ranges`; `keys` has their keys, None for all buckets."""
-        histories = self._run([HistoryTask(*cut, parts) for cut in ranges])
-        rows = self._run(
-            [
-                MembersTask(table, *places, keys if self._job.buckets else frozenset(), parts, lookups=keys is None)
-                for table in self._job.tables
-                for places in table.ranges
-            ]
-        )
-        return self._compared(histories, rows, parts)
-
-    def _compared(self, histories: Iterable[HistoryFound], rows: Iterable[RowsFound], parts: int) -> _Look:
-        sums: dict[int, int] = {}
+        sums: Counter[int] = Counter()
         newest: dict[int, int] = {}
-        for history in histories:
+        for history in self._results([HistoryTask(*places, parts) for places in ranges]):
             self._ops += history.ops
             newest |= history.newest
             for bucket in history.broken:
                 self._broken.setdefault(bucket.key, bucket)
-            for place, total in history.sums.items():
-                sums[place] = sums.get(place, 0) + total
-        for found in rows:
+            sums.update(history.sums)
+        wanted = keys if self._job.buckets else frozenset[int]()
+        members = [
+            MembersTask(table, *places, wanted, parts, lookups=keys is None)
+            for table in self._job.tables
+            for places in table.ranges
+        ]
+        for found in self._results(members):
             self._rows += found.rows
             self._lookups |= dict.fromkeys(found.lookups)
-            for place, total in found.sums.items():
-                sums[place] = sums.get(place, 0) - total
+            sums.subtract(found.sums)
         differing: dict[int, set[int]] = {}
         for place, total in sums.items():
             if total % MODULUS:
@@ -268,7 +261,7 @@ class _Verification:
         return _Look(newest, differing)
 
     def _judge(self, look: _Look, parts: int, retired: Collection[int]) -> list[int]:
-        """Note the buckets that are broken. Returns those that differ, but may have changed meanwhile."""
+        """Record the buckets that are broken. Returns those that differ, but may have changed meanwhile."""
         suspects: list[int] = []
         differing = {key: found for key, found in look.differing.items() if key not in self._broken}
         if not differing:
@@ -291,10 +284,6 @@ class _Verification:
                     suspects.append(key)
         return suspects
 
-    def _lone_lookups(self) -> None:
-        for found in self._run([LoneLookupsTask(table) for table in self._job.tables if table.stored is not None]):
-            self._lookups |= dict.fromkeys(found.lookups)
-
-    def _run(self, tasks: Sequence[HistoryTask] | Sequence[MembersTask] | Sequence[LoneLookupsTask]) -> list:  # type: ignore[type-arg]
+    def _results(self, tasks: Sequence[Task[VerifyJob, Result]]) -> list[Result]:
         self._tasks += len(tasks)
-        return self._work.tasks(tasks)
+        return self._run.tasks(tasks)

@@ -10,7 +10,7 @@ from typing import Protocol
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import Dump, Load
-from headwater.storage.contract.compaction import UpkeepStore
+from headwater.storage.contract.compaction import CompactionStore
 from headwater.storage.contract.forget import ForgetStore
 from headwater.storage.contract.history import (
     EVERY_BUCKET,
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """The endpoint's side. It serves its `own` config while that is being replaced by another file. Creates an
         empty store if there is none, so that processes may start in any order."""
 
-    def open_compaction(self) -> UpkeepStore:
+    def open_compaction(self) -> CompactionStore:
         """A separate connection to an existing store, for compaction."""
 
     def open_forget(self) -> ForgetStore:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.compaction.work import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from tests.contract.compaction.world import LAVISH, A, B, World, kinds
 from tests.support.model_device import ModelBucket
 
@@ -31,12 +31,12 @@ def test_what_was_compacted_is_in_segments_that_are_chunks(world: World) -> None
     for n in range(3_000, 4_000, 250):
         world.hand.write({str(n + i): (A, "later") for i in range(250)})
     world.compact()
-    pieces = world.upkeep.pieces(world.key(A), world.upkeep.checkpoint())
+    pieces = world.compaction.pieces(world.key(A), world.compaction.checkpoint())
     assert all(piece.sealed for piece in pieces)
     assert [piece.size for piece in pieces] == [999, 999, 999, 999, 5]
     assert [chunk.size for chunk in world.chunks(A)] == [piece.size for piece in pieces]
     for piece, chunk in zip(pieces, world.chunks(A), strict=True):
-        assert world.upkeep.read(world.key(A), piece).replace(b"\n", b",") == chunk.ops
+        assert world.compaction.read(world.key(A), piece).replace(b"\n", b",") == chunk.ops
     world.assert_whole({})
 
 
@@ -62,7 +62,7 @@ def test_one_row_behind_many_dead_ops_ends_as_two(world: World) -> None:
         world.hand.write({str(n + i): None for i in range(500)})
     old = world.device(A)
     assert world.total(A)[2] > 4_000
-    world.compact(Thrift())
+    world.compact(CompactionPolicy())
     assert kinds(world.ops(A)) == ["CLEAR", "PUT"]
     world.assert_whole({}, {A: old})
 
@@ -72,8 +72,8 @@ def test_rows_put_again_are_news_to_those_who_follow_the_bucket(world: World) ->
     for n in range(20):
         world.hand.write({"busy": (A, str(n))})
     before = world.hand.write({"busy": None})
-    world.compact(Thrift())
-    now = world.upkeep.checkpoint()
+    world.compact(CompactionPolicy())
+    now = world.compaction.checkpoint()
     assert now > before.op_id
     assert world.reader.touched(before.op_id, now).buckets == frozenset({A})
     world.assert_whole({})
@@ -96,9 +96,9 @@ def test_what_a_truncate_left_behind_goes(world: World) -> None:
     world.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
     before = world.reader.newest()
     world.hand.truncate()
-    assert world.upkeep.has_remains(world.key(A))
+    assert world.compaction.has_remains(world.key(A))
     world.compact()
-    assert not world.upkeep.has_remains(world.key(A))
+    assert not world.compaction.has_remains(world.key(A))
     assert before is not None
     assert world.reader.chunk(A, OpId(0), before.checkpoint.op_id).overtaken
     world.hand.write({"1": (A, "again")})
@@ -109,7 +109,7 @@ def test_history_beyond_what_is_settled_is_left_alone(world: World) -> None:
     world.hand.publish({"1": (A, "x"), "2": (A, "x")})
     upto = world.hand.write({"1": (A, "y")}).op_id
     world.hand.write({"1": (A, "z")})
-    with UpkeepWork(world.upkeep, "here:1", lambda _: False) as work:
+    with CompactionPass(world.compaction, "here:1", lambda _: False) as work:
         work.bucket(world.state(A), upto, LAVISH)
     assert kinds(world.ops(A)) == ["CLEAR", "PUT", "PUT", "PUT"], "the last two are of the same row"
     assert world.state(A).compacted_op == upto
@@ -118,7 +118,7 @@ def test_history_beyond_what_is_settled_is_left_alone(world: World) -> None:
 
 def test_upkeep_is_no_replicator(world: World) -> None:
     world.hand.store.release(world.hand.lease)
-    world.upkeep.acquire("here:1", 30.0)
+    world.compaction.acquire("here:1", 30.0)
     assert not world.reader.replicator_alive()
 
 
@@ -126,9 +126,9 @@ def test_old_records_of_flushes_are_forgotten(world: World) -> None:
     first = world.hand.publish({"1": (A, "x")})
     for n in range(30):
         world.hand.write({"1": (A, str(n))})
-    lease = world.upkeep.acquire("here:1", 30.0)
-    assert world.upkeep.prune(lease, 10) == 21
-    assert world.upkeep.prune(lease, 10) == 0
-    now = world.upkeep.checkpoint()
+    lease = world.compaction.acquire("here:1", 30.0)
+    assert world.compaction.prune(lease, 10) == 21
+    assert world.compaction.prune(lease, 10) == 0
+    now = world.compaction.checkpoint()
     assert world.reader.touched(first.op_id, now).buckets is None
     assert world.reader.touched(OpId(now - 1), now).buckets == frozenset({A})

@@ -8,48 +8,56 @@ from typing import Any, cast
 
 import pytest
 
-from headwater.compaction import background, work
-from headwater.compaction.background import Rhythm, Upkeep
-from headwater.compaction.work import Need, Share, Summary, UpkeepWork, compact_share, need
+from headwater.compaction import compactor
+from headwater.compaction.compactor import (
+    CompactionPass,
+    Compactor,
+    Need,
+    Schedule,
+    Share,
+    Summary,
+    compact_share,
+    need,
+)
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Backend
-from headwater.storage.contract.compaction import BucketState, Piece, UpkeepStore
+from headwater.storage.contract.compaction import BucketState, CompactionStore, Piece
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.open import open_backend
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from tests.contract.compaction.world import A, B, World, kinds
 from tests.support.fix_headwater import wait_until
 
 
 def test_in_the_background_what_is_settled_is_compacted_by_itself(world: World) -> None:
     now = [0.0]
-    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(settled=60.0), clock=lambda: now[0])
+    compaction = Compactor(world.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
     world.hand.publish({"lives": (A, "x")} | {f"b{n}": (B, "x") for n in range(10)})
     for n in range(0, 1_500, 500):
         world.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
         world.hand.write({str(n + i): None for i in range(500)})
     old = world.device(A)
-    assert upkeep.look(world.upkeep).buckets == 0, "nothing is settled yet"
+    assert compaction.look(world.compaction).buckets == 0, "nothing is settled yet"
     for _ in range(3):
         now[0] += 61.0
-        upkeep.look(world.upkeep)
+        compaction.look(world.compaction)
     assert kinds(world.ops(A)) == ["CLEAR", "PUT"]
     assert world.state(B).compacted_count == 0, "a small bucket is not worth it"
     now[0] += 61.0
-    assert upkeep.look(world.upkeep).buckets == 0, "what is done is not done again"
+    assert compaction.look(world.compaction).buckets == 0, "what is done is not done again"
     world.assert_whole({}, {A: old})
 
 
 def test_in_the_background_a_row_is_put_again_once_though_the_bucket_stays_busy(world: World) -> None:
     now = [0.0]
-    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(settled=60.0), clock=lambda: now[0])
+    compaction = Compactor(world.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
     world.hand.publish({"lives": (A, "x")})
     again = []
     for n in range(0, 1_500, 150):
         world.hand.write({str(n + i): (A, "short-lived") for i in range(150)})
         world.hand.write({str(n + i): None for i in range(150)})
-        again.append(upkeep.look(world.upkeep).again)
+        again.append(compaction.look(world.compaction).reput)
         now[0] += 30.0
     first = next(place for place, count in enumerate(again) if count)
     assert again[first + 1 : first + 3] == [0, 0], "what was put again has to settle first"
@@ -60,24 +68,24 @@ def test_in_the_background_a_row_is_put_again_once_though_the_bucket_stays_busy(
 def test_what_is_not_sealed_is_sealed_without_a_look_at_the_rest(world: World) -> None:
     world.hand.publish({str(n): (A, "x") for n in range(1_500)})
     world.compact()
-    sealed = world.upkeep.pieces(world.key(A), world.upkeep.checkpoint())
+    sealed = world.compaction.pieces(world.key(A), world.compaction.checkpoint())
     for n in range(5_000, 6_200, 400):
         world.hand.write({str(n + i): (A, "x") for i in range(400)})
     world.hand.write({"5000": (A, "y"), "0": (A, "y")})
     read: list[int] = []
-    assert world.upkeep.unsealed_ops(world.key(A), world.upkeep.checkpoint(), 5_000) == 1_202
-    with UpkeepWork(_Watched(world.upkeep, read), "here:1", lambda _: False) as at_work:
-        at_work.seal(world.state(A), world.upkeep.checkpoint())
-    assert world.upkeep.unsealed_ops(world.key(A), world.upkeep.checkpoint(), 10) == 0
+    assert world.compaction.unsealed_ops(world.key(A), world.compaction.checkpoint(), 5_000) == 1_202
+    with CompactionPass(_Watched(world.compaction, read), "here:1", lambda _: False) as at_work:
+        at_work.seal(world.state(A), world.compaction.checkpoint())
+    assert world.compaction.unsealed_ops(world.key(A), world.compaction.checkpoint(), 10) == 0
     assert sealed[0].blob not in read
     assert kinds(world.ops(A)).count("MOVE") == 1, "the row whose other op is in the sealed part has both"
     world.assert_whole({})
 
 
 class _Watched:
-    """An upkeep store that notes which segments are read."""
+    """An compaction store that notes which segments are read."""
 
-    def __init__(self, store: UpkeepStore, read: list[int]) -> None:
+    def __init__(self, store: CompactionStore, read: list[int]) -> None:
         self._store = store
         self._read = read
 
@@ -91,8 +99,8 @@ class _Watched:
 
 @pytest.mark.usefixtures("form")
 def test_what_is_large_is_compacted_by_others_in_shares(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "LARGE_OPS", 100)
-    monkeypatch.setattr(work, "_OPS_A_SHARE", 150)
+    monkeypatch.setattr(compactor, "LARGE_OPS", 100)
+    monkeypatch.setattr(compactor, "_OPS_A_SHARE", 150)
     world.hand.publish({f"a{n}": (A, "x") for n in range(200)} | {f"b{n}": (B, "x") for n in range(100)})
     world.hand.write({f"a{n}": None for n in range(199)} | {f"b{n}": None for n in range(99)})
     now: list[float] = [0.0]
@@ -102,15 +110,17 @@ def test_what_is_large_is_compacted_by_others_in_shares(world: World, monkeypatc
         shares.extend(given)
         return [compact_share(share) for share in given]
 
-    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(settled=60.0), elsewhere=elsewhere, clock=lambda: now[0])
-    upkeep.look(world.upkeep)
+    compaction = Compactor(
+        world.address, "here:1", schedule=Schedule(min_age=60.0), run_shares=elsewhere, clock=lambda: now[0]
+    )
+    compaction.look(world.compaction)
     now[0] += 61.0
-    summary = upkeep.look(world.upkeep)
+    summary = compaction.look(world.compaction)
     assert [len(share.keys) for share in shares] == [1, 1]
     assert (summary.buckets, summary.before, summary.live, summary.skipped) == (2, 600, 2, 0)
     for _ in range(3):
         now[0] += 61.0
-        upkeep.look(world.upkeep)
+        compaction.look(world.compaction)
     assert [kinds(world.ops(bucket)) for bucket in (A, B)] == [["CLEAR", "PUT"]] * 2
     world.assert_whole({})
 
@@ -118,7 +128,7 @@ def test_what_is_large_is_compacted_by_others_in_shares(world: World, monkeypatc
 def test_the_thread_goes_on_after_errors_and_a_compaction_by_command(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headwater.compaction.background")
+    caplog.set_level(logging.INFO, "headwater.compaction.compactor")
     world.hand.publish({"lives": (A, "x")})
     world.hand.write({str(n): (A, "short-lived") for n in range(100)})
     world.hand.write({str(n): None for n in range(100)})
@@ -129,28 +139,28 @@ def test_the_thread_goes_on_after_errors_and_a_compaction_by_command(
             raise errors.pop(0)
         return open_backend(address)
 
-    monkeypatch.setattr(background, "open_backend", open_with_luck)
-    command = world.upkeep.acquire("a command", 600.0)
-    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(interval=0.01, settled=0.0))
-    upkeep.start()
+    monkeypatch.setattr(compactor, "open_backend", open_with_luck)
+    command = world.compaction.acquire("a command", 600.0)
+    compaction = Compactor(world.address, "here:1", schedule=Schedule(interval=0.01, min_age=0.0))
+    compaction.start()
     try:
         wait_until(lambda: "compaction failed; it is tried again" in caplog.text, "both errors")
         assert "histories are not compacted for now: " in caplog.text
         assert world.state(A).compacted_count == 0
-        world.upkeep.release(command)
+        world.compaction.release(command)
         wait_until(lambda: kinds(world.ops(A)) == ["CLEAR", "PUT"], "the compaction")
     finally:
-        upkeep.stop()
+        compaction.stop()
     world.assert_whole({})
 
 
 def test_the_thread_stops_between_two_transactions(world: World) -> None:
-    upkeep = Upkeep(world.address, "here:1", rhythm=Rhythm(interval=0.001, settled=0.0))
+    compaction = Compactor(world.address, "here:1", schedule=Schedule(interval=0.001, min_age=0.0))
     world.hand.publish({str(n): (A, "x") for n in range(2_000)})
     world.hand.write({str(n): (A, "y") for n in range(2_000)})
-    upkeep.start()
-    upkeep.stop()
-    upkeep.stop()
+    compaction.start()
+    compaction.stop()
+    compaction.stop()
     world.compact()
     world.assert_whole({})
 
@@ -174,4 +184,4 @@ def test_a_bucket_is_taken_up_when_it_has_grown_by_a_fifth(bucket: BucketState, 
         def unsealed_ops(self, key: int, upto: OpId, limit: int) -> int:
             return limit
 
-    assert need(bucket, cast("UpkeepStore", Store()), OpId(100), Thrift()) is expected
+    assert need(bucket, cast("CompactionStore", Store()), OpId(100), CompactionPolicy()) is expected

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.compaction.work import UpkeepStoppedError
+from headwater.compaction.compactor import CompactionStoppedError
 from headwater.storage.address import StoreAddress
 from headwater.storage.shared import runs
 from tests.contract.compaction.world import LAVISH, A, B, World
@@ -72,7 +72,7 @@ def interrupted(world: World) -> None:
     left = iter([False, False, True])
     try:
         world.compact(LAVISH, stopping=lambda _: next(left, True))
-    except UpkeepStoppedError:
+    except CompactionStoppedError:
         pass
 
 

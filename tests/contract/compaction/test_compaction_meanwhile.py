@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from headwater.compaction.forgetting import Forgetter, look
-from headwater.compaction.work import UpkeepWork
+from headwater.compaction.bucket import Forgetter, look
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import HistoryChangedError, UpkeepStore
+from headwater.storage.contract.compaction import CompactionStore, HistoryChangedError
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
 from headwater.storage.open import open_backend
 from headwater.storage.shared import compaction, runs
@@ -27,28 +27,28 @@ def test_a_row_that_changes_meanwhile_is_not_put_again(world: World) -> None:
     world.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
     for n in range(30):
         world.hand.write({"busy": (A, str(n))})
-    upto = world.upkeep.checkpoint()
+    upto = world.compaction.checkpoint()
     bucket = world.state(A)
     world.hand.write({"goes": (A, "newer")})
-    with UpkeepWork(world.upkeep, "here:1", lambda _: False) as work:
+    with CompactionPass(world.compaction, "here:1", lambda _: False) as work:
         result = work.bucket(bucket, upto, LAVISH)
     assert result is not None
-    assert result.again >= 1
+    assert result.reput >= 1
     world.assert_whole({})
 
 
 @pytest.mark.usefixtures("form")
 def test_of_rows_to_be_put_again_those_with_a_newer_op_are_left_out(world: World) -> None:
     world.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
-    bucket, seen = world.state(A), world.upkeep.checkpoint()
-    run = world.upkeep.read(bucket.key, world.upkeep.pieces(bucket.key, seen)[-1])
-    history = compaction.survey([2], lambda _: run)
-    (rows,) = compaction.standing_before(Cut(1, 0, 0, 2, 0), history, lambda _: run)
+    bucket, seen = world.state(A), world.compaction.checkpoint()
+    run = world.compaction.read(bucket.key, world.compaction.pieces(bucket.key, seen)[-1])
+    history = compaction.scan([2], lambda _: run)
+    (rows,) = compaction.live_before(Cut(1, 0, 0, 2, 0), history, lambda _: run)
     world.hand.write({"goes": None})
-    lease = world.upkeep.acquire("here:1", 30.0)
-    put, newest = world.upkeep.put_again(lease, bucket, seen, rows)
-    world.upkeep.release(lease)
-    assert (put, newest) == (1, world.upkeep.checkpoint())
+    lease = world.compaction.acquire("here:1", 30.0)
+    put, newest = world.compaction.reput(lease, bucket, seen, rows)
+    world.compaction.release(lease)
+    assert (put, newest) == (1, world.compaction.checkpoint())
     world.assert_whole({})
 
 
@@ -57,8 +57,8 @@ def test_a_flush_between_two_statements_of_a_look_is_seen_by_the_next(
 ) -> None:
     monkeypatch.setattr(runs, "RUN_OPS", 2)
     world.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
-    bucket, seen = world.state(A), world.upkeep.checkpoint()
-    first_run = world.upkeep.read(bucket.key, world.upkeep.pieces(bucket.key, seen)[-1])
+    bucket, seen = world.state(A), world.compaction.checkpoint()
+    first_run = world.compaction.read(bucket.key, world.compaction.pieces(bucket.key, seen)[-1])
     goes = next(compaction.op_head(line).row for line in first_run.split(b"\n") if b'"goes"' in line)
     world.hand.write({"a": (A, "x")})
     op_head, written = compaction.op_head, False
@@ -72,27 +72,27 @@ def test_a_flush_between_two_statements_of_a_look_is_seen_by_the_next(
         return op_head(line)
 
     monkeypatch.setattr(compaction, "op_head", write_first)
-    early, seen = world.upkeep.rows_after(bucket.key, seen)
-    late, _ = world.upkeep.rows_after(bucket.key, seen)
+    early, seen = world.compaction.rows_after(bucket.key, seen)
+    late, _ = world.compaction.rows_after(bucket.key, seen)
     assert goes in early | late or not written
 
 
 def test_a_bucket_that_is_cleared_meanwhile_is_left_as_it_is(world: World) -> None:
     world.hand.publish({str(n): (A, "x") for n in range(50)})
     bucket = world.state(A)
-    pieces = world.upkeep.pieces(bucket.key, world.upkeep.checkpoint())
+    pieces = world.compaction.pieces(bucket.key, world.compaction.checkpoint())
     world.hand.truncate()
-    lease = world.upkeep.acquire("here:1", 30.0)
+    lease = world.compaction.acquire("here:1", 30.0)
     with pytest.raises(HistoryChangedError):
-        world.upkeep.replace(lease, bucket, pieces, [], OpId(0))
+        world.compaction.replace(lease, bucket, pieces, [], OpId(0))
     with pytest.raises(HistoryChangedError):
-        world.upkeep.put_again(lease, bucket, pieces[-1].last, [])
-    world.upkeep.release(lease)
+        world.compaction.reput(lease, bucket, pieces[-1].last, [])
+    world.compaction.release(lease)
     world.assert_whole({})
 
 
 class _Meddled:
-    """An upkeep store beside which something happens before each of the next so many calls of a method."""
+    """An compaction store beside which something happens before each of the next so many calls of a method."""
 
     def __init__(self, world: World, method: str, meddle: Callable[[], None], times: int) -> None:
         self._world = world
@@ -104,10 +104,10 @@ class _Meddled:
         if name == self._method and self._times > 0:
             self._times -= 1
             self._meddle()
-        return getattr(self._world.upkeep, name)
+        return getattr(self._world.compaction, name)
 
-    def as_store(self) -> UpkeepStore:
-        return cast("UpkeepStore", self)
+    def as_store(self) -> CompactionStore:
+        return cast("CompactionStore", self)
 
 
 def busy(world: World) -> set[int]:
@@ -125,20 +125,20 @@ def cleared(world: World) -> None:
 def test_a_bucket_that_is_cleared_while_it_is_compacted_is_skipped_and_whole(world: World) -> None:
     busy(world)
     bucket, meddled = world.state(A), _Meddled(world, "replace", lambda: cleared(world), 1)
-    with UpkeepWork(meddled.as_store(), "here:1", lambda _: False) as work:
-        assert work.bucket(bucket, world.upkeep.checkpoint(), FREE) is None
-        work.seal(bucket, world.upkeep.checkpoint())  # as it was before
+    with CompactionPass(meddled.as_store(), "here:1", lambda _: False) as work:
+        assert work.bucket(bucket, world.compaction.checkpoint(), FREE) is None
+        work.seal(bucket, world.compaction.checkpoint())  # as it was before
     world.assert_whole({})
 
 
 @pytest.mark.parametrize("times", [1, 1_000])
 def test_a_bucket_from_which_ops_are_to_go_is_begun_anew_when_it_changes(world: World, times: int) -> None:
     busy(world)
-    lease = world.upkeep.acquire("here:1", 600.0)
+    lease = world.compaction.acquire("here:1", 600.0)
     store = _Meddled(world, "replace", lambda: cleared(world), times).as_store()
     with nullcontext() if times == 1 else pytest.raises(HistoryChangedError):
         Forgetter(store, lease, lambda _: None).rewrite(world.key(A), clear=True)
-    world.upkeep.release(lease)
+    world.compaction.release(lease)
     world.assert_whole({})
 
 
@@ -163,21 +163,21 @@ def test_ops_are_looked_at_again_when_their_history_is_compacted(world: World, t
 
 def test_of_a_bucket_that_is_gone_nothing_is_left_to_forget(world: World) -> None:
     world.hand.publish({"1": (A, "x")})
-    lease = world.upkeep.acquire("here:1", 600.0)
-    assert look(world.upkeep, world.key("gone[]"), {1}) is None
-    Forgetter(world.upkeep, lease, lambda _: None).rewrite(world.key("gone[]"), clear=True)
-    world.upkeep.release(lease)
+    lease = world.compaction.acquire("here:1", 600.0)
+    assert look(world.compaction, world.key("gone[]"), {1}) is None
+    Forgetter(world.compaction, lease, lambda _: None).rewrite(world.key("gone[]"), clear=True)
+    world.compaction.release(lease)
     world.assert_whole({})
 
 
 def test_only_one_at_a_time_compacts(world: World) -> None:
     other = open_backend(world.address).open_compaction()
-    lease = world.upkeep.acquire("here:1", 30.0)
+    lease = world.compaction.acquire("here:1", 30.0)
     with pytest.raises(LeaseHeldError):
         other.acquire("there:2", 30.0)
-    world.upkeep.acquire("here:1", 30.0)
+    world.compaction.acquire("here:1", 30.0)
     with pytest.raises(LeaseLostError):
-        world.upkeep.renew(lease)
+        world.compaction.renew(lease)
     other.close()
 
 

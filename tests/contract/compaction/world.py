@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.compaction.work import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import BucketState, UpkeepStore
+from headwater.storage.contract.compaction import BucketState, CompactionStore
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.open import open_backend
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from tests.support import store_checker
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, contents, parse_ops
 from tests.support.written_store import WrittenStore
 
 A, B = 'todos.1["a"]', 'todos.1["b"]'
-FREE = Thrift(budget=0)
-LAVISH = Thrift(spare=0.0, budget=1 << 40, price=1e9, least=1)
+FREE = CompactionPolicy(budget=0)
+LAVISH = CompactionPolicy(spare=0.0, budget=1 << 40, price=1e9, least=1)
 
 
 class World:
-    """A store with a hand that writes, an eye that reads as devices do, and the upkeep of it."""
+    """A store with a hand that writes, an eye that reads as devices do, and the compaction of it."""
 
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self.hand = WrittenStore(address)
         self.reader: StoreReader = open_backend(address).open_reader()
-        self.upkeep: UpkeepStore = open_backend(address).open_compaction()
+        self.compaction: CompactionStore = open_backend(address).open_compaction()
 
-    def compact(self, thrift: Thrift = FREE, *, stopping: Callable[[float], bool] = lambda _: False) -> None:
+    def compact(self, policy: CompactionPolicy = FREE, *, stopping: Callable[[float], bool] = lambda _: False) -> None:
         """By command: up to now, and at once."""
-        with UpkeepWork(self.upkeep, "here:1", stopping) as work:
+        with CompactionPass(self.compaction, "here:1", stopping) as work:
             for bucket in self.states():
-                work.bucket(bucket, self.upkeep.checkpoint(), thrift, finish=True)
+                work.bucket(bucket, self.compaction.checkpoint(), policy, finish=True)
 
     def key(self, bucket: str) -> int:
         """The key under which the store keeps a bucket."""
         return self.hand.key(bucket)
 
     def states(self) -> list[BucketState]:
-        return list(self.upkeep.buckets(OpId(0)))
+        return list(self.compaction.buckets(OpId(0)))
 
     def state(self, name: str) -> BucketState:
         return next(bucket for bucket in self.states() if bucket.name == name)
@@ -86,7 +86,7 @@ class World:
         assert store_checker.problems(self.address) == []
 
     def close(self) -> None:
-        self.upkeep.close()
+        self.compaction.close()
         self.reader.close()
         self.hand.close()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import zstandard
 
 from headwater.bulk.bound_table import bind
-from headwater.compaction import UpkeepWork
+from headwater.compaction.compactor import CompactionPass
 from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
 from headwater.embedded.postgres import EmbeddedPostgres
@@ -33,7 +33,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Lease, Progress
 from headwater.storage.open import open_backend
 from headwater.storage.postgres import format as postgres_format
-from headwater.storage.shared.compaction import Thrift
+from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sqlite import format as sqlite_format
 from headwater_rules.compiler.compile import compile_config
 from tests.support.ruled_store import EMBEDDED, SOURCE, TEXT, RuledStore
@@ -72,10 +72,13 @@ def keep(folder: Path, address: StoreAddress, storage: str) -> dict[str, object]
     made.serve(YAML)
     for number in range(1, ROUNDS):
         change(made.store, made.lease, notes_after(number - 1), notes_after(number))
-    with closing(open_backend(address).open_compaction()) as store, UpkeepWork(store, "keep", lambda _: False) as work:
+    with (
+        closing(open_backend(address).open_compaction()) as store,
+        CompactionPass(store, "keep", lambda _: False) as work,
+    ):
         names = sorted(each.name for each in store.buckets(OpId(0)))
         compacted = next(each for each in store.buckets(OpId(0)) if each.name == names[0])
-        work.bucket(compacted, store.checkpoint(), Thrift(budget=0, least=1), finish=True)
+        work.bucket(compacted, store.checkpoint(), CompactionPolicy(budget=0, least=1), finish=True)
     change(made.store, made.lease, notes_after(ROUNDS - 1), notes_after(ROUNDS))
     made.close()
     with closing(open_backend(address).open_reader()) as reader, reader.snapshot() as snapshot:

@@ -12,9 +12,10 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
 import headwater.pipeline.spark.session
+from headwater.bulk.contract import EngineError
 from headwater.embedded.java import java_home
 from headwater.pipeline.settings import SparkSettings
-from headwater.pipeline.spark.session import Spark, SparkError, reason
+from headwater.pipeline.spark.session import Spark, reason
 
 Started = Callable[..., dict[str, str]]
 
@@ -34,7 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         monkeypatch.setattr(os, "environ", {**clean, **variables})
         monkeypatch.setattr(SparkContext, "_gateway", None)
         monkeypatch.setattr(headwater.pipeline.spark.session, "launch_jvm", launched)
-        with pytest.raises(SparkError):
+        with pytest.raises(EngineError):
             Spark(settings).context()
         return seen[0]
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from headwater.oplog.op import CLEAR_BODY, finished_op, put_body, remove_body
 from headwater.storage.shared import compaction
-from headwater.storage.shared.compaction import Cut, Sealer, Survey, Thrift
+from headwater.storage.shared.compaction import CompactionPolicy, Cut, HistoryScan, Sealer
 from tests.support.examples import examples
 from tests.support.model_device import ModelBucket, parse_ops
 
-NO_LIMIT = Thrift(spare=0, budget=1 << 40, price=1e9, least=1)
+NO_LIMIT = CompactionPolicy(spare=0, budget=1 << 40, price=1e9, least=1)
 
 # ops of few rows, in few bodies, some of them hard to read
 _ROWS = st.sampled_from(['a"b', "b\\", ',"checksum":7', "d\n", "", "e"])
@@ -61,18 +61,18 @@ def state(model: ModelBucket) -> tuple[object, int]:
     return rows, model.checksum
 
 
-def survey(runs: list[list[bytes]], partitions: int = 1) -> Survey:
-    return compaction.survey([len(run) for run in runs], lambda n: b"\n".join(runs[n]), partitions=partitions)
+def scan(runs: list[list[bytes]], partitions: int = 1) -> HistoryScan:
+    return compaction.scan([len(run) for run in runs], lambda n: b"\n".join(runs[n]), partitions=partitions)
 
 
-def put_again(runs: list[list[bytes]], history: Survey, cut: Cut, first: int) -> list[bytes]:
-    rows = [row for rows in compaction.standing_before(cut, history, lambda n: b"\n".join(runs[n])) for row in rows]
+def reput(runs: list[list[bytes]], history: HistoryScan, cut: Cut, first: int) -> list[bytes]:
+    rows = [row for rows in compaction.live_before(cut, history, lambda n: b"\n".join(runs[n])) for row in rows]
     return [finished_op(op_id, row.body).encode() for op_id, row in enumerate(rows, first)]
 
 
 def compact(runs: list[list[bytes]], *, clears: bool = True) -> list[bytes]:
     """What compaction leaves of a history."""
-    history = survey(runs)
+    history = scan(runs)
     kept = [compaction.shortened(b"\n".join(run), found.roles) for run, found in zip(runs, history.pieces, strict=True)]
     ops = [line for run in kept for line in run]
     cut = compaction.free_cut(history)
@@ -124,9 +124,9 @@ def test_compacted_history_can_grow_and_be_compacted_again(
 def test_rows_put_again_let_go_of_what_they_stood_behind(steps: list[tuple[str, str, int]], sizes: list[int]) -> None:
     whole = history_of(steps)
     runs = runs_of(whole, sizes)
-    history = survey(runs)
+    history = scan(runs)
     cut = compaction.choose_cut(history, NO_LIMIT)
-    grown = whole + put_again(runs, history, cut, 1000)
+    grown = whole + reput(runs, history, cut, 1000)
     assert state(device(grown))[0] == state(device(whole))[0]
     short = compact(runs_of(grown, sizes))
     assert_every_device_ends_as(grown, short)
@@ -140,7 +140,7 @@ def test_rows_looked_at_in_parts_are_found_to_be_the_same(
     steps: list[tuple[str, str, int]], sizes: list[int], partitions: int
 ) -> None:
     runs = runs_of(history_of(steps), sizes)
-    assert survey(runs, partitions) == survey(runs)
+    assert scan(runs, partitions) == scan(runs)
 
 
 def test_a_move_keeps_id_and_checksum_and_nothing_else() -> None:
@@ -168,17 +168,17 @@ def one_row_behind(dead: int) -> list[list[bytes]]:
 
 def test_one_row_behind_many_dead_ops_is_put_again_and_leaves_two() -> None:
     runs = one_row_behind(20_000)
-    history = survey(runs)
-    cut = compaction.choose_cut(history, Thrift())
-    again = put_again(runs, history, cut, 100_000)
+    history = scan(runs)
+    cut = compaction.choose_cut(history, CompactionPolicy())
+    again = reput(runs, history, cut, 100_000)
     assert len(again) == 1
     assert len(compact([*runs, again])) == 2
 
 
 def test_nothing_is_put_again_beyond_the_budget() -> None:
-    history = survey(one_row_behind(2_000))
-    assert compaction.choose_cut(history, Thrift(budget=10)).rows == 0
-    assert compaction.choose_cut(history, Thrift(budget=10_000)).rows == 1
+    history = scan(one_row_behind(2_000))
+    assert compaction.choose_cut(history, CompactionPolicy(budget=10)).rows == 0
+    assert compaction.choose_cut(history, CompactionPolicy(budget=10_000)).rows == 1
 
 
 def test_what_is_put_again_is_where_it_saves_most() -> None:
@@ -188,14 +188,14 @@ def test_what_is_put_again_is_where_it_saves_most() -> None:
         ops += [put(len(ops) + 1, f"{row} {n}") for n in range(10)]
         ops += [put(len(ops) + 1 + n, f"{row} dead", str(n)) for n in range(dead)]
     ops += [put(len(ops) + 1 + n, f"end {n}") for n in range(300)]
-    cut = compaction.choose_cut(survey([ops]), Thrift())
+    cut = compaction.choose_cut(scan([ops]), CompactionPolicy())
     assert (cut.rows, cut.gain) == (10, 999)
 
 
 def test_a_history_with_few_useless_ops_is_left_as_it_is() -> None:
     ops = [clear(1), *(put(2 + n, str(n)) for n in range(1_000)), *(put(2_000 + n, str(n)) for n in range(100, 250))]
-    assert compaction.choose_cut(survey([ops]), Thrift()).rows == 0
-    assert compaction.choose_cut(survey([ops]), replace(Thrift(), spare=0.0, price=10.0)).rows > 0
+    assert compaction.choose_cut(scan([ops]), CompactionPolicy()).rows == 0
+    assert compaction.choose_cut(scan([ops]), replace(CompactionPolicy(), spare=0.0, price=10.0)).rows > 0
 
 
 def test_a_day_of_changes_ends_below_a_fifth_more_ops_than_rows() -> None:
@@ -207,9 +207,9 @@ def test_a_day_of_changes_ends_below_a_fifth_more_ops_than_rows() -> None:
     ops = [clear(1), *(put(2 + n, str(n)) for n in range(rows))]
     ops += [put(rows + 2 + n, str(chance.randrange(rows)), str(n)) for n in range(rows * 3 // 2)]
     runs = [ops[start : start + 1000] for start in range(0, len(ops), 1000)]
-    history = survey(runs)
-    cut = compaction.choose_cut(history, Thrift())
-    again = put_again(runs, history, cut, 1_000_000)
+    history = scan(runs)
+    cut = compaction.choose_cut(history, CompactionPolicy())
+    again = reput(runs, history, cut, 1_000_000)
     assert len(compact([*runs, again])) <= 1.2 * rows + 1
     assert len(again) < rows * 3 // 2 * 0.6
 

@@ -51,9 +51,14 @@ def forget(
         check_source(config.source(), stored, row_id, text)
         target = search_target(store, stored, row_id, text, id_too=id_too)
         backend = open_backend(store.address)
-        with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as upkeep:
+        with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as compaction:
             generation = stored[0].id if row_id is not None else 0
-            _run(Forgetting(store.address, finder, upkeep, target, generation), store.address, dry_run=dry_run, yes=yes)
+            _run(
+                Forgetting(store.address, finder, compaction, target, generation),
+                store.address,
+                dry_run=dry_run,
+                yes=yes,
+            )
 
 
 def _run(forgetting: Forgetting, where: StoreAddress, *, dry_run: bool, yes: bool) -> None:
@@ -79,10 +84,10 @@ def _planned(plan: Plan, store_size: int) -> Iterator[str]:
     if overruled:
         yield f"{count(overruled, 'op')} in {count(len(found), 'bucket')}: emptied, ids and checksums stay"
     if removes:
-        again, again_bytes = sum(each.again for each in found), sum(each.again_bytes for each in found)
+        again, reput_bytes = sum(each.reput for each in found), sum(each.reput_bytes for each in found)
         yield (
             f"{count(removes, 'removal')} to remove: everything before becomes one CLEAR; "
-            f"{count(again, 'current row')} ({size(again_bytes)}) are put again, and devices download them again"
+            f"{count(again, 'current row')} ({size(reput_bytes)}) are put again, and devices download them again"
         )
     if plan.named:
         yield f"{count(len(plan.named), 'bucket')} named by it and empty: removed"

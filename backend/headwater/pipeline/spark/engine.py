@@ -28,15 +28,9 @@ from headwater.errors import HeadwaterError, machine_error
 from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.engine import RAISED_AS_THEY_ARE, Found, Job, Result, Task
 from headwater.pipeline.spark.differences import hand_over_differences
-from headwater.pipeline.spark.session import Spark, SparkJobError, reason
+from headwater.pipeline.spark.session import Spark, reason
 
 _TRIES = 3
-
-
-class TaskError(HeadwaterError):
-    """A task failed with an unexpected exception."""
-
-    code = "HW_5105"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +114,17 @@ def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[
         return Failed(machine_error(error) or _unforeseen(error))
 
 
-def _unforeseen(error: Exception) -> TaskError:
+def _unforeseen(error: Exception) -> HeadwaterError:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     (text, *_) = traceback.format_exception_only(error)[-1].splitlines()
-    return TaskError(text, f"{frame.filename}:{frame.lineno}")
+    return HeadwaterError(text, f"{frame.filename}:{frame.lineno}", code="HW_5105")
 
 
 def explained(error: HeadwaterError, what: str) -> HeadwaterError:
     """The error to raise for a task's error: unchanged if it is in RAISED_AS_THEY_ARE, else one with kind RETRY."""
-    return error if isinstance(error, RAISED_AS_THEY_ARE) else SparkJobError(f"a task failed: {error}", what)
+    if isinstance(error, RAISED_AS_THEY_ARE):
+        return error
+    return HeadwaterError(f"a task failed: {error}", what, code="HW_5103")
 
 
 _LOOK_SECONDS = 0.1
@@ -281,4 +277,4 @@ def _is_silence(error: Exception) -> bool:
 
 
 def _failed(text: str, what: str) -> HeadwaterError:
-    return SparkJobError(f"the Spark job failed: {reason(text)}", what, "it is tried again")
+    return HeadwaterError(f"the Spark job failed: {reason(text)}", what, "it is tried again", code="HW_5103")

@@ -86,19 +86,6 @@ _PYTHON = "spark.pyspark.python"
 _STANDALONE = "spark://"
 
 
-class ExecutorError(EngineError):
-    """The executors of a cluster can't run our tasks."""
-
-    code = "HW_5107"
-
-
-class NoExecutorsError(EngineError):
-    """A cluster took all executors from our application, and gave it none for minutes: it has lost them, or a master
-    that was started anew does not know the application. Another one is begun with the next attempt."""
-
-    code = "HW_5108"
-
-
 def lacks_executors(context: SparkContext | None) -> bool:
     """Whether an application runs that has none. False while it starts, which Spark itself gives up."""
     started = getattr(context, "_jsc", None)  # there is none at first
@@ -132,7 +119,7 @@ def address_towards(master: str) -> str | None:
 
 
 def check_executors(context: SparkContext) -> None:
-    """Run a trivial task on executors. Waits until there are some. Raises ExecutorError when they have no Headwater, or
+    """Run a trivial task on executors. Waits until there are some. Raises EngineError when they have no Headwater, or
     another one."""
     ours = importlib.metadata.version("headwater")
     tasks = context.defaultParallelism
@@ -148,9 +135,10 @@ def _version(_: int) -> str:
     return importlib.metadata.version("headwater")
 
 
-def _unfit(why: str) -> ExecutorError:
-    return ExecutorError(
+def _unfit(why: str) -> EngineError:
+    return EngineError(
         f"the executors can't run tasks: {why}",
+        code="HW_5107",
         fix="give the machines of the cluster the Python and the Headwater of this one (docs/scaling.md)",
     )
 
@@ -164,18 +152,6 @@ def reason(text: str) -> str:
 
 
 _log = logging.getLogger(__name__)
-
-
-class SparkError(EngineError):
-    """Spark could not be started."""
-
-    code = "HW_5102"
-
-
-class SparkJobError(HeadwaterError):
-    """A job of Spark failed; it is tried again."""
-
-    code = "HW_5103"
 
 
 _DEFAULTS = {
@@ -245,7 +221,7 @@ class Spark:
     @contextmanager
     def used(self) -> Iterator[SparkContext]:
         """The context for some work, during which Spark does not count as idle. Raises what `context` raises;
-        NoExecutorsError in place of EngineLostError where that is why Spark was ended."""
+        another EngineError where that was for want of executors."""
         with self._lock:
             self._users += 1
             self._wait_no_longer()
@@ -266,7 +242,7 @@ class Spark:
                     self._end_when_idle()
 
     def context(self) -> SparkContext:
-        """The SparkContext; a new one if its JVM has ended. Raises SparkError, or what `java_home` raises, when Spark
+        """The SparkContext; a new one if its JVM has ended. Raises EngineError, or what `java_home` raises, when Spark
         can't be started; EngineLostError when the JVM was killed during its start."""
         with self._lock:
             if _ended():  # perhaps before there was a context
@@ -333,11 +309,12 @@ class Spark:
                 self.cancel()
                 return
 
-    def _none_came(self) -> NoExecutorsError:
-        return NoExecutorsError(
+    def _none_came(self) -> EngineError:
+        return EngineError(
             f"the cluster gave no executor for {self._alone_seconds:.0f} s",
             f"master {self._settings.master}",
             "see that workers are alive and have cores and memory to spare; a new application asks again",
+            code="HW_5108",
         )
 
     def _end_when_idle(self) -> None:
@@ -383,7 +360,7 @@ class Spark:
         return context
 
     def _check(self, context: SparkContext) -> None:
-        """Raise ExecutorError when the cluster can't run our tasks, and leave it: it may be mended."""
+        """Raise EngineError when the cluster can't run our tasks, and leave it: it may be mended."""
         try:
             with self._start_errors():
                 check_executors(context)
@@ -427,22 +404,23 @@ class Spark:
         except Exception as error:  # when the JVM is gone, PySpark raises any exception
             if _killed():
                 raise EngineLostError("Spark's JVM was killed", fix="it is started again") from error
-            raise SparkError(
+            raise EngineError(
                 f"Spark does not start: {type(error).__name__}",
                 f"master {self._settings.master}",
                 "check spark.master and spark.conf, and that Java 17 to 25 runs here",
+                code="HW_5102",
             ) from error
 
 
 def _check_user() -> None:
-    """Raise SparkError where Java would not start Spark, and not say why: no environment variable stands in for the
+    """Raise EngineError where Java would not start Spark, and not say why: no environment variable stands in for the
     name of its user."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
         what = "Spark does not start: the user that runs Headwater has no name"
         fix = "add it to /etc/passwd (hw:x:UID:0::/tmp:/sbin/nologin), or run Headwater as a user who has one"
-        raise SparkError(what, f"uid {os.geteuid()}", fix) from None
+        raise EngineError(what, f"uid {os.geteuid()}", fix, code="HW_5102") from None
 
 
 def _jvm() -> subprocess.Popen[bytes] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from headwater.bulk.contract import BulkProgress, JobKind, SnapshotJob, SnapshotTable, TableLockedError
+from headwater.bulk.contract import BulkProgress, JobKind, SnapshotJob, SnapshotTable
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.own_slot import OwnSlot
@@ -108,7 +108,9 @@ class InitialSnapshot:
             published = readable_tables(conn, self.source, [self.plan], stored)
             for table in published:
                 if table.locked:
-                    raise TableLockedError("a table is locked", table.qualified_name, "the snapshot waits for it")
+                    raise HeadwaterError(
+                        "a table is locked", table.qualified_name, "the snapshot waits for it", code="HW_2302"
+                    )
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
         pairs = [(table.relation, table.shape) for table in published]
         staged = self.store.stage_tables(lease, self.source.tag, pairs)

@@ -63,7 +63,7 @@ class SealedRun(NamedTuple):
     blob: bytes
 
 
-class Again(NamedTuple):
+class Reput(NamedTuple):
     """A live row to be put once more at the end of its bucket. `row` is the key from
     `storage.shared.compaction.row_key`, `body` the body of its PUT."""
 
@@ -82,7 +82,7 @@ class Cleared(NamedTuple):
     rest: tuple[SealedRun, ...]
 
 
-class UpkeepStore(Protocol):
+class CompactionStore(Protocol):
     """Used by one thread. Every call that changes something raises LeaseLostError once a newer lease exists."""
 
     def acquire(self, owner: str, ttl: float) -> Lease:
@@ -117,7 +117,7 @@ class UpkeepStore(Protocol):
         """Keys of the rows that ops after `seen` changed, and the newest op seen. Raises HistoryChangedError when a
         segment of these ops is missing."""
 
-    def put_again(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Again]) -> tuple[int, OpId]:
+    def reput(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]) -> tuple[int, OpId]:
         """Number `rows` and append them to the bucket, as a flush does, except those that an op after `seen` changed.
         Moves the checkpoint. Returns how many were appended, and the bucket's newest op. Raises HistoryChangedError
         when the bucket was cleared since."""

@@ -31,7 +31,7 @@ from headwater.storage.postgres.bulk.stage import StageTables
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control import remove, seal, stats, store_stats
 from headwater.storage.postgres.history import export, verify
-from headwater.storage.postgres.history.compact import PostgresUpkeep
+from headwater.storage.postgres.history.compact import PostgresCompaction
 from headwater.storage.postgres.history.forget import PostgresForget
 from headwater.storage.postgres.published import lacking, raise_if_published
 from headwater.storage.postgres.reader import PostgresReader
@@ -67,8 +67,8 @@ class PostgresBackend:
     def open_reader(self, own: OwnConfig | None = None) -> PostgresReader:
         return PostgresStore.open_reader(self.address, own)
 
-    def open_compaction(self) -> PostgresUpkeep:
-        return PostgresUpkeep(self.address)
+    def open_compaction(self) -> PostgresCompaction:
+        return PostgresCompaction(self.address)
 
     def open_forget(self) -> PostgresForget:
         return PostgresForget(self.address)

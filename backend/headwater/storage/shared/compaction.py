@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from headwater.oplog.keys import in_memory
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import Again, SealedRun
+from headwater.storage.contract.compaction import Reput, SealedRun
 from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
 from headwater.storage.shared.packing import compressor
 
@@ -75,8 +75,8 @@ def row_key(name: bytes, subkey: bytes) -> int:
 
 
 @dataclass(slots=True)
-class SurveyedPiece:
-    """The survey of one run: the role of each op, the length of each live op (0 for others), and the sum of the
+class ScannedPiece:
+    """The scan of one run: the role of each op, the length of each live op (0 for others), and the sum of the
     checksums."""
 
     roles: bytearray
@@ -90,10 +90,10 @@ class SurveyedPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """The survey of a history, run by run."""
+class HistoryScan:
+    """The scan of a history, run by run."""
 
-    pieces: list[SurveyedPiece]
+    pieces: list[ScannedPiece]
 
     @property
     def ops(self) -> int:
@@ -104,10 +104,10 @@ class Survey:
         return sum(piece.roles.count(STANDS) for piece in self.pieces)
 
 
-def survey(sizes: Sequence[int], read: Callable[[int], bytes], *, partitions: int = 1) -> Survey:
-    """Survey a history of runs with `sizes` ops each, from end to beginning. `read` gives a run by its number and is
+def scan(sizes: Sequence[int], read: Callable[[int], bytes], *, partitions: int = 1) -> HistoryScan:
+    """Scan a history of runs with `sizes` ops each, from end to beginning. `read` gives a run by its number and is
     called `partitions` times for each: every pass tracks only one partition of the row keys, which bounds memory."""
-    pieces = [SurveyedPiece(bytearray([_UNSEEN]) * size, array("I", bytes(4 * size))) for size in sizes]
+    pieces = [ScannedPiece(bytearray([_UNSEEN]) * size, array("I", bytes(4 * size))) for size in sizes]
     for part in range(partitions):
         seen: set[int] = set()
         for number in reversed(range(len(pieces))):
@@ -115,10 +115,10 @@ def survey(sizes: Sequence[int], read: Callable[[int], bytes], *, partitions: in
             if len(lines) != len(pieces[number].roles):
                 raise ValueError(f"a run of {sizes[number]} ops has {len(lines)}")
             _look(pieces[number], lines, seen, part, partitions)
-    return Survey(pieces)
+    return HistoryScan(pieces)
 
 
-def _look(piece: SurveyedPiece, lines: list[bytes], seen: set[int], part: int, partitions: int) -> None:
+def _look(piece: ScannedPiece, lines: list[bytes], seen: set[int], part: int, partitions: int) -> None:
     roles, lengths = piece.roles, piece.lengths
     total = 0
     for index in range(len(lines) - 1, -1, -1):
@@ -154,7 +154,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Thrift:
+class CompactionPolicy:
     """How much compaction may cost. Nothing while at most `spare` useless ops per live row remain. Beyond that, at most
     `budget` bytes that devices download again, as long as an op saved costs no more than `price` times the bucket's
     mean row length, and only if at least `least` ops are saved."""
@@ -165,17 +165,17 @@ class Thrift:
     least: int = 16
 
 
-def free_cut(history: Survey) -> Cut:
+def free_cut(history: HistoryScan) -> Cut:
     """The cut before the first live PUT."""
     return next(_cuts(history))
 
 
-def choose_cut(history: Survey, thrift: Thrift) -> Cut:
+def choose_cut(history: HistoryScan, policy: CompactionPolicy) -> Cut:
     """The cut that saves most relative to what devices download again. Prefers cuts that leave no more useless ops than
     allowed."""
     free = free_cut(history)
     live, ops = history.live, history.ops
-    excess = ops - live - thrift.spare * live
+    excess = ops - live - policy.spare * live
     if free.gain >= excess:
         return free
     mean = sum(sum(piece.lengths) for piece in history.pieces) / max(1, live)
@@ -183,9 +183,9 @@ def choose_cut(history: Survey, thrift: Thrift) -> Cut:
     most = free
     for cut in _cuts(history):
         saved = cut.gain - free.gain
-        if cut.cost > thrift.budget:
+        if cut.cost > policy.budget:
             break
-        if saved < thrift.least or cut.cost > thrift.price * mean * saved:
+        if saved < policy.least or cut.cost > policy.price * mean * saved:
             continue
         if cut.gain >= excess and (enough is None or saved * enough.cost > (enough.gain - free.gain) * cut.cost):
             enough = cut
@@ -193,7 +193,7 @@ def choose_cut(history: Survey, thrift: Thrift) -> Cut:
     return enough or most
 
 
-def _cuts(history: Survey) -> Iterator[Cut]:
+def _cuts(history: HistoryScan) -> Iterator[Cut]:
     """Every place right before a live PUT and behind an op that is not one, and the end. The first costs nothing."""
     useless = rows = cost = 0
     first = True
@@ -211,21 +211,21 @@ def _cuts(history: Survey) -> Iterator[Cut]:
     yield Cut(len(history.pieces), 0, max(0, useless - 1), rows, cost)
 
 
-def standing_before(cut: Cut, history: Survey, read: Callable[[int], bytes]) -> Iterator[list[Again]]:
+def live_before(cut: Cut, history: HistoryScan, read: Callable[[int], bytes]) -> Iterator[list[Reput]]:
     """The rows that have to be put again before everything up to `cut` can be cleared, run by run."""
     for number, piece in enumerate(history.pieces[: cut.piece + 1]):
         end = len(piece.roles) if number < cut.piece else cut.offset
         places = [index for index in range(end) if piece.roles[index] == STANDS]
         if places:
             lines = read(number).split(b"\n")
-            yield [_again(lines[index]) for index in places]
+            yield [_reput_of(lines[index]) for index in places]
 
 
-def _again(line: bytes) -> Again:
+def _reput_of(line: bytes) -> Reput:
     head = op_head(line)
     assert head.row is not None
     # A finished op is {"op_id":"<id>", and its body
-    return Again(head.row, head.checksum, line[line.index(b'"', 10) + 2 :].decode())
+    return Reput(head.row, head.checksum, line[line.index(b'"', 10) + 2 :].decode())
 
 
 def op_ids(run: bytes) -> list[int]:

@@ -32,7 +32,7 @@ from headwater.storage.sqlite import archive, rows
 from headwater.storage.sqlite.bulk.stage import StageFile
 from headwater.storage.sqlite.control import remove, seal, stats, store_stats, told
 from headwater.storage.sqlite.history import export, verify
-from headwater.storage.sqlite.history.compact import SqliteUpkeep
+from headwater.storage.sqlite.history.compact import SqliteCompaction
 from headwater.storage.sqlite.history.forget import SqliteForget
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.store import SqliteStore
@@ -73,8 +73,8 @@ class SqliteBackend:
     def open_reader(self, own: OwnConfig | None = None) -> SqliteReader:
         return SqliteStore.open_reader(self._directory, own)
 
-    def open_compaction(self) -> SqliteUpkeep:
-        return SqliteUpkeep(self._directory)
+    def open_compaction(self) -> SqliteCompaction:
+        return SqliteCompaction(self._directory)
 
     def open_forget(self) -> SqliteForget:
         return SqliteForget(self.address)

@@ -17,11 +17,11 @@ from headwater.oplog.op import OpId, finished_op
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.compaction import (
     LEASE,
-    Again,
     BucketState,
     Cleared,
     HistoryChangedError,
     Piece,
+    Reput,
     SealedRun,
 )
 from headwater.storage.contract.store import Lease
@@ -81,8 +81,8 @@ delete from segment_blobs b using gone where b.id = gone.blob
 """
 
 
-class PostgresUpkeep:
-    """See `storage.contract.compaction.UpkeepStore`."""
+class PostgresCompaction:
+    """See `storage.contract.compaction.CompactionStore`."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._address = address
@@ -194,7 +194,7 @@ class PostgresUpkeep:
 
     # writing
 
-    def put_again(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Again]) -> tuple[int, OpId]:
+    def reput(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]) -> tuple[int, OpId]:
         with self._step(lease) as db:
             next_op = int(db.execute("select next_op from state for update").fetchall()[0][0])
             _lock_same(db, bucket)
@@ -313,7 +313,7 @@ def _ops_after(db: psycopg.Connection, bucket: int, seen: int) -> Iterator[Line]
             yield from ((op_id, line) for op_id, line in segment_lines(first, sealed, bodies) if op_id > seen)
 
 
-def _append(db: psycopg.Connection, bucket: BucketState, first: int, rows: Sequence[Again]) -> OpId:
+def _append(db: psycopg.Connection, bucket: BucketState, first: int, rows: Sequence[Reput]) -> OpId:
     """Do what a flush with these rows would do. Returns the last op id given out."""
     last = first + len(rows) - 1
     ids = list(range(first, last + 1))

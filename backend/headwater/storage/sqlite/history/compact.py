@@ -16,11 +16,11 @@ from headwater.failpoints import failpoint
 from headwater.oplog.op import OpId, finished_op
 from headwater.storage.contract.compaction import (
     LEASE,
-    Again,
     BucketState,
     Cleared,
     HistoryChangedError,
     Piece,
+    Reput,
     SealedRun,
 )
 from headwater.storage.contract.store import Lease
@@ -57,8 +57,8 @@ from segments s join segment_blobs b on b.id = s.blob where s.bucket = ? and s.l
 """
 
 
-class SqliteUpkeep:
-    """See `storage.contract.compaction.UpkeepStore`."""
+class SqliteCompaction:
+    """See `storage.contract.compaction.CompactionStore`."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "store.db"
@@ -187,7 +187,7 @@ class SqliteUpkeep:
             finally:
                 self._reader.execute("rollback")
 
-    def put_again(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Again]) -> tuple[int, OpId]:
+    def reput(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]) -> tuple[int, OpId]:
         with self._step(lease) as db:
             _check_same(db, bucket)
             changed, newest = _rows_after(db, bucket.key, seen)
@@ -323,7 +323,7 @@ def _ops_after(db: apsw.Connection, bucket: int, seen: int) -> Iterator[Line]:
         yield from ((op_id, line) for op_id, line in segment_lines(as_int(first), bool(sealed), bodies) if op_id > seen)
 
 
-def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Again]) -> OpId:
+def _append(db: apsw.Connection, bucket: BucketState, rows: Sequence[Reput]) -> OpId:
     """Do what a flush with these rows would do. Returns the last op id given out."""
     first = as_int(db.execute("select next_op from state").fetchall()[0][0])
     last = first + len(rows) - 1
