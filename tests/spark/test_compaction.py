@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.cli.compact import SparkCompaction
-from headwater.compaction import Summary, UpkeepWork, shared
-from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.compaction.compactor import CompactionPass, Summary, shared
 from headwater.oplog.op import OpId
 from headwater.pipeline.spark.engine import SparkEngine

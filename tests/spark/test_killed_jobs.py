@@ -15,9 +15,6 @@ from pyspark import SparkContext
 
 import headwater.pipeline.snapshot
 from headwater.cli.compact import SparkCompaction
-from headwater.compaction import Upkeep
-from headwater.compaction.background import Rhythm
-from headwater.cli.compact_on_spark import SparkCompaction
 from headwater.compaction.compactor import Compactor, Schedule
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs

@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from headwater.bulk.bound_table import bind
 from headwater.cli.config import load_config
 from headwater.config import ConfigSource
-from headwater.bulk.bound_table import bind
-from headwater.config.given import ConfigSource
-from headwater.config.load import load_config
 from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity

@@ -12,13 +12,10 @@ import click
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.compaction import LARGE_OPS, Share, Summary, UpkeepWork, compact_share, selected, shared
+from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Share, Summary, compact_share, selected, shared
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.pipeline.engine import Engine, persistently
-from headwater.storage.contract.compaction import BucketState, UpkeepStore
-from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Summary, selected, shared
-from headwater.config.model import ServiceConfig
 from headwater.storage.contract.compaction import BucketState, CompactionStore
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
@@ -37,7 +34,7 @@ class ShareTask:
 
 
 class SparkCompaction:
-    """See `compaction.work.Elsewhere`. Spark repeats a failed task; if Spark itself ended, all shares are repeated.
+    """See `compaction.compactor.ShareRunner`. Spark repeats a failed task; if Spark itself ended, all shares are repeated.
     Repeating a share is safe."""
 
     def __init__(self, engine: Engine) -> None:

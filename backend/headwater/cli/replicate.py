@@ -14,10 +14,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.progress import BulkProgressDisplay
 from headwater.cli.serve import own_rules, rules_that_fit, wait_for_source
 from headwater.cli.watching import traces_of
-from headwater.compaction import Upkeep
-from headwater.cli.watching.traces import traces_of
 from headwater.compaction.compactor import Compactor
-from headwater.config.model import ServiceConfig
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark

@@ -36,6 +36,8 @@ from headwater.storage.postgres.history.forget import PostgresForget
 from headwater.storage.postgres.published import lacking, raise_if_published
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.store import PostgresStore
+from headwater.storage.shared import history
+from headwater.storage.shared.history import HistoryDb
 from headwater.storage.shared.loading import BATCH_BYTES
 
 
@@ -98,8 +100,11 @@ class PostgresBackend:
     def find_row(self, table: int, row_id: str) -> CurrentRow | None:
         return rows.find_row(self.address, table, row_id)
 
+    def _history(self) -> AbstractContextManager[HistoryDb]:
+        return export.reading(self.address)
+
     def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
-        return export.limits(self.address, where, since)
+        return history.limits(self._history, where, since)
 
     def read_history(
         self,
@@ -110,21 +115,21 @@ class PostgresBackend:
         within: tuple[OpId, OpId] | None = None,
     ) -> Iterator[list[HistoryOp]]:
         merged_upto = merge_floor(after_op, upto_op, within)
-        return export.read(self.address, (after_op, upto_op), where, merged_upto)
+        return history.read(self._history, (after_op, upto_op), where, merged_upto)
 
     def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:
-        return export.cut(self.address, after_op, upto_op, ops)
+        return history.cut(self._history, after_op, upto_op, ops)
 
     def history_end(self, after_op: OpId, upto_op: OpId, ops: int) -> OpId:
-        return export.end(self.address, after_op, upto_op, ops)
+        return history.end(self._history, after_op, upto_op, ops)
 
     def read_flushes(self, after_op: OpId, upto_op: OpId) -> Sequence[FlushRange]:
-        return export.flushes(self.address, after_op, upto_op)
+        return history.flushes(self._history, after_op, upto_op)
 
     def read_standing(
         self, checkpoint: OpId, where: HistoryFilter = EVERY_BUCKET, part: Slice = WHOLE
     ) -> Iterator[list[HistoryOp]]:
-        return export.standing(self.address, checkpoint, where, part)
+        return history.live(self._history, checkpoint, where, part)
 
     def seal(self, note: str) -> None:
         seal.seal(self.address, note)
