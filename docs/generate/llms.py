@@ -45,6 +45,11 @@ def groups(index: str) -> tuple[Group, ...]:
     return tuple(Group(title, tuple(entries)) for title, entries in found if entries)
 
 
+def opening(index: str) -> str:
+    """The index up to its first heading: what is above the menu, without marks for the tests."""
+    return re.sub(r"^\*Not run here.*\*\n\n", "", index.partition("\n## ")[0] + "\n", flags=re.MULTILINE)
+
+
 def summary(index: str) -> str:
     """The first paragraph of the index, in one line."""
     paragraphs = [each.strip() for each in index.split("\n\n")]

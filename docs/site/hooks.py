@@ -3,6 +3,7 @@ project, and the texts for assistants."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +21,13 @@ from docs.generate import llms  # noqa: E402 - found by the line above
 
 PROJECT = {"CHANGELOG.md": "changelog.md", "docker/README.md": "containers.md"}
 """Files of the project that are pages of the site, and their names there."""
+_EMPTY_HEADING = re.compile(r"<th(?: [^>]*)?></th>")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The menu is the index, and what lies elsewhere in the project."""
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    menu: list[object] = [{"Headwater": "README.md"}]
+    menu: list[object] = [{"Overview": "README.md"}]
     menu += [{group.title: [{each.title: each.page} for each in group.entries]} for group in llms.groups(index)]
     config["nav"] = [*menu, {"Containers": "containers.md"}, {"Changes": "changelog.md"}]
     return config
@@ -41,8 +43,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links out of docs/ lead to pages of the site, or nowhere."""
+    """Links out of docs/ lead to pages of the site, or nowhere. The first page ends where the menu begins."""
+    if page.file.src_uri == "README.md":
+        markdown = llms.opening(markdown)
     return llms.inside(markdown, PROJECT)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Headings of tables that say nothing are cells."""
+    html = _EMPTY_HEADING.sub("<td></td>", html)
+    return f'<div class="first">{html}</div>' if page.file.src_uri == "README.md" else html
 
 
 def on_post_build(config: MkDocsConfig) -> None:

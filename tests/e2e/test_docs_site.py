@@ -1,14 +1,21 @@
-"""`make docs` builds a site that fetches nothing from elsewhere."""
+"""`make docs` builds a site that fetches nothing from elsewhere, that everybody can read, and whose search finds."""
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
+import threading
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.support.fix_browser import Browser
+
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 _FETCHED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("link", "href"), ("use", "href")}
 _OUTSIDE = re.compile(r"(?:[a-z]+:)?//", re.IGNORECASE)
@@ -27,10 +34,32 @@ class _Assets(HTMLParser):
         self.links += [value for name, value in attrs if value and (tag, name) == ("a", "href")]
 
 
-@pytest.mark.long
-def test_the_site_has_all_pages_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    subprocess.run([ROOT / ".ci" / "docs", site], check=True, timeout=170)  # a link that leads nowhere fails it
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing: what browsers fetch is no output of a test."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    subprocess.run([ROOT / ".ci" / "docs", folder], check=True, timeout=170)  # a link that leads nowhere fails it
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    handler = functools.partial(_Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def pages_of(site: Path) -> list[str]:
+    return [page.name for page in sorted(site.glob("*.html"))]
+
+
+def test_the_site_has_all_pages_and_fetches_nothing_from_elsewhere(site: Path) -> None:
     names = {"index" if page.stem == "README" else page.stem for page in (ROOT / "docs").glob("*.md")}
     pages = sorted(site.glob("*.html"))
     assert {page.stem for page in pages} == names | {"404", "changelog", "containers"}
@@ -50,3 +79,42 @@ def test_the_site_has_all_pages_and_fetches_nothing_from_elsewhere(tmp_path: Pat
     short = (site / "llms.txt").read_text(encoding="utf-8")
     assert [link for link in re.findall(r"\]\((.+?)\)", short) if not (site / link).is_file()] == []
     assert (site / "llms-full.txt").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_has_nothing_against_any_page(site: Path, address: str, browser: Browser, dark: bool) -> None:
+    browser.dark(dark)
+    found = {}
+    for page in pages_of(site):
+        browser.goto(f"{address}/{page}")
+        found[page] = browser.findings()
+    assert {page: findings for page, findings in found.items() if findings} == {}
+
+
+def test_a_phone_does_not_scroll_sideways(site: Path, address: str, browser: Browser) -> None:
+    browser.resize(360, 740)
+    wide = {}
+    for page in pages_of(site):
+        browser.goto(f"{address}/{page}")
+        wide[page] = browser.overflow()
+    assert {page: pixels for page, pixels in wide.items() if pixels > 0} == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "page"), [("slot lost", "Operating"), ("django", "Tables that Django made"), ("HW_2021", "HW_2021")]
+)
+def test_the_search_finds(address: str, browser: Browser, words: str, page: str) -> None:
+    browser.goto(f"{address}/index.html")
+    browser.type(".md-search__input", words)
+    browser.wait_for(".md-search-result__item")
+    titles = browser.texts(".md-search-result__item :is(h1, h2)")
+    assert page in titles[:8]
+
+
+def test_the_first_page_has_a_picture_two_commands_and_five_ways_on(address: str, browser: Browser) -> None:
+    browser.goto(f"{address}/index.html")
+    assert len(browser.attributes(".md-content img", "src")) == 1
+    assert [text.split("\n") for text in browser.texts(".md-content pre code")] == [
+        ["git clone <this repository> headwater && cd headwater", "make demo"]
+    ]
+    assert len(browser.texts(".md-content ol li a")) == 5

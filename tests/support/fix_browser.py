@@ -82,6 +82,10 @@ class Browser:
         """What axe-core has against the page: lines of impact, rule and element."""
         return _strings(self._call("accessibility", DEADLINE))
 
+    def overflow(self) -> int:
+        """How many pixels the page is wider than the window."""
+        return int(str(self._call("overflow", DEADLINE)))
+
     def wait_for(self, selector: str, text: str | None = None, deadline: float = DEADLINE) -> None:
         """Wait until an element fits, and shows exactly `text` if one is given. Raises `NotShown`."""
         self._wait(selector, text, False, deadline)

@@ -55,6 +55,8 @@ serve(
       const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
       return found.violations.flatMap(({ impact, id, nodes }) => nodes.map(({ html }) => `${impact} ${id}: ${html}`));
     },
+    // How many pixels the page is wider than the window.
+    overflow: () => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth),
     focused: () => page.evaluate(() => document.activeElement?.getAttribute('data-testid') ?? null),
 
     // Waits until some element that fits `selector` shows exactly `text`; without a text, until there is one;
