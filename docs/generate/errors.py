@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 
 _WHO = {
-    Kind.RETRY: "Headwater retries",
-    Kind.STOP: "you act",
-    Kind.RESYNC: "Headwater compares with the source",
-    Kind.REJECT: "the sender acts",
+    Kind.RETRY: " *Headwater retries.*",
+    Kind.STOP: "",
+    Kind.RESYNC: " *Headwater compares with the source.*",
+    Kind.REJECT: " *The sender acts.*",
 }
 _GROUPS = (
     ("HW_1", "The machine"),
@@ -35,15 +35,15 @@ _HEAD = """# Error codes
 
 <!-- Written by `make reference` from the code. -->
 
-Every error says what happened, where, and what to do, and carries one of these codes: in the log, in what a command
-prints, and in the answer to a device. Codes stay; words may change.
+Every error carries one of these codes: in the log, in what a command prints, and in the answer to a device. Codes stay;
+words may change. Where nothing else is said, you act. Link to a code as `errors.md#hw_2021`.
 """
 
 
 def entries() -> dict[str, str]:
     """What is said of each code, in their order."""
-    said = {code: f"{each.meaning} {each.remedy} *({_WHO[each.kind]})*" for code, each in CODES.items()}
-    said |= {code.value: f"{code.meaning} *({_WHO[Kind.STOP]})*" for code in Code}
+    said = {code: f"{each.meaning} {each.remedy}{_WHO[each.kind]}" for code, each in CODES.items()}
+    said |= {code.value: code.meaning for code in Code}
     return dict(sorted(said.items()))
 
 
