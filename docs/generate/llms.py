@@ -6,12 +6,14 @@ The sections and what is said of each page are those of docs/README.md, which is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _HEADING = re.compile(r"## +(.+)")
 _ENTRY = re.compile(r"[*-] +\[([^\]]+)\]\(([\w./-]+\.md)\)(?:: (.+))?")
 _FENCE = re.compile(r"^(```.*?^```|~~~.*?^~~~)", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"(`[^`\n]+`)")
+_CODE = re.compile(r"(?<![\w\[#/-])((?:HW|PSYNC)_[A-Z]?\d{3,4})(?![\w\]])")
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^):\s]+)\)")
 _LINK_OUT = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -82,6 +84,23 @@ def inside(text: str, project: Mapping[str, str]) -> str:
     pieces = _FENCE.split(text)
     pieces[::2] = [_LINK_OUT.sub(lambda link: _led_in(link, project), each) for each in pieces[::2]]
     return "".join(pieces)
+
+
+def with_codes(text: str) -> str:
+    """A page's text in which each error code is a link to what it means."""
+    pieces = _FENCE.split(text)
+    pieces[::2] = ["".join(_codes_of(each)) for each in pieces[::2]]
+    return "".join(pieces)
+
+
+def _codes_of(text: str) -> Iterator[str]:
+    for number, piece in enumerate(_SPAN.split(text)):
+        if number % 2 == 0:
+            yield _CODE.sub(lambda code: f"[{code[1]}](errors.md#{code[1].lower()})", piece)
+        elif code := _CODE.fullmatch(piece.strip("`")):
+            yield f"[{piece}](errors.md#{code[1].lower()})"
+        else:
+            yield piece
 
 
 def from_project(text: str, place: str) -> str:

@@ -43,10 +43,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links out of docs/ lead to pages of the site, or nowhere. The first page ends where the menu begins."""
+    """Links out of docs/ lead to pages of the site, or nowhere, and error codes to what they mean. The first page ends
+    where the menu begins."""
     if page.file.src_uri == "README.md":
         markdown = llms.opening(markdown)
-    return llms.inside(markdown, PROJECT)
+    text = llms.inside(markdown, PROJECT)
+    return text if page.file.src_uri == "errors.md" else llms.with_codes(text)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

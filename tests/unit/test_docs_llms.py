@@ -42,3 +42,18 @@ def test_links_of_a_file_that_lies_elsewhere_lead_to_pages() -> None:
     text = "[how](../docs/limits.md#a), [compose](compose.yaml), [site](https://example.com)"
     assert llms.from_project(text, "docker") == "[how](limits.md#a), compose, [site](https://example.com)"
     assert llms.from_project("[how](docs/limits.md), [readme](README.md)", "") == "[how](limits.md), readme"
+
+
+def test_error_codes_lead_to_what_they_mean_but_not_in_code_or_links() -> None:
+    text = "HW_2021, `HW_R301` and (PSYNC_S1141), `[HW_1001] x`, [HW_2040](a.md)\n\n```\nHW_2021\n```\n"
+    assert llms.with_codes(text) == (
+        "[HW_2021](errors.md#hw_2021), [`HW_R301`](errors.md#hw_r301) and ([PSYNC_S1141](errors.md#psync_s1141)), "
+        "`[HW_1001] x`, [HW_2040](a.md)\n\n```\nHW_2021\n```\n"
+    )
+
+
+def test_the_first_page_is_what_is_above_the_menu() -> None:
+    text = llms.opening(INDEX)
+    assert "make demo" in text
+    assert "\n## " not in text
+    assert "*Not run here" not in text
