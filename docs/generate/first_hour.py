@@ -37,9 +37,9 @@ _INTRO = """\
 # The first hour
 
 Three ways from nothing to a device with its rows, each in an empty home on the machine below, as `make first-hour` ran
-them and wrote this page. Long outputs are shortened (…), and paths, names and tokens left out. Most of the time goes to
-downloading and unpacking packages. At the end: [your own tables](#your-own-tables) on a page, and `make demo` and `make
-test` on [bare machines](#bare-machines).
+them and wrote this page. Long outputs are shortened (…); outputs shown before, paths, names and tokens are left out.
+Most of the time goes to downloading and unpacking packages. At the end: [your own tables](#your-own-tables) on a page,
+and `make demo` and `make test` on [bare machines](#bare-machines).
 
 | | minutes | of which installation |
 |---|---|---|
@@ -105,8 +105,15 @@ def by_wheel(on: Transcript) -> float:
     """Returns the seconds of the installation."""
     wheels = on.folder / "home"
     for project in (ROOT, ROOT / "clients" / "python"):
-        build = [ROOT / ".venv" / "bin" / "uv", "build", "--quiet", "--no-build-isolation", "--python", sys.executable]
-        subprocess.run([*build, "--wheel", "--out-dir", wheels, project], check=True)
+        build = [
+            str(ROOT / ".venv" / "bin" / "uv"),
+            "build",
+            "--quiet",
+            "--no-build-isolation",
+            "--python",
+            sys.executable,
+        ]
+        subprocess.run([*build, "--wheel", "--out-dir", str(wheels), str(project)], check=True)
     on.say("the wheels of the service and of the Python client are here")
     on.run("ls *.whl")
     on.run("python3 -m venv headwater")
@@ -179,11 +186,26 @@ def page(ways: list[tuple[str, Transcript, float]]) -> str:
     rows = "".join(f"| [{name}](#{name}) | {on.seconds / 60:.1f} | {part / 60:.1f} |\n" for name, on, part in ways)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory"
-    sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
+    shown = set[str]()
+    sections = "".join(
+        f"\n## {name}\n\n```console\n{chr(10).join(once(on.lines, shown))}\n```\n" for name, on, _ in ways
+    )
     return (
         f"{_INTRO}{rows}\n{machine}. The steps of the compose file ran as processes,\n"
         f"without a container engine fetching and building images.\n{sections}{_kept()}"
     )
+
+
+def once(lines: list[str], shown: set[str]) -> Iterator[str]:
+    """The lines of a session. A command that is in `shown` is left without what it prints; the others join it."""
+    again = False
+    for line in lines:
+        if line.startswith("$ "):
+            command = line.partition("   # ")[0]
+            again = command in shown
+            shown.add(command)
+        if line.startswith(("$ ", "# ", "^C")) or not again:
+            yield line
 
 
 def _kept() -> str:

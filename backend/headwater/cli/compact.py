@@ -34,8 +34,8 @@ class ShareTask:
 
 
 class SparkCompaction:
-    """See `compaction.compactor.ShareRunner`. Spark repeats a failed task; if Spark itself ended, all shares are repeated.
-    Repeating a share is safe."""
+    """See `compaction.compactor.ShareRunner`. Spark repeats a failed task; if Spark itself ended, all shares are
+    repeated. Repeating a share is safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
