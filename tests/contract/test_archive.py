@@ -15,7 +15,7 @@ import pytest
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.archive import ArchiveHeader, export_store, import_store
-from headwater.storage.contract.archive import ArchiveError, Row, StoreNotEmptyError, StoreState
+from headwater.storage.contract.archive import ArchivedState, ArchiveError, Row, StoreNotEmptyError
 from headwater.storage.contract.revocations import RevokedKind
 from headwater.storage.contract.seal import SealedStoreError
 from headwater.storage.contract.store import LeaseHeldError, StoreError
@@ -47,7 +47,7 @@ def assert_no_store_at(address: StoreAddress) -> None:
         open_backend(address).history_limits()
 
 
-def dumped(address: StoreAddress) -> tuple[StoreState, Batches]:
+def dumped(address: StoreAddress) -> tuple[ArchivedState, Batches]:
     with open_backend(address).dump() as dump:
         batches = list(dump.batches)
         assert counted(batches) == {dataset: count for dataset, count in dump.counts.items() if count}

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, look
+from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, classify
 from headwater.insight import forget as store_forget
 from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.oplog.op import OpId
@@ -35,7 +35,7 @@ def found(address: StoreAddress, target: TextTarget | RowTarget) -> dict[int, se
 
 def looked(address: StoreAddress, target: TextTarget | RowTarget) -> dict[str, BucketFindings]:
     with closing(open_backend(address).open_compaction()) as compaction:
-        seen = [look(compaction, bucket, ops) for bucket, ops in found(address, target).items()]
+        seen = [classify(compaction, bucket, ops) for bucket, ops in found(address, target).items()]
     return {each.name: each for each in seen if each is not None}
 
 

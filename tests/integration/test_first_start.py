@@ -11,7 +11,7 @@ import pytest
 from headwater.bulk.contract import EngineError
 from headwater.embedded.java import NoJava
 from headwater.errors import HeadwaterError
-from headwater.pipeline.engine import Job, Run
+from headwater.pipeline.engine import Job, TaskRun
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
@@ -33,7 +33,7 @@ class BrokenEngine:
     def preparing(self) -> str:
         return ""
 
-    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[TaskRun[Job]]:
         raise EngineError("Spark does not start", "master local[*]", code="HW_5102")
 
 

@@ -57,7 +57,7 @@ def test_buckets_are_compacted_by_tasks_and_devices_converge(
             )
             total = Summary()
             for summary in SparkCompaction(SparkEngine(spark))(shares):
-                total.merge(summary)
+                total.add(summary)
     finally:
         compaction.close()
     assert (total.buckets, total.live) == (3, 600)

@@ -22,7 +22,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.spark.engine import Done, Failed, explained, outcome_of
+from headwater.pipeline.spark.engine import FailedTask, FinishedTask, explained, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
@@ -32,8 +32,8 @@ _attempts = itertools.count()
 
 
 class LocalEngine:
-    """See `headwater.pipeline.engine.Engine`. Each round of tasks takes `seconds` longer than it has to, so that there
-    is time for something to happen meanwhile, as there is on Spark."""
+    """See `headwater.pipeline.engine.TaskEngine`. Each round of tasks takes `seconds` longer than it has to, so that
+    there is time for something to happen meanwhile, as there is on Spark."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
@@ -55,7 +55,7 @@ class LocalEngine:
 
 
 class LocalRun(Generic[Job]):
-    """See `headwater.pipeline.engine.Run`."""
+    """See `headwater.pipeline.engine.TaskRun`."""
 
     application = APPLICATION
     parallelism = 2
@@ -66,7 +66,7 @@ class LocalRun(Generic[Job]):
         self._stop = stop
         self._seconds = seconds
 
-    def elsewhere(self) -> int:
+    def remote_tasks_done(self) -> int:
         return 0
 
     def tasks(self, tasks: Sequence[Task[Job, Result]]) -> list[Result]:
@@ -79,9 +79,9 @@ class LocalRun(Generic[Job]):
         self._check()
         job, task = _sent((self._job, task))
         match _sent(outcome_of(job, task, number, f"local{next(_attempts)}")):
-            case Done(result):
+            case FinishedTask(result):
                 return result
-            case Failed(error):
+            case FailedTask(error):
                 raise explained(error, self._what)
 
     def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:

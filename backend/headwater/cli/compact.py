@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
+from headwater.bulk.contract import EngineLostError
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
 from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Share, Summary, compact_share, selected, shared
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.pipeline.engine import Engine, persistently
 from headwater.storage.contract.compaction import BucketState, CompactionStore
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_backend
 from headwater.storage.shared.common import process_owner
 from headwater.storage.shared.compaction import CompactionPolicy
+
+if TYPE_CHECKING:
+    from headwater.pipeline.engine import TaskEngine
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 3  # a person is waiting
+_LINE_SECONDS = 5.0
+_LEASE_WAIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +46,22 @@ class ShareTask:
 
 class SparkCompaction:
     """See `compaction.compactor.ShareRunner`. Spark repeats a failed task; if Spark itself ended, all shares are
-    repeated. Repeating a share is safe."""
+    repeated, three times at most. Repeating a share is safe."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TaskEngine) -> None:
         self._engine = engine
 
     def __call__(self, shares: Sequence[Share]) -> list[Summary]:
-        return persistently(lambda: self._compact(shares))
+        for _ in range(_TRIES - 1):
+            try:
+                return self._compact(shares)
+            except EngineLostError as error:
+                _log.warning("%s", error)
+        return self._compact(shares)
 
     def _compact(self, shares: Sequence[Share]) -> list[Summary]:
         with self._engine.run(None, "compaction") as run:
             return run.tasks([ShareTask(share) for share in shares])
-
-
-_LINE_SECONDS = 5.0
-_PATIENCE = 300.0
 
 
 class UnknownBucketError(HeadwaterError):
@@ -90,7 +102,7 @@ def run(
 
 def _work(compaction: CompactionStore, stop: threading.Event) -> CompactionPass:
     """Take the compaction lease, waiting for background compaction, which does not hold it for long."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _LEASE_WAIT_SECONDS
     announced = False
     while True:
         try:
@@ -135,7 +147,7 @@ def _on_spark(
         shares = shared(work, config.storage, buckets, compaction.checkpoint(), policy, finish=True)
         click.echo(f"{len(buckets):,} buckets in {len(shares):,} Spark tasks", err=True)
         for done in SparkCompaction(SparkEngine(spark))(shares):
-            summary.merge(done)
+            summary.add(done)
         work.prune()
     finally:
         spark.stop()

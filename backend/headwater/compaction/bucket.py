@@ -272,10 +272,10 @@ class BucketFindings:
         return self.overruled + self.removes
 
 
-def look(store: CompactionStore, bucket: int, ops: Collection[int]) -> BucketFindings | None:
+def classify(store: CompactionStore, bucket: int, ops: Collection[int]) -> BucketFindings | None:
     """Classify the ops with these ids. None when the bucket is gone. Raises HistoryChangedError when the bucket keeps
     changing."""
-    return _retried(store, bucket, lambda state: _look(store, state, ops))
+    return _retried(store, bucket, lambda state: _classify(store, state, ops))
 
 
 def _retried(store: CompactionStore, bucket: int, work: Callable[[BucketState], _R]) -> _R | None:
@@ -292,7 +292,7 @@ def _retried(store: CompactionStore, bucket: int, work: Callable[[BucketState], 
     return None
 
 
-def _look(store: CompactionStore, state: BucketState, ops: Collection[int]) -> BucketFindings:
+def _classify(store: CompactionStore, state: BucketState, ops: Collection[int]) -> BucketFindings:
     pieces = store.pieces(state.key, store.checkpoint())
     history = _scan(pieces, lambda piece: store.read(state.key, piece))
     start = pieces[0].first if pieces else state.clear_op

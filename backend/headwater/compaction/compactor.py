@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from enum import Enum, auto
 
@@ -38,7 +39,7 @@ class CompactionStoppedError(HeadwaterError):
     code = "HW_4005"
 
 
-class Need(Enum):
+class CompactionNeed(Enum):
     """The work that a bucket needs."""
 
     NOTHING = auto()
@@ -46,18 +47,18 @@ class Need(Enum):
     COMPACT = auto()
 
 
-def need(bucket: BucketState, store: CompactionStore, upto: OpId, policy: CompactionPolicy) -> Need:
+def need(bucket: BucketState, store: CompactionStore, upto: OpId, policy: CompactionPolicy) -> CompactionNeed:
     """What a bucket needs. Cheap: it reads totals, and for some buckets how much of them is not sealed."""
     grown = bucket.count - bucket.compacted_count
     if grown < 0:  # cleared since
         grown = bucket.count
     if grown >= max(_LEAST_GROWN, policy.spare * bucket.compacted_count):
-        return Need.COMPACT
+        return CompactionNeed.COMPACT
     if bucket.compacted_op < bucket.clear_op <= upto and store.has_remains(bucket.key):
-        return Need.COMPACT
+        return CompactionNeed.COMPACT
     if grown >= _LEAST_UNSEALED and store.unsealed_ops(bucket.key, upto, _LEAST_UNSEALED) >= _LEAST_UNSEALED:
-        return Need.SEAL
-    return Need.NOTHING
+        return CompactionNeed.SEAL
+    return CompactionNeed.NOTHING
 
 
 @dataclass(slots=True)
@@ -72,22 +73,18 @@ class Summary:
     reput_bytes: int = 0
     skipped: int = 0
 
-    def merge(self, other: Summary) -> None:
-        """Add what another process did."""
-        for each in fields(self):
+    def add(self, other: Summary | Compacted) -> None:
+        """Add what another process did, or the result for a bucket."""
+        for each in fields(other):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def count(self, result: Compacted | None) -> None:
         """Add a bucket; None for one that was skipped."""
         if result is None:
             self.skipped += 1
-            return
-        self.buckets += 1
-        self.before += result.before
-        self.after += result.after
-        self.live += result.live
-        self.reput += result.reput
-        self.reput_bytes += result.reput_bytes
+        else:
+            self.buckets += 1
+            self.add(result)
 
 
 class CompactionPass:
@@ -210,21 +207,15 @@ def shared(
 def compact_share(share: Share) -> Summary:
     """Compact a share, in any process."""
     summary = Summary()
-    store = open_backend(share.address).open_compaction()
-    try:
-        with CompactionPass(store, "", _never, under=share.lease) as work:
-            for key in share.keys:
-                bucket = store.bucket(key)
-                if bucket is not None:
-                    summary.count(work.bucket(bucket, share.upto, share.policy, finish=share.finish))
-    finally:
-        store.close()
+    with (
+        closing(open_backend(share.address).open_compaction()) as store,
+        CompactionPass(store, "", threading.Event().wait, under=share.lease) as work,
+    ):
+        for key in share.keys:
+            bucket = store.bucket(key)
+            if bucket is not None:
+                summary.count(work.bucket(bucket, share.upto, share.policy, finish=share.finish))
     return summary
-
-
-def _never(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 def selected(buckets: Sequence[BucketState], name: str | None, definition: str | None) -> list[BucketState]:
@@ -289,7 +280,7 @@ class Compactor:
             while not self._stop.wait(self._schedule.interval):
                 try:
                     store = store or open_backend(self._address).open_compaction()
-                    self.look(store)
+                    self.run_once(store)
                 except CompactionStoppedError:
                     return
                 except LeaseHeldError:
@@ -301,24 +292,24 @@ class Compactor:
         finally:
             _close(store)
 
-    def look(self, store: CompactionStore) -> Summary:
+    def run_once(self, store: CompactionStore) -> Summary:
         """Run one pass over all buckets, up to the newest settled checkpoint."""
         summary = Summary()
         upto = self._settled(store.checkpoint())
         if upto <= self._done:
             return summary
         needs = ((bucket, need(bucket, store, upto, self._policy)) for bucket in store.buckets(self._done))
-        found = [(bucket, what) for bucket, what in needs if what is not Need.NOTHING]
+        found = [(bucket, what) for bucket, what in needs if what is not CompactionNeed.NOTHING]
         if found:
             with CompactionPass(store, self._owner, self._stop.wait, rest=_REST) as work:
-                large = [bucket for bucket, what in found if what is Need.COMPACT]
+                large = [bucket for bucket, what in found if what is CompactionNeed.COMPACT]
                 if self._run_shares is not None and sum(bucket.count for bucket in large) >= LARGE_OPS:
                     shares = shared(work, self._address, large, upto, self._policy, finish=False)
                     for done in self._run_shares(shares):
-                        summary.merge(done)
-                    found = [(bucket, what) for bucket, what in found if what is not Need.COMPACT]
+                        summary.add(done)
+                    found = [(bucket, what) for bucket, what in found if what is not CompactionNeed.COMPACT]
                 for bucket, what in found:
-                    if what is Need.SEAL:
+                    if what is CompactionNeed.SEAL:
                         work.seal(bucket, upto)
                     else:
                         summary.count(work.bucket(bucket, upto, self._policy))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, look
+from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, classify
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.source.catalog.published import published_tables
@@ -225,7 +225,7 @@ class Forgetting:
             plan.samples = _samples([op.line for op in found])
         ids = by_bucket((op.bucket, op.op_id) for op in found if op.bucket)
         for bucket in sorted({*ids, *plan.named}):
-            seen = look(self._compaction, bucket, ids.get(bucket, set()))
+            seen = classify(self._compaction, bucket, ids.get(bucket, set()))
             if seen is not None:
                 plan.buckets[bucket] = seen
         return plan

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from headwater.bulk.contract import CompareJob, Difference, EngineLostError
+from headwater.bulk.contract import CompareJob, Difference
 from headwater.errors import MachineError
 from headwater.pipeline.compare import RowsTask
 from headwater.source.rows.copy import TableChangedError
@@ -22,10 +21,6 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 Found = Callable[[Sequence[Difference]], None]
 
-_TRIES = 3
-
-_log = logging.getLogger(__name__)
-
 RAISED_AS_THEY_ARE = (TableChangedError, StoreError, StoreBusyError, StoreUnreachableError, MachineError)
 """Errors in tasks that are raised unchanged, since the caller decides by their type what to do."""
 
@@ -36,7 +31,7 @@ class Task(Protocol[JobT_contra, ResultT_co]):
     def run(self, job: JobT_contra, number: int, attempt: str) -> ResultT_co: ...
 
 
-class Run(Protocol[JobT_co]):
+class TaskRun(Protocol[JobT_co]):
     """A job that is running. The first error of a task ends the other tasks, and is raised: unchanged if it is in
     RAISED_AS_THEY_ARE, else as an error with kind RETRY. Raises EngineLostError when the engine itself ended."""
 
@@ -48,17 +43,17 @@ class Run(Protocol[JobT_co]):
     def parallelism(self) -> int:
         """How many tasks run at a time."""
 
-    def elsewhere(self) -> int:
+    def remote_tasks_done(self) -> int:
         """How many tasks of the job have finished on other machines. 0 if all run on this one."""
 
     def tasks(self, tasks: Sequence[Task[JobT_co, Result]]) -> list[Result]:
         """Run tasks, and repeat those with an error that may pass. Returns the results in the order of the tasks."""
 
-    def differences(self: Run[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
+    def differences(self: TaskRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
         """Read rows of both sides, and hand the differences to `found`, in batches."""
 
 
-class Engine(Protocol):
+class TaskEngine(Protocol):
     """Runs tasks."""
 
     def warm_up(self) -> None:
@@ -67,16 +62,6 @@ class Engine(Protocol):
     def preparing(self) -> str:
         """What the engine does before it can run tasks, for a person; empty when nothing."""
 
-    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[Run[Job]]:
+    def run(self, job: Job, what: str, stop: threading.Event | None = None) -> AbstractContextManager[TaskRun[Job]]:
         """Prepare to run the job's tasks; `what` names the job for a person. Once `stop` is set, running tasks are
         ended soon and GivenUpError is raised."""
-
-
-def persistently(work: Callable[[], Result]) -> Result:
-    """Do work on an engine, and repeat it when the engine ends during it, three times at most: a person is waiting."""
-    for _ in range(_TRIES - 1):
-        try:
-            return work()
-        except EngineLostError as error:
-            _log.warning("%s", error)
-    return work()

@@ -37,7 +37,7 @@ from headwater.pipeline.compare import (
     TableDigests,
     WholeTask,
 )
-from headwater.pipeline.engine import Engine, Found, Run
+from headwater.pipeline.engine import Found, TaskEngine, TaskRun
 from headwater.pipeline.progress import ProgressReporter
 from headwater.pipeline.rekey import RekeyCountTask, RekeyTask, needs_counts
 from headwater.pipeline.reprocess import ReprocessTask
@@ -68,7 +68,7 @@ class BulkJobs:
     kind RETRY for what may pass, others for what a person has to fix; GivenUpError soon after `stop` was set;
     EngineError when the engine is not available."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TaskEngine) -> None:
         self._engine = engine
 
     def warm_up(self) -> None:
@@ -88,7 +88,7 @@ class BulkJobs:
             parts = partitions(job.tables, run.parallelism)
             tasks = _number_copies(run, job, parts)
             with ProgressReporter(
-                JobKind.SNAPSHOT, job.directory, expected_rows(job.tables), len(tasks), progress, run.elsewhere
+                JobKind.SNAPSHOT, job.directory, expected_rows(job.tables), len(tasks), progress, run.remote_tasks_done
             ):
                 staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
@@ -99,7 +99,7 @@ class BulkJobs:
         expected = sum(table.rows for table in job.tables)
         with (
             self._engine.run(_for_tasks(job), JobKind.REPROCESS, stop) as run,
-            ProgressReporter(JobKind.REPROCESS, job.directory, expected, len(tasks), progress, run.elsewhere),
+            ProgressReporter(JobKind.REPROCESS, job.directory, expected, len(tasks), progress, run.remote_tasks_done),
         ):
             staged = run.tasks(tasks)
             return BulkOutcome(tuple(staged), run.application, len(tasks))
@@ -108,7 +108,7 @@ class BulkJobs:
         """Write a table's current rows, with other ids, into parts for a new generation."""
         with (
             self._engine.run(job, JobKind.REKEY, stop) as run,
-            ProgressReporter(JobKind.REKEY, job.directory, job.rows, len(job.ranges), progress, run.elsewhere),
+            ProgressReporter(JobKind.REKEY, job.directory, job.rows, len(job.ranges), progress, run.remote_tasks_done),
         ):
             counts: list[Counter[str]] = []
             if needs_counts(job):
@@ -129,7 +129,7 @@ class BulkJobs:
             # The source has about as many rows as the store, whose count is better than the planner's estimate
             pairs = zip(job.tables, snapshot_tables, strict=True)
             expected = sum(table.rows + (table.rows or expected_rows([read])) for table, read in pairs)
-            with ProgressReporter(JobKind.COMPARISON, job.directory, expected, tasks, progress, run.elsewhere):
+            with ProgressReporter(JobKind.COMPARISON, job.directory, expected, tasks, progress, run.remote_tasks_done):
                 return find_differences(run, job, parts, found)
 
     def recount(self, job: RecountJob, progress: Report, found: Found, stop: Stop = None) -> None:
@@ -142,7 +142,9 @@ class BulkJobs:
             parts = partitions([SnapshotTable(table.stored.id, table.published) for table in tables], run.parallelism)
             tasks = [RecountTask(SourceRows(stored[part.table_id], part)) for part in parts]
             expected = sum(table.rows for table in tables)
-            with ProgressReporter(JobKind.RECOUNT, compared.directory, expected, len(tasks), progress, run.elsewhere):
+            with ProgressReporter(
+                JobKind.RECOUNT, compared.directory, expected, len(tasks), progress, run.remote_tasks_done
+            ):
                 counted = run.tasks(tasks)
         copies: dict[tuple[int, str], Difference] = {}
         for task, own in zip(tasks, counted, strict=True):
@@ -157,7 +159,7 @@ class BulkJobs:
         a table was truncated meanwhile."""
         with (
             self._engine.run(_for_tasks(job), JobKind.VERIFICATION, stop) as run,
-            ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress, run.elsewhere),
+            ProgressReporter(JobKind.VERIFICATION, job.directory, 0, 0, progress, run.remote_tasks_done),
         ):
             return verify_store(run, job)
 
@@ -169,7 +171,7 @@ class BulkJobs:
         tasks = [BucketRowsTask(table, *places, keys) for table in job.tables for places in table.ranges]
         with (
             self._engine.run(_for_tasks(job), JobKind.SEARCH, stop) as run,
-            ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress, run.elsewhere),
+            ProgressReporter(JobKind.REBUILD, job.directory, 0, len(tasks), progress, run.remote_tasks_done),
         ):
             found: dict[int, list[str]] = {table.id: [] for table in job.tables}
             for task, rows in zip(tasks, run.tasks(tasks), strict=True):
@@ -188,7 +190,7 @@ def _measured(source: SourceSettings, tables: Sequence[Read]) -> tuple[Read, ...
     return tuple(replace(table, published=now) for table, now in zip(tables, published, strict=True))
 
 
-def _number_copies(run: Run[SnapshotJob], job: SnapshotJob, parts: Sequence[Partition]) -> list[SnapshotTask]:
+def _number_copies(run: TaskRun[SnapshotJob], job: SnapshotJob, parts: Sequence[Partition]) -> list[SnapshotTask]:
     """For tables without key, give each task the number of copies of its rows in earlier tasks, so that copies are
     numbered as the stream does. Only tables in several parts have to be read for that."""
     groups = [list(group) for _, group in groupby(parts, key=lambda part: part.table_id)]
@@ -217,7 +219,7 @@ def _counted_before(counts: Sequence[Counter[str]]) -> list[CountedCopies]:
 
 
 def find_differences(
-    run: Run[CompareJob], job: CompareJob, source_parts: Sequence[Partition], found: Found
+    run: TaskRun[CompareJob], job: CompareJob, source_parts: Sequence[Partition], found: Found
 ) -> CompareOutcome:
     """Hand every difference to `found`, in batches: those of small tables, then those of all others, by digests."""
     tables = {table.stored.id: table for table in job.tables}

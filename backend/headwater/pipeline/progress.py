@@ -46,7 +46,7 @@ class TaskProgress:
 
 class ProgressReporter:
     """A context manager that calls `progress` every quarter of a second, from a thread. `what` is the job's kind;
-    `elsewhere` tells how many tasks have finished on other machines, 0 if none run there."""
+    `remote_tasks_done` returns how many tasks have finished on other machines, 0 if none run there."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class ProgressReporter:
         expected: int,
         tasks: int,
         progress: Callable[[BulkProgress], None],
-        elsewhere: Callable[[], int] = lambda: 0,
+        remote_tasks_done: Callable[[], int] = lambda: 0,
     ) -> None:
         self._what = what
         self._directory = Path(directory)
         self._expected = expected
         self._tasks = tasks
         self._progress = progress
-        self._elsewhere = elsewhere
+        self._remote_tasks_done = remote_tasks_done
         self._before = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
@@ -71,7 +71,7 @@ class ProgressReporter:
         self._directory.mkdir(parents=True, exist_ok=True)
         for old in self._directory.glob("progress-*"):
             old.unlink(missing_ok=True)
-        self._before = self._elsewhere()
+        self._before = self._remote_tasks_done()
         self._progress(BulkProgress(0, self._expected, 0, self._tasks, self._what))
         self._thread.start()
 
@@ -93,7 +93,7 @@ class ProgressReporter:
                 continue
             with suppress(OSError):
                 rows += int.from_bytes(path.read_bytes(), "big")
-        done = max(len(finished), min(self._elsewhere() - self._before, self._tasks))
+        done = max(len(finished), min(self._remote_tasks_done() - self._before, self._tasks))
         if done > len(finished) and self._tasks:
             rows = max(rows, self._expected * done // self._tasks)
         self._progress(BulkProgress(rows, self._expected, done, self._tasks, self._what, over))

@@ -18,7 +18,7 @@ from headwater.bulk.contract import BrokenBucket, BrokenLookups, VerifyJob, Veri
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.transform import decode_members
-from headwater.pipeline.engine import Result, Run, Task
+from headwater.pipeline.engine import Result, Task, TaskRun
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import PlacedRow
@@ -190,7 +190,7 @@ _PARTS = 1 << 12
 _ROUNDS = 3
 
 
-def verify_store(run: Run[VerifyJob], job: VerifyJob) -> VerifyOutcome:
+def verify_store(run: TaskRun[VerifyJob], job: VerifyJob) -> VerifyOutcome:
     """Verify everything that the job names. Raises TableChangedError when a table was truncated or created
     meanwhile."""
     return _Verification(run, job).verify()
@@ -205,7 +205,7 @@ class _Look:
 
 
 class _Verification:
-    def __init__(self, run: Run[VerifyJob], job: VerifyJob) -> None:
+    def __init__(self, run: TaskRun[VerifyJob], job: VerifyJob) -> None:
         self._run = run
         self._job = job
         self._broken: dict[int, BrokenBucket] = {}

@@ -24,7 +24,7 @@ import msgspec
 import zstandard
 
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.archive import ArchiveError, Dump, StoreState
+from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
 from headwater.storage.open import open_backend
 
 FORMAT: Final = 1
@@ -45,7 +45,7 @@ class ArchiveHeader:
     version: str
     created: float
     origin: str
-    state: StoreState
+    state: ArchivedState
     counts: Mapping[str, int]
 
     @property

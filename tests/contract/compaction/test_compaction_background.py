@@ -10,9 +10,9 @@ import pytest
 
 from headwater.compaction import compactor
 from headwater.compaction.compactor import (
+    CompactionNeed,
     CompactionPass,
     Compactor,
-    Need,
     Schedule,
     Share,
     Summary,
@@ -38,14 +38,14 @@ def test_in_the_background_what_is_settled_is_compacted_by_itself(world: World) 
         world.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
         world.hand.write({str(n + i): None for i in range(500)})
     old = world.device(A)
-    assert compaction.look(world.compaction).buckets == 0, "nothing is settled yet"
+    assert compaction.run_once(world.compaction).buckets == 0, "nothing is settled yet"
     for _ in range(3):
         now[0] += 61.0
-        compaction.look(world.compaction)
+        compaction.run_once(world.compaction)
     assert kinds(world.ops(A)) == ["CLEAR", "PUT"]
     assert world.state(B).compacted_count == 0, "a small bucket is not worth it"
     now[0] += 61.0
-    assert compaction.look(world.compaction).buckets == 0, "what is done is not done again"
+    assert compaction.run_once(world.compaction).buckets == 0, "what is done is not done again"
     world.assert_whole({}, {A: old})
 
 
@@ -57,7 +57,7 @@ def test_in_the_background_a_row_is_put_again_once_though_the_bucket_stays_busy(
     for n in range(0, 1_500, 150):
         world.hand.write({str(n + i): (A, "short-lived") for i in range(150)})
         world.hand.write({str(n + i): None for i in range(150)})
-        again.append(compaction.look(world.compaction).reput)
+        again.append(compaction.run_once(world.compaction).reput)
         now[0] += 30.0
     first = next(place for place, count in enumerate(again) if count)
     assert again[first + 1 : first + 3] == [0, 0], "what was put again has to settle first"
@@ -113,14 +113,14 @@ def test_what_is_large_is_compacted_by_others_in_shares(world: World, monkeypatc
     compaction = Compactor(
         world.address, "here:1", schedule=Schedule(min_age=60.0), run_shares=elsewhere, clock=lambda: now[0]
     )
-    compaction.look(world.compaction)
+    compaction.run_once(world.compaction)
     now[0] += 61.0
-    summary = compaction.look(world.compaction)
+    summary = compaction.run_once(world.compaction)
     assert [len(share.keys) for share in shares] == [1, 1]
     assert (summary.buckets, summary.before, summary.live, summary.skipped) == (2, 600, 2, 0)
     for _ in range(3):
         now[0] += 61.0
-        compaction.look(world.compaction)
+        compaction.run_once(world.compaction)
     assert [kinds(world.ops(bucket)) for bucket in (A, B)] == [["CLEAR", "PUT"]] * 2
     world.assert_whole({})
 
@@ -168,15 +168,15 @@ def test_the_thread_stops_between_two_transactions(world: World) -> None:
 @pytest.mark.parametrize(
     ("bucket", "expected"),
     [
-        (BucketState(1, "b", "d", 63, OpId(1), OpId(90), OpId(0), 0, 0), Need.NOTHING),
-        (BucketState(1, "b", "d", 64, OpId(1), OpId(90), OpId(0), 0, 0), Need.COMPACT),
-        (BucketState(1, "b", "d", 1_199, OpId(1), OpId(90), OpId(5), 1_000, 900), Need.NOTHING),
-        (BucketState(1, "b", "d", 1_200, OpId(1), OpId(90), OpId(5), 1_000, 900), Need.COMPACT),
-        (BucketState(1, "b", "d", 1, OpId(80), OpId(90), OpId(5), 1_000, 900), Need.COMPACT),
-        (BucketState(1, "b", "d", 1_005_100, OpId(1), OpId(90), OpId(5), 1_000_000, 900), Need.SEAL),
+        (BucketState(1, "b", "d", 63, OpId(1), OpId(90), OpId(0), 0, 0), CompactionNeed.NOTHING),
+        (BucketState(1, "b", "d", 64, OpId(1), OpId(90), OpId(0), 0, 0), CompactionNeed.COMPACT),
+        (BucketState(1, "b", "d", 1_199, OpId(1), OpId(90), OpId(5), 1_000, 900), CompactionNeed.NOTHING),
+        (BucketState(1, "b", "d", 1_200, OpId(1), OpId(90), OpId(5), 1_000, 900), CompactionNeed.COMPACT),
+        (BucketState(1, "b", "d", 1, OpId(80), OpId(90), OpId(5), 1_000, 900), CompactionNeed.COMPACT),
+        (BucketState(1, "b", "d", 1_005_100, OpId(1), OpId(90), OpId(5), 1_000_000, 900), CompactionNeed.SEAL),
     ],
 )
-def test_a_bucket_is_taken_up_when_it_has_grown_by_a_fifth(bucket: BucketState, expected: Need) -> None:
+def test_a_bucket_is_taken_up_when_it_has_grown_by_a_fifth(bucket: BucketState, expected: CompactionNeed) -> None:
     class Store:
         def has_remains(self, key: int) -> bool:
             return bucket.clear_op == 80

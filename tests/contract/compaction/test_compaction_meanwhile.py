@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from headwater.compaction.bucket import Forgetter, look
+from headwater.compaction.bucket import Forgetter, classify
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import CompactionStore, HistoryChangedError
@@ -155,7 +155,7 @@ def test_ops_are_looked_at_again_when_their_history_is_compacted(world: World, t
 
     store = _Meddled(world, "read", compact, times).as_store()
     with nullcontext() if times == 1 else pytest.raises(HistoryChangedError):
-        found = look(store, world.key(A), ops)
+        found = classify(store, world.key(A), ops)
         assert found is not None
         assert (found.standing, found.rows) == (0, 50)
     world.assert_whole({})
@@ -164,7 +164,7 @@ def test_ops_are_looked_at_again_when_their_history_is_compacted(world: World, t
 def test_of_a_bucket_that_is_gone_nothing_is_left_to_forget(world: World) -> None:
     world.hand.publish({"1": (A, "x")})
     lease = world.compaction.acquire("here:1", 600.0)
-    assert look(world.compaction, world.key("gone[]"), {1}) is None
+    assert classify(world.compaction, world.key("gone[]"), {1}) is None
     Forgetter(world.compaction, lease, lambda _: None).rewrite(world.key("gone[]"), clear=True)
     world.compaction.release(lease)
     world.assert_whole({})

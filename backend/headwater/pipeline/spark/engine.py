@@ -34,14 +34,14 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Generic[Result]):
+class FinishedTask(Generic[Result]):
     """What a task returned."""
 
     result: Result
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedTask:
     """The error that a task ended with."""
 
     error: HeadwaterError
@@ -72,17 +72,19 @@ def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
 
 def run_tasks(
     context: SparkContext, job: Job, tasks: Sequence[Task[Job, Result]], failed: Accumulator[Errors]
-) -> list[Done[Result] | Failed]:
+) -> list[FinishedTask[Result] | FailedTask]:
     """Run tasks on Spark. Returns their outcomes in order. Errors are added to `failed` while other tasks still run."""
     numbered = list(enumerate(tasks))
     return context.parallelize(numbered, len(numbered)).map(partial(_run, job, failed)).collect()
 
 
-def _run(job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, Result]]) -> Done[Result] | Failed:
+def _run(
+    job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, Result]]
+) -> FinishedTask[Result] | FailedTask:
     number, task = numbered
     context = TaskContext.get()
     outcome = outcome_of(job, task, number, "0" if context is None else str(context.taskAttemptId()))
-    if isinstance(outcome, Failed):
+    if isinstance(outcome, FailedTask):
         failed.add([outcome.error])
     _keep_modules()
     return outcome
@@ -95,23 +97,23 @@ def _keep_modules() -> None:
     gc.freeze()
 
 
-def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[Result] | Failed:
+def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> FinishedTask[Result] | FailedTask:
     """Run a task, and repeat it after an error that may pass. `attempt` identifies this run."""
     tried = 1
     while True:
         outcome = _once(job, task, number, attempt)
-        if isinstance(outcome, Done) or outcome.error.kind is not Kind.RETRY or tried == _TRIES:
+        if isinstance(outcome, FinishedTask) or outcome.error.kind is not Kind.RETRY or tried == _TRIES:
             return outcome
         attempt, tried = f"{attempt}r", tried + 1
 
 
-def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Done[Result] | Failed:
+def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> FinishedTask[Result] | FailedTask:
     try:
-        return Done(task.run(job, number, attempt))
+        return FinishedTask(task.run(job, number, attempt))
     except HeadwaterError as error:
-        return Failed(error)
+        return FailedTask(error)
     except Exception as error:  # noqa: BLE001 - raised where the results are awaited
-        return Failed(machine_error(error) or _unforeseen(error))
+        return FailedTask(machine_error(error) or _unforeseen(error))
 
 
 def _unforeseen(error: Exception) -> HeadwaterError:
@@ -168,7 +170,7 @@ class SparkEngine:
 
 
 class SparkRun(Generic[Job]):
-    """See `Run`. All its Spark jobs are in one job group, by which they can be cancelled."""
+    """See `TaskRun`. All its Spark jobs are in one job group, by which they can be cancelled."""
 
     def __init__(self, spark: Spark, context: SparkContext, job: Job, what: str, stop: threading.Event) -> None:
         self._spark = spark
@@ -186,7 +188,7 @@ class SparkRun(Generic[Job]):
     def parallelism(self) -> int:
         return self._context.defaultParallelism
 
-    def elsewhere(self) -> int:
+    def remote_tasks_done(self) -> int:
         if self._spark.local:
             return 0
         with suppress(Py4JError, OSError):  # the JVM may be gone
@@ -210,9 +212,9 @@ class SparkRun(Generic[Job]):
         found: list[Result] = []
         for outcome in outcomes:
             match outcome:
-                case Done(result):
+                case FinishedTask(result):
                     found.append(result)
-                case Failed(error):
+                case FailedTask(error):
                     raise explained(error, self._what)
         return found
 

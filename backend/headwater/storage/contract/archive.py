@@ -61,7 +61,7 @@ class StoreNotEmptyError(HeadwaterError):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreState:
+class ArchivedState:
     """The single values of a store. `secret` is hexadecimal; `last_table` and `last_version` are the highest ids ever
     given out, `last_write` the highest `seq` of a write checkpoint."""
 
@@ -80,7 +80,7 @@ class Dump:
     `batches` yields each dataset with some of its rows, in an order in which `Load.add` takes them, and in batches of
     bounded size."""
 
-    state: StoreState
+    state: ArchivedState
     counts: Mapping[str, int]
     batches: Iterator[tuple[str, Sequence[Row]]]
 
@@ -91,6 +91,6 @@ class Load(Protocol):
     def add(self, dataset: str, rows: Sequence[Row]) -> None:
         """Add rows of a dataset."""
 
-    def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
+    def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:
         """Check that it holds `counts` rows of each dataset, and move it into place in one step. Raises ArchiveError
         when the counts differ, and StoreNotEmptyError when another process has created a store there meanwhile."""

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.archive import ArchiveError, Dump, Row, StoreNotEmptyError, StoreState
+from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump, Row, StoreNotEmptyError
 from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.postgres.control.write_checkpoints import key_digest
@@ -62,7 +62,7 @@ def dump(address: PostgresAddress) -> Iterator[Dump]:
             raise ArchiveError("there is no store", str(address), "check storage")
         migrate(db, address)
         db.execute(_BEGIN)
-        state = StoreState(*db.execute(_STATE).fetchall()[0])
+        state = ArchivedState(*db.execute(_STATE).fetchall()[0])
 
         def stream(statement: str) -> Iterator[Row]:
             with db.cursor("dump", binary=True) as cursor:
@@ -118,7 +118,7 @@ class PostgresLoad:
         stored = ((place, *rest, *tables.stored_id(str(row_id))) for place, row_id, *rest in rows)
         self.insert(f"rows_{table:d}", columns, stored)
 
-    def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
+    def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:
         """See `storage.contract.archive.Load`."""
         db = self._db
         loaded = active_tables(_reading(db))
@@ -166,7 +166,7 @@ def load(address: PostgresAddress) -> Iterator[PostgresLoad]:
             loading.discard()
 
 
-def _set_state(db: psycopg.Connection, state: StoreState) -> None:
+def _set_state(db: psycopg.Connection, state: ArchivedState) -> None:
     db.execute("update meta set value = %s where key = 'secret'", [state.secret])
     db.execute(
         "update state set next_op = greatest(next_op, %s), checkpoint = %s, config = %s",

@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.archive import ArchiveError, Dump, Row, StoreNotEmptyError, StoreState
+from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump, Row, StoreNotEmptyError
 from headwater.storage.shared.archive import (
     Loader,
     active_tables,
@@ -64,7 +64,7 @@ def dump(address: SqliteAddress) -> Iterator[Dump]:
         _attach(db, path.parent)
         db.execute("begin")
         ((secret, next_op, checkpoint, config, *last),) = db.execute(_STATE).fetchall()
-        state = StoreState(
+        state = ArchivedState(
             str(secret),
             as_int(next_op),
             None if checkpoint is None else as_int(checkpoint),
@@ -112,7 +112,7 @@ class SqliteLoad:
     def insert_rows(self, table: int, rows: Iterable[Row]) -> None:
         self.insert(f"rows_{table:d}", ("id", "row_id", "layout", "line", "members", "subkey"), rows)
 
-    def finish(self, state: StoreState, counts: Mapping[str, int]) -> None:
+    def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:
         """See `storage.contract.archive.Load`."""
         self._db.close()
         with closing(open_writer(self._path)) as db, sqlite_errors(self._path):
@@ -148,7 +148,7 @@ def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
         loading.discard()
 
 
-def _set_state(db: apsw.Connection, state: StoreState) -> None:
+def _set_state(db: apsw.Connection, state: ArchivedState) -> None:
     db.execute("update meta set value = ? where key = 'secret'", (bytes.fromhex(state.secret),))
     db.execute(
         "update state set next_op = max(next_op, ?), checkpoint = ?, config = ?",
