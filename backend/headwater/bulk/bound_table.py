@@ -139,7 +139,7 @@ def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | 
     now = {(column.name, column.type_oid) for column in layouts[-1].columns}
     if row.layout == len(layouts) - 1 or not all((column.name, column.type_oid) in now for column in own.columns):
         return False
-    if _closed(bounds[row.layout]) != _closed(bounds[-1]):  # a column that decides was added: all rows are decided anew
+    if _closed(bounds[row.layout]) != _closed(bounds[-1]):  # a deciding column was added: all rows are evaluated again
         return False
     return _expected(bounds[row.layout], split_line(row.line, len(own.columns)), row.row_id) == stands
 

@@ -1,5 +1,5 @@
 """Progress of a job's tasks: each writes a small file beside its part, and the driver sums them up. Of tasks on other
-machines the driver knows only which have finished, as the engine tells it."""
+machines the driver knows only how many have finished, from the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 0.25
 
 class TaskProgress:
     """Counts the rows done by one attempt of a task. Writes nothing where the driver's directory is not: on another
-    machine, whose files nobody would read or remove."""
+    machine, whose files would be neither read nor removed."""
 
     def __init__(self, directory: str, number: int, attempt: str) -> None:
         self._path = Path(directory) / f"progress-{number:05d}-{attempt}"

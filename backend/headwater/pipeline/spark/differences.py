@@ -26,8 +26,8 @@ _SOURCE, _STORE = 0, 1
 _NO_TABLE = -1
 """The table of a row that holds a task's error."""
 _SHARES = 256
-"""Rows are shared out by key, an error is in each share: Spark computes anew what it had on an executor that died, and
-then any part may lack a task's rows."""
+"""Rows are divided by key, and an error is in each share: Spark recomputes what was on an executor that died, and then
+any part may lack a task's rows."""
 
 
 def hand_over_differences(

@@ -67,7 +67,7 @@ def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
     try:
         yield errors
     finally:
-        _accumulatorRegistry.pop(errors.aid, None)  # Spark itself would keep it for ever
+        _accumulatorRegistry.pop(errors.aid, None)  # Spark itself would never remove it
 
 
 def run_tasks(

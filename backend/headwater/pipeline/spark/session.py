@@ -114,7 +114,7 @@ def address_towards(master: str) -> str | None:
         with socket.socket(family, kind, protocol) as way:
             way.connect(address)  # sends nothing
             return str(way.getsockname()[0])
-    except OSError:  # Spark tells why the master can't be reached
+    except OSError:  # Spark reports why the master can't be reached
         return None
 
 
@@ -144,9 +144,9 @@ def _unfit(why: str) -> EngineError:
 
 
 def reason(text: str) -> str:
-    """The line that says why, of what Spark says of a failed job."""
-    _, traceback, told = text.partition("Traceback (most recent call last):\n")
-    lines = [line for line in (told if traceback else text).splitlines() if line.strip()]
+    """The line of Spark's report on a failed job that has the reason."""
+    _, traceback, rest = text.partition("Traceback (most recent call last):\n")
+    lines = [line for line in (rest if traceback else text).splitlines() if line.strip()]
     # the frames of a traceback are indented
     return next((line for line in lines if not (traceback and line[0].isspace())), "no reason given")
 
@@ -313,7 +313,7 @@ class Spark:
         return EngineError(
             f"the cluster gave no executor for {self._alone_seconds:.0f} s",
             f"master {self._settings.master}",
-            "see that workers are alive and have cores and memory to spare; a new application asks again",
+            "check that workers run and have free cores and memory; the next attempt registers a new application",
             code="HW_5108",
         )
 
@@ -360,7 +360,7 @@ class Spark:
         return context
 
     def _check(self, context: SparkContext) -> None:
-        """Raise EngineError when the cluster can't run our tasks, and leave it: it may be mended."""
+        """Raise EngineError when the cluster can't run our tasks, and end the application: that may be repaired."""
         try:
             with self._start_errors():
                 check_executors(context)
@@ -453,7 +453,7 @@ def _killed() -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a JVM whose input was closed, which tells it to end, and kill it if it does not."""
+    """Wait for the end of a JVM whose input was closed, which makes it end, and kill it if it does not."""
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
