@@ -17,25 +17,14 @@ import pyarrow as pa
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract.history import (
-    FlushRange,
-    HistoryFilter,
-    HistoryLimits,
-    HistoryOp,
-    Slice,
-)
+from headwater.storage.contract.history import FlushRange, HistoryFilter, HistoryLimits, HistoryOp, Slice
 from headwater.storage.open import open_backend
 
 EARLIEST, LATEST = "earliest", "latest"

@@ -16,13 +16,7 @@ from headwater.decode.values import converters, row_converter
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.plain import plain_write
-from headwater.oplog.transform import (
-    Member,
-    PlainWrite,
-    TableTransform,
-    decode_members,
-    expected_members,
-)
+from headwater.oplog.transform import Member, PlainWrite, TableTransform, decode_members, expected_members
 from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
 from headwater_rules.plan import BucketDefinition, SyncPlan, Value

@@ -15,14 +15,7 @@ import apsw
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump, Row, StoreNotEmptyError
-from headwater.storage.shared.archive import (
-    Loader,
-    active_tables,
-    check_counts,
-    count_rows,
-    dump_batches,
-    used_tables,
-)
+from headwater.storage.shared.archive import Loader, active_tables, check_counts, count_rows, dump_batches, used_tables
 from headwater.storage.shared.values import as_int
 from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sorting, sqlite_errors
