@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from headwater.api.http.requests import Requests
+from headwater.api.http.requests import RequestCounts
 from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes, told_totals
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
@@ -46,7 +46,7 @@ def collectors() -> list[Collector]:
     """Those of an endpoint beside a replicator, which has all there are."""
     sizes = StoreSizes(lambda: Disk(1, 1, 1, 1, 1, 1, 1))
     wait_until(lambda: sizes.known() is not None, "the sizes")
-    refusals, requests = Refusals(), Requests()
+    refusals, requests = Refusals(), RequestCounts()
     source = SourceSettings("127.0.0.1", "app", "headwater")
     requests.expect(["/sync/stream"])
     unknown = {("public.notes", "note", "1.0"): 1}

@@ -20,13 +20,13 @@ from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.keys import KeySource
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
-from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointRoute, WriteCheckpoints
+from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointBatcher, WriteCheckpointRoute
 from headwater.api.error_answers import exception_handlers
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.middleware import RequestMiddleware, address_quota, with_cors
-from headwater.api.http.requests import Requests
+from headwater.api.http.requests import RequestCounts
 from headwater.api.parsing import Parsing
-from headwater.api.probes import Health, probe_routes
+from headwater.api.probes import ProbeState, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.connection import RSocketEndpoint
 from headwater.api.streams.endpoint import StreamEndpoint
@@ -79,7 +79,7 @@ class Endpoint:
     def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
         self.settings = settings
         self.refusals = Refusals()
-        self.requests = Requests()
+        self.requests = RequestCounts()
         self.traffic = Traffic(self.refusals, settings.traces)
         self._closing = False
 
@@ -91,7 +91,7 @@ class Endpoint:
         context = StreamContext(threads, self._hub, self.traffic, settings.streams.stalled_seconds)
         resolve = PlanCache(settings.requests).resolve
         self.streams = Streams(context, resolve, settings.streams, settings.body, revocations, parsing)
-        writes = WriteCheckpoints(reader, threads, head, self._hub.look, settings.keep_requests)
+        writes = WriteCheckpointBatcher(reader, threads, head, self._hub.look, settings.keep_requests)
         self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing)
         self._admin = settings.admin and Administration(
             settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
@@ -138,11 +138,11 @@ class Endpoint:
     def _on_revocations(self, revocations: Sequence[Revocation]) -> None:
         self.streams.revoke(revocations)  # which are created after the hub that calls this
 
-    def health(self) -> Health:
+    def health(self) -> ProbeState:
         looked_at = self._hub.looked_at
         unread = time.monotonic() - self._hub.looked_at_monotonic  # the other clock may be set
         can_read = looked_at is not None and unread < UNREAD_SECONDS
-        return Health(
+        return ProbeState(
             started=looked_at is not None,
             ready=self._hub.active and can_read and not self._closing,
             touched_at=looked_at or time.time(),

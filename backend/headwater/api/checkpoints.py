@@ -75,7 +75,7 @@ class _Waiting:
     future: asyncio.Future[int]
 
 
-class WriteCheckpoints:
+class WriteCheckpointBatcher:
     """Creates write checkpoints in batches, one batch at a time, so that the LSNs of one client never go back.
 
     Calls `created` after each batch. Not thread-safe: use it in one event loop."""
@@ -190,7 +190,7 @@ def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]
 class WriteCheckpointRoute:
     """The handlers of the routes."""
 
-    def __init__(self, verifier: Verifier, writes: WriteCheckpoints, hub: Hub, parsing: Parsing) -> None:
+    def __init__(self, verifier: Verifier, writes: WriteCheckpointBatcher, hub: Hub, parsing: Parsing) -> None:
         self._parsing = parsing
         self._verifier = verifier
         self._writes = writes

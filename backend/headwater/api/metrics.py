@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.keys import Unfetched
 from headwater.api.errors import ApiError
-from headwater.api.http.requests import Requests
+from headwater.api.http.requests import RequestCounts
 from headwater.api.refusals import Refusals
 from headwater.api.streams.hub import REPLACED
 from headwater.api.streams.service import REVOKED, SHUTTING_DOWN, TERMINATED
@@ -223,7 +223,7 @@ class EndpointCollector(Collector):
 
     open_streams: Callable[[], int]
     traffic: Traffic
-    requests: Requests
+    requests: RequestCounts
     refusals: Refusals
     unknown_columns: Callable[[], Mapping[tuple[str, str, str], int]] = dict
     unfetched: Callable[[], Sequence[Unfetched]] = tuple

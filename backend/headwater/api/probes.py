@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ProbeState:
     """`started`: the store was read at least once. `ready`: a sync config is active, the store can be read, and the
     process is not shutting down. `touched_at`: when the store was last read, in seconds since 1970."""
 
@@ -21,7 +21,7 @@ class Health:
     touched_at: float
 
 
-def probe_routes(health: Callable[[], Health], is_alive: Callable[[], bool]) -> list[BaseRoute]:
+def probe_routes(health: Callable[[], ProbeState], is_alive: Callable[[], bool]) -> list[BaseRoute]:
     """The routes of the startup, readiness and liveness probes, which answer 200 or 400."""
 
     async def startup(_: Request) -> Response:
@@ -40,7 +40,7 @@ def probe_routes(health: Callable[[], Health], is_alive: Callable[[], bool]) -> 
     ]
 
 
-def _answer(health: Health, good: bool) -> Response:
+def _answer(health: ProbeState, good: bool) -> Response:
     touched = datetime.fromtimestamp(health.touched_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     body = {"ready": health.ready, "started": health.started, "touched_at": touched}
     return JSONResponse(body, status_code=200 if good else 400)

@@ -9,7 +9,7 @@ from typing import Protocol
 from headwater.api.errors import TooManyRequestsError
 
 
-class Refusal(Protocol):
+class RefuseCallback(Protocol):
     """Makes the error for a limit that is reached: that of the key, or that in all."""
 
     def __call__(self, *, of_key: bool) -> Exception: ...
@@ -19,7 +19,7 @@ class Quota:
     """Counts what is in use, in all and by key, such as a user or an address; a limit of 0 is no limit. Not
     thread-safe: use it in one event loop."""
 
-    def __init__(self, total: int, per_key: int, refuse: Refusal) -> None:
+    def __init__(self, total: int, per_key: int, refuse: RefuseCallback) -> None:
         self.total = total
         self.per_key = per_key
         self.used = 0

@@ -22,7 +22,7 @@ class Interest:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SourceChange:
     """What happened at the source that there is news of. `committed` is when its first commit was made, `learned` when
     this process learned of it, both in seconds since 1970. `traced` is the flush that is traced, if one is."""
 
@@ -40,7 +40,7 @@ class News:
     buckets: frozenset[str] | None = frozenset()
     lookups: bool = False
     write_checkpoint: int | None = None
-    change: Change | None = None
+    change: SourceChange | None = None
 
     def also(self, later: News) -> News:
         """Both as one."""
@@ -54,7 +54,7 @@ class News:
         )
 
 
-def anything(upto: OpId, change: Change | None = None) -> News:
+def anything(upto: OpId, change: SourceChange | None = None) -> News:
     """News for somebody who has to look at all they depend on."""
     return News(upto, buckets=None, lookups=True, change=change)
 
@@ -86,7 +86,7 @@ class Interests(Generic[Who]):
     def everyone(self) -> list[Who]:
         return list(self._held)
 
-    def concerned(self, touched: Touched, upto: OpId, change: Change | None = None) -> dict[Who, News]:
+    def concerned(self, touched: Touched, upto: OpId, change: SourceChange | None = None) -> dict[Who, News]:
         """Those whose buckets or lookups are among what was touched, and what each should look at."""
         if touched.buckets is None or touched.lookups is None:
             return dict.fromkeys(self._held, anything(upto, change))

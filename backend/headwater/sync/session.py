@@ -34,7 +34,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class BucketDownload:
     """Ops of a bucket that the client needs next."""
 
     bucket: str
@@ -46,7 +46,7 @@ Reasons = tuple[Mapping[str, int], ...]
 """Why a client has a bucket; see `ResolvedBucket`."""
 
 
-class Step(NamedTuple):
+class BucketStep(NamedTuple):
     """A checkpoint in which one bucket changed, for a client who has everything else. Clients who take equal steps, and
     have the bucket for the same reasons, are sent the same lines."""
 
@@ -131,14 +131,14 @@ class ClientState:
         self._owe(dict.fromkeys([*updated, *pending]), view.op_id)
         return lines.checkpoint_diff(view.op_id, write, map(self._entry, updated), removed)
 
-    def step(self, bucket: str, view: View) -> Step | None:
+    def step(self, bucket: str, view: View) -> BucketStep | None:
         """What `advance` would begin with this view, if it is a step of this bucket; None if it is anything else."""
         if self._owes or self._write is not None or view.totals[bucket] == self._totals[bucket]:
             return None
         total, priority = view.totals[bucket], self._buckets[bucket].priority
-        return Step(bucket, self._positions[bucket], view.op_id, total.checksum, total.count, priority)
+        return BucketStep(bucket, self._positions[bucket], view.op_id, total.checksum, total.count, priority)
 
-    def repeat(self, step: Step, total: BucketTotal, position: OpId) -> None:
+    def repeat(self, step: BucketStep, total: BucketTotal, position: OpId) -> None:
         """Take a step whose lines were built for another client, in place of `advance` and all that follows. `position`
         is that client's in the bucket, afterwards."""
         self._totals[step.bucket] = total
@@ -153,7 +153,7 @@ class ClientState:
         """Up to which op the client has a bucket."""
         return self._positions[bucket]
 
-    def next(self) -> Download | Line | None:
+    def next(self) -> BucketDownload | Line | None:
         """What to do next for the current checkpoint, or None when the client has all of it."""
         if not self._owes:
             return None
@@ -171,7 +171,7 @@ class ClientState:
         """The buckets that downloads are owed of next, at most so many."""
         return list(islice(self._owed(), limit))
 
-    def receive(self, download: Download, chunk: Chunk) -> None:
+    def receive(self, download: BucketDownload, chunk: Chunk) -> None:
         """Answer the last Download with what the store gave, which is the caller's to send on."""
         self._positions[download.bucket] = max(download.after, chunk.next_after)
         self._sent += chunk.size
@@ -226,10 +226,10 @@ class ClientState:
         """Buckets in the order in which they are sent."""
         return (name for group in reversed(self._groups) for name in reversed(group.buckets))
 
-    def _first_download(self, group: _Group) -> Download | None:
+    def _first_download(self, group: _Group) -> BucketDownload | None:
         while group.buckets:
             after = self._positions[group.buckets[-1]]
             if after < self._op_id:
-                return Download(group.buckets[-1], after, self._op_id)
+                return BucketDownload(group.buckets[-1], after, self._op_id)
             group.buckets.pop()
         return None

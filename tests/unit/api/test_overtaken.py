@@ -17,7 +17,7 @@ from headwater.storage.contract.reader import BucketTotal, Chunk, StoredConfig
 from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News
-from headwater.sync.session import ClientState, Download, View
+from headwater.sync.session import BucketDownload, ClientState, View
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
@@ -129,11 +129,11 @@ def test_a_checkpoint_that_was_overtaken_is_followed_by_the_newest_at_once() -> 
     assert world.client.rows == world.store.rows(BUCKETS)
 
 
-def session_with_a_download() -> tuple[ClientState, Download]:
+def session_with_a_download() -> tuple[ClientState, BucketDownload]:
     session = ClientState({})
     session.advance(View(OpId(10), RESOLUTION, dict.fromkeys(BUCKETS, BucketTotal(1, 1)), None))
     download = session.next()
-    assert isinstance(download, Download)
+    assert isinstance(download, BucketDownload)
     return session, download
 
 
@@ -145,7 +145,7 @@ def test_nothing_is_complete_after_an_overtaken_chunk_until_a_newer_view() -> No
     diff = session.advance(View(OpId(12), None, {}, None))
     assert diff is not None, "the client is told of the newer checkpoint though nothing it was told has changed"
     assert diff["checkpoint_diff"] == {"last_op_id": "12", "updated_buckets": [], "removed_buckets": []}
-    assert session.next() == Download("urgent", OpId(4), OpId(12))
+    assert session.next() == BucketDownload("urgent", OpId(4), OpId(12))
 
 
 def test_a_newer_view_makes_complete_what_an_overtaken_one_could_not() -> None:
@@ -154,7 +154,7 @@ def test_a_newer_view_makes_complete_what_an_overtaken_one_could_not() -> None:
     session.advance(View(OpId(12), None, {"late": BucketTotal(5, 2)}, None))
     asked, said = [], []
     while (step := session.next()) is not None:
-        if isinstance(step, Download):
+        if isinstance(step, BucketDownload):
             asked.append(step.bucket)
             session.receive(step, Chunk(b"{}", 1, step.upto, more=False))
         else:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.api.streams.encoding import Batch, Piece
+from headwater.api.streams.encoding import Batch, EncodedPiece
 from headwater.api.streams.stream import StreamContext, SyncStream
 from headwater.oplog.op import OpId
 from headwater.sync.interest import News, anything
@@ -54,7 +54,7 @@ class Scene:
     operations: int = 0
     sent_bytes: int = 0
     waits_since: None = None
-    left: list[Piece] = field(default_factory=list)
+    left: list[EncodedPiece] = field(default_factory=list)
     resolves: bool = False
 
     @property
@@ -75,7 +75,7 @@ class Scene:
         self.current = turn
         names = [f"{self.op_id}.{number}" for number in range(turn.pieces)]
         self.made += names
-        self.left = [Piece(name.encode() + (b"" if turn.small else b" large"), 1) for name in names]
+        self.left = [EncodedPiece(name.encode() + (b"" if turn.small else b" large"), 1) for name in names]
         return self.more()
 
     def more(self) -> Batch:
@@ -118,13 +118,13 @@ class Scene:
         asyncio.get_running_loop().call_soon(hand_over)
 
     # the sink
-    async def send(self, piece: Piece) -> int:
+    async def send(self, piece: EncodedPiece) -> int:
         self.sent.append(piece.content.decode().split()[0])
         self.commit(self.current.sending)
         await asyncio.sleep(0)
         return len(piece)
 
-    def offer(self, piece: Piece) -> int | None:
+    def offer(self, piece: EncodedPiece) -> int | None:
         if b"large" in piece.content:
             return None
         self.sent.append(piece.content.decode())

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from headwater.api import checkpoints
-from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpoints
+from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpointBatcher
 from headwater.api.errors import TooManyRequestsError
 from headwater.api.streams.threads import StoreThreads
 from headwater.oplog.lsn import Lsn
@@ -97,7 +97,7 @@ def test_requests_that_wait_share_one_look_at_the_source(memory_store: MemorySto
 
     async def story() -> list[int]:
         threads = StoreThreads(CachedReader(memory_store, 0), 1)
-        writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
+        writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
         first = asyncio.create_task(writes.create("u0"))
         await asyncio.sleep(0)  # one turn of the loop: the first is at the source now
         await asyncio.sleep(0)
@@ -118,7 +118,7 @@ def test_too_many_that_wait_are_told_to_come_later(memory_store: MemoryStore) ->
 
     async def story() -> list[int | BaseException]:
         threads = StoreThreads(CachedReader(memory_store, 0), 1)
-        writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
+        writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
         tasks = [asyncio.create_task(writes.create("u1")) for _ in range(MAX_WAITING + 1)]
         await asyncio.sleep(0)
         head.go.set()
@@ -167,7 +167,7 @@ def test_what_the_store_cannot_number_fails_alone(memory_store: MemoryStore, mon
 
     async def story() -> list[int | BaseException]:
         threads = StoreThreads(CachedReader(memory_store, 0), 1)
-        writes = WriteCheckpoints(memory_store, threads, head, created=lambda: None)
+        writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
         asked = [asyncio.create_task(writes.create(key)) for key in ("u0", "u1", "bad", "u1")]
         await asyncio.sleep(0)
         head.go.set()

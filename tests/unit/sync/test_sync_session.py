@@ -13,7 +13,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk
 from headwater.sync.formats import Ndjson
 from headwater.sync.lines import Line
-from headwater.sync.session import INTERRUPTIBLE_AFTER, ClientState, Download, View
+from headwater.sync.session import INTERRUPTIBLE_AFTER, BucketDownload, ClientState, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
@@ -52,7 +52,7 @@ def finish(session: ClientState) -> list[dict[str, object]]:
     """Answer every download with one op; returns the lines."""
     said = []
     while (step := session.next()) is not None:
-        if isinstance(step, Download):
+        if isinstance(step, BucketDownload):
             answer = chunk(1, step.upto)
             session.receive(step, answer)
             said.append(json.loads(TEXT.data(step.bucket, step.after, answer)))
@@ -86,7 +86,7 @@ def test_the_first_line_names_every_bucket_and_stream() -> None:
 def test_a_bucket_is_asked_for_from_where_the_client_is() -> None:
     session = ClientState({'b["1"]': OpId(4)})
     session.advance(view(9, {'b["1"]': 7}, resolution(**{'b["1"]': 3})))
-    assert session.next() == Download('b["1"]', OpId(4), OpId(9))
+    assert session.next() == BucketDownload('b["1"]', OpId(4), OpId(9))
 
 
 def test_a_data_line_carries_the_ops_of_the_store_as_they_are() -> None:
@@ -134,7 +134,7 @@ def test_a_diff_names_only_what_changed() -> None:
             "removed_buckets": [],
         }
     }
-    assert session.next() == Download("b", OpId(10), OpId(11))
+    assert session.next() == BucketDownload("b", OpId(10), OpId(11))
 
 
 def test_a_write_checkpoint_alone_makes_an_empty_diff() -> None:
@@ -196,7 +196,7 @@ def test_a_bucket_that_is_gone_is_named_and_starts_over_when_it_returns() -> Non
     assert line["checkpoint_diff"] == {"last_op_id": "11", "updated_buckets": [], "removed_buckets": ["b"]}
     finish(session)
     session.advance(view(12, {"a": 1, "b": 1}, resolution(a=3, b=3)))
-    assert session.next() == Download("b", OpId(0), OpId(12))
+    assert session.next() == BucketDownload("b", OpId(0), OpId(12))
 
 
 def test_a_bucket_the_client_has_for_another_reason_is_told_again() -> None:
@@ -208,7 +208,7 @@ def test_a_bucket_the_client_has_for_another_reason_is_told_again() -> None:
 def test_positions_of_buckets_not_given_any_more_are_forgotten() -> None:
     session = started(ClientState({"old": OpId(5), "a": OpId(7)}), a=3)
     session.advance(view(11, {"a": 1, "old": 1}, resolution(a=3, old=3)))
-    assert session.next() == Download("old", OpId(0), OpId(11))
+    assert session.next() == BucketDownload("old", OpId(0), OpId(11))
 
 
 def test_a_client_that_is_ahead_of_a_bucket_is_trusted() -> None:
@@ -222,7 +222,7 @@ def test_the_buckets_that_are_owed_next_are_known_in_their_order() -> None:
     session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=1, c=3)))
     assert session.upcoming(2) == ["b", "a"]
     step = session.next()
-    assert isinstance(step, Download)
+    assert isinstance(step, BucketDownload)
     session.receive(step, chunk(1, 9))
     assert session.upcoming(9) == ["a", "c"]
 
@@ -231,9 +231,9 @@ def test_an_empty_chunk_moves_the_position() -> None:
     session = ClientState({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
-    assert isinstance(step, Download)
+    assert isinstance(step, BucketDownload)
     session.receive(step, Chunk(b"", 0, OpId(6), more=True))
-    assert session.next() == Download("a", OpId(6), OpId(9))
+    assert session.next() == BucketDownload("a", OpId(6), OpId(9))
 
 
 @pytest.mark.parametrize(("sent", "interruptible"), [(INTERRUPTIBLE_AFTER - 1, False), (INTERRUPTIBLE_AFTER, True)])
@@ -241,7 +241,7 @@ def test_a_download_may_be_interrupted_once_it_is_long(sent: int, interruptible:
     session = ClientState({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
-    assert isinstance(step, Download)
+    assert isinstance(step, BucketDownload)
     session.receive(step, chunk(sent, 5, more=True))
     assert session.interruptible is interruptible
 
@@ -250,14 +250,14 @@ def test_what_an_interrupted_checkpoint_owed_stays_owed() -> None:
     session = ClientState({})
     session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=3, c=3)))
     first = session.next()
-    assert isinstance(first, Download)
+    assert isinstance(first, BucketDownload)
     session.receive(first, chunk(1, 9))
     second = session.next()
-    assert isinstance(second, Download)
+    assert isinstance(second, BucketDownload)
     session.receive(second, chunk(INTERRUPTIBLE_AFTER, 5, more=True))
     session.advance(view(12, {"d": 1}, resolution(a=3, b=3, d=3)))
     downloads = []
-    while isinstance(step := session.next(), Download):
+    while isinstance(step := session.next(), BucketDownload):
         downloads.append((step.bucket, step.after, step.upto))
         session.receive(step, chunk(1, step.upto))
     assert downloads == [("d", 0, 12), ("b", 5, 12)]
@@ -267,10 +267,10 @@ def test_a_view_without_news_does_not_disturb_a_download() -> None:
     session = ClientState({})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     step = session.next()
-    assert isinstance(step, Download)
+    assert isinstance(step, BucketDownload)
     session.receive(step, chunk(INTERRUPTIBLE_AFTER, 5, more=True))
     assert session.advance(view(12, {})) is None
-    assert session.next() == Download("a", OpId(5), OpId(9))
+    assert session.next() == BucketDownload("a", OpId(5), OpId(9))
 
 
 BUCKETS = ["a", "b", "c"]
@@ -329,7 +329,7 @@ class Conversation:
             step = self.session.next()
             if step is None:
                 return
-            if not isinstance(step, Download):
+            if not isinstance(step, BucketDownload):
                 self.client.receive(TEXT.line(step))
                 continue
             answer = self.store.chunk(step.bucket, step.after, step.upto)

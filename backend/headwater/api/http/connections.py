@@ -75,7 +75,7 @@ LATE_SECONDS = 10.0
 _STEP = 32  # pieces that a connection waits for once it has used up what it had
 
 
-class Pace:
+class PieceBudget:
     """What one connection has sent. `now` is always the time of the event loop."""
 
     __slots__ = ("_counted_at", "_left", "_used_up_at")

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocketClose
 from headwater.api.error_answers import error_response
 from headwater.api.errors import TooManyFromAddressError
 from headwater.api.http.limits import HttpLimits, network_of
-from headwater.api.http.requests import Answer, Requests
+from headwater.api.http.requests import CountedSend, RequestCounts
 from headwater.api.http.takeover import on_request_end
 from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals, facts_of, proven
@@ -50,7 +50,7 @@ def address_quota(limits: HttpLimits) -> Quota:
 class RequestMiddleware:
     """Gives each request an id, counts it, and refuses it while its address has too many in progress."""
 
-    def __init__(self, app: ASGIApp, quota: Quota, refusals: Refusals, requests: Requests) -> None:
+    def __init__(self, app: ASGIApp, quota: Quota, refusals: Refusals, requests: RequestCounts) -> None:
         self._app = app
         self._quota = quota
         self._refusals = refusals
@@ -60,7 +60,7 @@ class RequestMiddleware:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        began, answer = time.monotonic(), Answer(self._requests, scope, send)
+        began, answer = time.monotonic(), CountedSend(self._requests, scope, send)
         host = scope["client"][0] if scope.get("client") else ""
         address = network_of(host)
         try:
@@ -81,7 +81,7 @@ class RequestMiddleware:
                 _log_answer(scope, answer, time.monotonic() - began)
 
 
-def _log_answer(scope: Scope, answer: Answer, seconds: float) -> None:
+def _log_answer(scope: Scope, answer: CountedSend, seconds: float) -> None:
     connection = HTTPConnection(scope)
     facts = {
         "user_id": proven(connection),

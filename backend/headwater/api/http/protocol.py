@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
@@ -23,7 +24,7 @@ from headwater.api.errors import (
     ApiError,
     GoneError,
 )
-from headwater.api.http.connections import LimitedConfig, Pace
+from headwater.api.http.connections import LimitedConfig, PieceBudget
 from headwater.api.http.takeover import StreamingResponseProtocol, TakenConnection, offer
 from headwater.api.http.websocket import BoundedWebSocket
 
@@ -55,6 +56,18 @@ class _Reading(Enum):
     NOTHING = auto()
     HEAD = auto()
     BODY = auto()
+
+
+@dataclass(slots=True)
+class _Received:
+    """What was received of the request that is being read."""
+
+    began: float  # when its body began
+    head: int = 0  # bytes of the headers that were parsed
+    fields: int = 0
+    hosts: int = 0
+    body: int = 0
+    overhead: int = 0  # bytes beyond the body and what _OVERHEAD allows for it
 
 
 class _Flow(FlowControl):
@@ -104,15 +117,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stopped: ApiError | None = None
         self._over = False
         self._begun = False  # whether a request began in the data that is being parsed
-        self._head = 0  # bytes of the headers that were parsed
-        self._fields = 0
-        self._hosts = 0
-        self._overhead = 0  # bytes received beyond the body and what _OVERHEAD allows for it
-        self._body = 0
-        self._body_began = 0.0
+        self._received = _Received(self.loop.time())
         self._unparsed = memoryview(b"")
         self._calls = 0  # of the parser, in this turn
-        self._pace = Pace(self.loop.time())
+        self._pace = PieceBudget(self.loop.time())
 
     # the connection
 
@@ -177,8 +185,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = False
         super().data_received(part)  # type: ignore[arg-type]  # which the parser takes as well
         if not self._begun:  # otherwise it is unknown how much of the data belongs to the previous request
-            self._overhead += len(part)
-        if self._overhead > self._limits.max_header_bytes + self._limits.max_url_bytes and not self._over:
+            self._received.overhead += len(part)
+        if self._received.overhead > self._limits.max_header_bytes + self._limits.max_url_bytes and not self._over:
             self._refuse(self._headers_too_large())
 
     def release(self) -> StreamingResponseProtocol:
@@ -204,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._calls += 1
         self._state = _Reading.HEAD
         self._begun = True
-        self._head = self._fields = self._hosts = self._overhead = self._body = 0
+        self._received = _Received(self.loop.time())
         self._start_clock(self._limits.header_seconds)
         super().on_message_begin()
 
@@ -215,35 +223,38 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._calls += 1
-        self._head += len(name) + len(value) + _FIELD_OVERHEAD
-        self._fields += 1
-        if self._head > self._limits.max_header_bytes or self._fields > self._limits.max_header_fields:
+        self._received.head += len(name) + len(value) + _FIELD_OVERHEAD
+        self._received.fields += 1
+        if (
+            self._received.head > self._limits.max_header_bytes
+            or self._received.fields > self._limits.max_header_fields
+        ):
             raise self._stop(self._headers_too_large())
         if self._state is _Reading.HEAD and name.lower() == b"host":
-            self._hosts += 1
+            self._received.hosts += 1
         if self._state is _Reading.HEAD:  # after a body they are trailers, which are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
             raise self._stop(ApiError(f"more than {MOST_AHEAD} requests wait on this connection", code="HW_6027"))
-        if self._hosts > 1 or (self._hosts == 0 and self.parser.get_http_version() != "1.0"):
+        if self._received.hosts > 1 or (self._received.hosts == 0 and self.parser.get_http_version() != "1.0"):
             # two proxies could take such a request for one of different hosts
             raise self._stop(ApiError("the request needs one Host header", fix="send exactly one", code="HW_6021"))
         super().on_headers_complete()
         self._state = _Reading.BODY
-        self._overhead = 0
-        self._body_began = self.loop.time()
+        self._received.overhead = 0
+        self._received.began = self.loop.time()
         self._start_clock(self._limits.body_seconds)
 
     def on_body(self, body: bytes) -> None:
         self._calls += 1
-        if len(body) < SMALL and self._body:  # the first part may be a whole body, which is small
+        if len(body) < SMALL and self._received.body:  # the first part may be a whole body, which is small
             self._pace.spend(1, self.loop.time())
         elif not self._answering:
             self._pace.spend(len(body) / _UNREAD_PIECE, self.loop.time())
-        self._body += len(body)
-        self._overhead -= len(body) * (1 + _OVERHEAD)
+        self._received.body += len(body)
+        self._received.overhead -= len(body) * (1 + _OVERHEAD)
         super().on_body(body)
         if self.pipeline and len(self.cycle.body) > _BODY_AHEAD:
             raise self._stop(
@@ -366,7 +377,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _goes_on(self) -> bool:
         if self._state is not _Reading.BODY:
             return False
-        return self._body >= LEAST_RATE * (self.loop.time() - self._body_began)
+        return self._received.body >= LEAST_RATE * (self.loop.time() - self._received.began)
 
 
 def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:

@@ -47,7 +47,7 @@ def route_of(scope: Scope) -> str | None:
     return root or "/" if isinstance(route, Mount) else None
 
 
-class Requests:
+class RequestCounts:
     """Counts the answered requests of a process. Use it in one event loop; `counts` may be read from any thread."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Requests:
         return self._counts.copy()
 
 
-class Answer:
+class CountedSend:
     """Wraps the ASGI `send` of one request. Gives the request an id, adds it as the header x-request-id, and counts the
     answer when it begins."""
 
     __slots__ = ("_requests", "_scope", "_send", "status")
 
-    def __init__(self, requests: Requests, scope: Scope, send: Send) -> None:
+    def __init__(self, requests: RequestCounts, scope: Scope, send: Send) -> None:
         scope.setdefault("state", {})[_ID] = f"{random.getrandbits(64):016x}"
         self._requests = requests
         self._scope = scope

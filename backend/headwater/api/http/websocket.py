@@ -23,7 +23,7 @@ from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
 from headwater.api.errors import ApiError, GoneError
-from headwater.api.http.connections import LimitedConfig, Pace
+from headwater.api.http.connections import LimitedConfig, PieceBudget
 from headwater.api.http.requests import MAX_BODY
 from headwater.api.http.takeover import offer
 from headwater.api.tasks import Waiters
@@ -165,7 +165,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
         self._alive_at = 0.0  # when the peer last sent anything or took what waited, by the loop's time
-        self._pace = Pace(self.loop.time())
+        self._pace = PieceBudget(self.loop.time())
         self._held = False  # whether nothing is read until the frames that wait are parsed
         self._turn_due = False  # whether they are parsed once the application has taken the messages before them
         self._taken = False

@@ -110,6 +110,15 @@ class _Stream:
         self.data.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class _SetupResult:
+    """Who the client is, and the media types of its metadata and data."""
+
+    user: Principal
+    user_agent: str | None
+    types: tuple[str, str]
+
+
 @dataclass(slots=True)
 class Connection:
     """Reads the client's frames and runs its streams. `facts` describe the client for the log."""
@@ -121,9 +130,7 @@ class Connection:
     streams: Streams
     refusals: Refusals
     _open: dict[int, _Stream] = field(default_factory=dict)
-    _user: Principal | None = None
-    _user_agent: str | None = None
-    _types: tuple[str, str] = (_JSON, _JSON)
+    _client: _SetupResult | None = None
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _answering: asyncio.Task[None] | None = None
     _task: asyncio.Task[object] | None = None
@@ -188,13 +195,13 @@ class Connection:
             raise UnsupportedSetupError("resuming and leases are not supported", fix="set up without them")
         if {setup.metadata_type, setup.data_type} - {_JSON, _BSON}:
             raise UnsupportedSetupError("the media type is not supported", fix=f"use {_JSON}")
-        self._types = setup.metadata_type, setup.data_type
         fields = _few_fields(setup.metadata, setup.metadata_type)
         token, agent = fields.get("token"), fields.get("user_agent") or self.facts.get("user_agent")
-        self._user = await self.verifier.authorize(token if isinstance(token, str) else None)
-        self._user_agent = agent[:MAX_AGENT] if isinstance(agent, str) else None
-        self.streams.raise_unless_admitted(self._user.user_id)
-        self.streams.websockets.take(self._user.user_id)
+        user = await self.verifier.authorize(token if isinstance(token, str) else None)
+        agent = agent[:MAX_AGENT] if isinstance(agent, str) else None
+        self._client = _SetupResult(user, agent, (setup.metadata_type, setup.data_type))
+        self.streams.raise_unless_admitted(user.user_id)
+        self.streams.websockets.take(user.user_id)
         self._admitted = True
 
     async def _read(self, lifetime: float) -> None:
@@ -300,16 +307,15 @@ class Connection:
             self._rest()
 
     async def _opening(self, stream: _Stream) -> Opening:
-        assert self._user is not None
+        assert self._client is not None
+        user, (metadata_type, data_type) = self._client.user, self._client.types
         metadata, data = bytes(stream.metadata), bytes(stream.data)
         stream.drop_request()
-        if _few_fields(metadata, self._types[0]).get("path") != PATH:
+        if _few_fields(metadata, metadata_type).get("path") != PATH:
             raise ApiError("there is no stream at this path", fix=f"request {PATH}", code="PSYNC_S2002")
-        parse = partial(
-            parse_stream_request if self._types[1] == _JSON else _request_in, limits=self.streams.body_limits
-        )
-        body = await self.streams.parsing.parsed(self._user.user_id, data, parse)
-        return Opening(body, self._user, self._user_agent, _FORM, self.request)
+        parse = partial(parse_stream_request if data_type == _JSON else _request_in, limits=self.streams.body_limits)
+        body = await self.streams.parsing.parsed(user.user_id, data, parse)
+        return Opening(body, user, self._client.user_agent, _FORM, self.request)
 
     async def _send(self, frame: bytes) -> None:
         async with self._sending:
@@ -337,7 +343,7 @@ class Connection:
                 await self.websocket.close()
 
     def _note(self, failure: HeadwaterError) -> None:
-        user = None if self._user is None else self._user.user_id
+        user = None if self._client is None else self._client.user.user_id
         facts = {"status": error_body(failure).status, "reason": failure.what, **self.facts}
         self.refusals.note(failure.code, user, "request refused", facts)
 
@@ -350,8 +356,8 @@ class Connection:
             stream.sink.leave()
             if stream.task is None:
                 stream.drop_request()
-        if self._admitted and self._user is not None:
-            self.streams.websockets.release(self._user.user_id)
+        if self._admitted and self._client is not None:
+            self.streams.websockets.release(self._client.user.user_id)
         if tasks:
             await asyncio.wait(tasks)
 

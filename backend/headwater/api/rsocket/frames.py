@@ -21,7 +21,7 @@ class FrameError(Exception):
     """The bytes are not a frame, or the frame is not allowed now."""
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """Types of frames."""
 
     SETUP = 0x01
@@ -139,21 +139,21 @@ def _read(content: bytes) -> Frame:
     if stream > MAX_CREDIT:
         raise FrameError("a stream id has its first bit set")
     match kind:
-        case Kind.SETUP:
+        case FrameType.SETUP:
             return _setup(rest, flags)
-        case Kind.KEEPALIVE:
+        case FrameType.KEEPALIVE:
             struct.unpack_from(">Q", rest)
             return Keepalive(bool(flags & Flag.RESPOND), bytes(rest[8:]))
-        case Kind.REQUEST_STREAM:
+        case FrameType.REQUEST_STREAM:
             metadata, data = _payload(rest[4:], flags)
             return RequestStream(stream, _credit(rest), metadata, data, bool(flags & Flag.FOLLOWS))
-        case Kind.REQUEST_N:
+        case FrameType.REQUEST_N:
             return RequestMore(stream, _credit(rest))
-        case Kind.CANCEL:
+        case FrameType.CANCEL:
             return Cancel(stream)
-        case Kind.PAYLOAD:
+        case FrameType.PAYLOAD:
             return Fragment(stream, *_payload(rest, flags), follows=bool(flags & Flag.FOLLOWS))
-        case Kind.ERROR:
+        case FrameType.ERROR:
             return Ignored() if stream == CONNECTION else Cancel(stream)
         case _ if flags & Flag.IGNORE:
             return Ignored()
@@ -200,23 +200,23 @@ def _credit(rest: memoryview) -> int:
 
 def payload(stream: int, data: bytes | memoryview, *, follows: bool) -> bytes:
     """One payload of a stream, or a fragment of one. With `follows`, more fragments come after it."""
-    return _header(stream, Kind.PAYLOAD, Flag.NEXT | (Flag.FOLLOWS if follows else 0)) + data
+    return _header(stream, FrameType.PAYLOAD, Flag.NEXT | (Flag.FOLLOWS if follows else 0)) + data
 
 
 def complete(stream: int) -> bytes:
     """The normal end of a stream."""
-    return _header(stream, Kind.PAYLOAD, Flag.COMPLETE)
+    return _header(stream, FrameType.PAYLOAD, Flag.COMPLETE)
 
 
 def error(stream: int, code: ErrorCode, message: str) -> bytes:
     """The end of a stream, or of the connection."""
-    return _header(stream, Kind.ERROR) + struct.pack(">I", code) + message.encode()
+    return _header(stream, FrameType.ERROR) + struct.pack(">I", code) + message.encode()
 
 
 def keepalive(data: bytes) -> bytes:
     """The answer to a KEEPALIVE."""
-    return _header(CONNECTION, Kind.KEEPALIVE) + bytes(8) + data
+    return _header(CONNECTION, FrameType.KEEPALIVE) + bytes(8) + data
 
 
-def _header(stream: int, kind: Kind, flags: int = 0) -> bytes:
+def _header(stream: int, kind: FrameType, flags: int = 0) -> bytes:
     return _HEADER.pack(stream, kind << 10 | flags)

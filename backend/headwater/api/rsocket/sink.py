@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.error_answers import UNEXPECTED_CODE, error_body
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
-from headwater.api.streams.encoding import Piece
+from headwater.api.streams.encoding import EncodedPiece
 from headwater.api.tasks import Waiters
 
 LAST_SECONDS = 1.0
@@ -63,7 +63,7 @@ class RSocketSink:
         """Send nothing: RSocket has no head before the first payload."""
         self.is_open = True
 
-    async def send(self, piece: Piece) -> int:
+    async def send(self, piece: EncodedPiece) -> int:
         sent = 0
         for document in documents(piece.content):
             self.waits_since = time.monotonic()
@@ -80,7 +80,7 @@ class RSocketSink:
         self.sent_bytes += sent
         return sent
 
-    def offer(self, piece: Piece) -> int | None:
+    def offer(self, piece: EncodedPiece) -> int | None:
         if len(piece) > FRAGMENT_BYTES:
             return None
         frames = [payload(self._stream, each, follows=False) for each in documents(piece.content)]

@@ -29,7 +29,7 @@ ZSTD_WINDOW_LOG = 19  # log2 of the bytes that a client has to keep; no piece re
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EncodedPiece:
     """Some whole lines as they go out, and the length of what they decode to; for gzip's trailer, its CRC-32 too."""
 
     content: bytes
@@ -54,7 +54,7 @@ class Wrapping:
         copy."""
         return self._head
 
-    def wrap(self, piece: Piece) -> bytes:
+    def wrap(self, piece: EncodedPiece) -> bytes:
         """The bytes of the next piece."""
         return piece.content
 
@@ -69,24 +69,24 @@ class Coding(Hashable, Protocol):
     @property
     def name(self) -> str: ...
 
-    def encode(self, plain: bytes) -> Piece: ...
+    def encode(self, plain: bytes) -> EncodedPiece: ...
 
     def open(self) -> Wrapping: ...
 
 
-class Identity:
+class IdentityCoding:
     """No compression."""
 
     name = "identity"
 
-    def encode(self, plain: bytes) -> Piece:
-        return Piece(plain, len(plain))
+    def encode(self, plain: bytes) -> EncodedPiece:
+        return EncodedPiece(plain, len(plain))
 
     def open(self) -> Wrapping:
         return Wrapping(b"", b"")
 
 
-class Gzip:
+class GzipCoding:
     """A piece is a run of deflate blocks that ends at a byte boundary, with a full flush: the next piece does not refer
     back to it."""
 
@@ -94,10 +94,10 @@ class Gzip:
     _head = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
     _last_block = b"\x03\0"
 
-    def encode(self, plain: bytes) -> Piece:
+    def encode(self, plain: bytes) -> EncodedPiece:
         compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         content = compressor.compress(plain) + compressor.flush(zlib.Z_FULL_FLUSH)
-        return Piece(content, len(plain), zlib.crc32(plain))
+        return EncodedPiece(content, len(plain), zlib.crc32(plain))
 
     def open(self) -> Wrapping:
         return _Summed(self._head, self._last_block)
@@ -113,7 +113,7 @@ class _Summed(Wrapping):
         self._crc = 0
         self._length = 0
 
-    def wrap(self, piece: Piece) -> bytes:
+    def wrap(self, piece: EncodedPiece) -> bytes:
         self._crc = joined_crc(self._crc, piece.crc, piece.length)
         self._length = (self._length + piece.length) & 0xFFFFFFFF
         return super().wrap(piece)
@@ -122,7 +122,7 @@ class _Summed(Wrapping):
         return super().end() + self._crc.to_bytes(4, "little") + self._length.to_bytes(4, "little")
 
 
-class Zstd:
+class ZstdCoding:
     """A piece is the blocks of a zstd frame, without the frame's header and last block.
 
     Blocks of different frames can follow one another, with one exception: a block may refer to the last three match
@@ -142,10 +142,10 @@ class Zstd:
     def __init__(self) -> None:
         self._local = threading.local()  # compressors are not thread-safe
 
-    def encode(self, plain: bytes) -> Piece:
+    def encode(self, plain: bytes) -> EncodedPiece:
         compression = self._compressor().compressobj()
         blocks = compression.compress(plain) + compression.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-        return Piece(self._reset + blocks.removeprefix(self._head), len(plain))
+        return EncodedPiece(self._reset + blocks.removeprefix(self._head), len(plain))
 
     def open(self) -> Wrapping:
         return Wrapping(self._head, self._last_block)
@@ -160,9 +160,9 @@ class Zstd:
         return compressor
 
 
-IDENTITY = Identity()
-GZIP = Gzip()
-ZSTD = Zstd()
+IDENTITY = IdentityCoding()
+GZIP = GzipCoding()
+ZSTD = ZstdCoding()
 
 
 # CRC-32 is linear: the CRC of two texts joined is the CRC of the first, continued over as many zero bytes as the second
@@ -218,11 +218,11 @@ class WireForm:
     def __hash__(self) -> int:
         return self._hash  # it is part of keys that are looked up for every stream and change
 
-    def write(self, bucket: str, after: OpId, chunk: Chunk) -> Piece | bytes:
+    def write(self, bucket: str, after: OpId, chunk: Chunk) -> EncodedPiece | bytes:
         line = self.format.data(bucket, after, chunk)
         return line if len(line) <= SMALL else self.coding.encode(line)
 
-    def piece(self, line: Line) -> Piece:
+    def piece(self, line: Line) -> EncodedPiece:
         """Encode one line by itself."""
         return encode(self.coding, self.format.line(line))
 
@@ -232,7 +232,7 @@ class Batch:
     """Encoded lines for the client. With `done`, they complete the checkpoint, and there is nothing to send until the
     next one."""
 
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[EncodedPiece] = ()
     ops: int = 0
     done: bool = True
 
@@ -242,14 +242,14 @@ class Pieces:
 
     def __init__(self, coding: Coding) -> None:
         self._coding = coding
-        self._pieces: list[Piece] = []
+        self._pieces: list[EncodedPiece] = []
         self._plain: list[bytes] = []
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def add(self, content: Piece | bytes) -> None:
+    def add(self, content: EncodedPiece | bytes) -> None:
         self._size += len(content)
         if isinstance(content, bytes):
             self._plain.append(content)
@@ -257,7 +257,7 @@ class Pieces:
             self._encode()
             self._pieces.append(content)
 
-    def all(self) -> list[Piece]:
+    def all(self) -> list[EncodedPiece]:
         """The pieces to send. Call it once, at the end."""
         self._encode()
         return self._pieces
@@ -268,11 +268,11 @@ class Pieces:
         self._plain.clear()
 
 
-def encode(coding: Coding, plain: bytes) -> Piece:
+def encode(coding: Coding, plain: bytes) -> EncodedPiece:
     """Encode lines. Small pieces are cached, since many clients are sent the same change."""
     return coding.encode(plain) if len(plain) > SMALL or coding is IDENTITY else _encode_small(coding, plain)
 
 
 @lru_cache(maxsize=256)
-def _encode_small(coding: Coding, plain: bytes) -> Piece:
+def _encode_small(coding: Coding, plain: bytes) -> EncodedPiece:
     return coding.encode(plain)

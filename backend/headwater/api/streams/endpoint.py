@@ -16,7 +16,7 @@ from headwater.api.errors import ApiError
 from headwater.api.http.requests import name_of, read_body, require_json
 from headwater.api.http.takeover import StreamingResponseProtocol, take_over
 from headwater.api.refusals import prove
-from headwater.api.streams.encoding import GZIP, IDENTITY, ZSTD, Coding, Piece, WireForm
+from headwater.api.streams.encoding import GZIP, IDENTITY, ZSTD, Coding, EncodedPiece, WireForm
 from headwater.api.streams.service import Opening, Streams
 from headwater.api.tasks import Tasks
 from headwater.sync.formats import Bson, Format, Ndjson
@@ -170,7 +170,7 @@ class HttpSink:
         if not self.opened.done():  # cancelled with its request
             self.opened.set_result(None)
 
-    async def send(self, piece: Piece) -> int:
+    async def send(self, piece: EncodedPiece) -> int:
         assert self._body is not None
         content = self._wrapping.wrap(piece)
         for start in range(0, len(content), SLICE_BYTES):
@@ -181,7 +181,7 @@ class HttpSink:
         self.sent_bytes += len(content)
         return len(content)
 
-    def offer(self, piece: Piece) -> int | None:
+    def offer(self, piece: EncodedPiece) -> int | None:
         if len(piece) > SLICE_BYTES or self._body is None or not self._body.has_room:
             return None
         content = self._wrapping.wrap(piece)

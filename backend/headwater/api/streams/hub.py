@@ -58,6 +58,14 @@ class _StoreView:
     progress: str = ""
 
 
+@dataclass(slots=True)
+class _Sequences:
+    """Up to which write checkpoint and which revocation the store was read."""
+
+    writes: int = 0
+    revocations: int = 0
+
+
 class Hub:
     """Not thread-safe: use it in one event loop. Call `start` before the first stream and `close` after the last.
     `revoked` is called with revocations: first with all in force, which may be none, then with each new one. `sources`
@@ -72,16 +80,14 @@ class Hub:
         sources: Sequence[str] = (),
     ) -> None:
         self._sources = sources
-        self._progress = ""
         self._reader = reader
         self._revoked = revoked
-        self._revoked_seq = 0
         self._threads = threads
         self._traffic = traffic
         self._interests: Interests[Follower] = Interests()
         self._writes: AwaitedWrites[Follower] = AwaitedWrites()
-        self._state: Newest | None = None
-        self._seq = 0
+        self._seen = _StoreView(None)
+        self._read_upto = _Sequences()
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.looked_at: float | None = None
@@ -91,24 +97,24 @@ class Hub:
     @property
     def op_id(self) -> OpId:
         """The op id up to which streams know about changes."""
-        return self._state.checkpoint.op_id if self._state else OpId(0)
+        return self._seen.state.checkpoint.op_id if self._seen.state else OpId(0)
 
     @property
     def active(self) -> bool:
         """Whether there is an active sync config."""
-        return self._state is not None
+        return self._seen.state is not None
 
     def raise_unless_active(self) -> None:
         """Raise NoActiveConfigError, with the progress of the first snapshot, while there is no active sync config."""
         if not self.active:
-            raise NoActiveConfigError(self._progress)
+            raise NoActiveConfigError(self._seen.progress)
 
     async def start(self) -> None:
         """Read the store once, and begin to follow it. Raises what the store raises when it can't be listened to."""
         listener = self._reader.listen()
         # No stream is there yet that could wait for earlier ones. Without an answer, the first look reads all
         with suppress(HeadwaterError):
-            self._seq = await self._threads.promptly(self._reader.newest_write)
+            self._read_upto.writes = await self._threads.promptly(self._reader.newest_write)
         await self._look_once()
         self._task = asyncio.get_running_loop().create_task(self._follow(listener))
 
@@ -136,7 +142,7 @@ class Hub:
     def watch(self, stream: Follower, interest: Interest, op_id: OpId) -> None:
         """Tell a stream about changes in `interest` from now on. `op_id` is the checkpoint at which it was read."""
         self._interests.put(stream, interest)
-        if self._state is not None and _older(stream.config_id, self._state.config_id):
+        if self._seen.state is not None and _older(stream.config_id, self._seen.state.config_id):
             stream.end(REPLACED)
         elif op_id < self.op_id:  # the stream missed the changes between the two checkpoints
             stream.tell(anything(self.op_id))
@@ -188,12 +194,12 @@ class Hub:
     def _read(self) -> _StoreView:
         """Read the store. Blocking. Only `_look_once` calls it and waits, so that fields do not change meanwhile."""
         state = self._reader.newest()
-        writes = self._reader.write_checkpoints(self._seq)
-        is_news = state is None or state.revoked > self._revoked_seq
-        revocations = self._reader.revocations(self._revoked_seq) if is_news else ()
+        writes = self._reader.write_checkpoints(self._read_upto.writes)
+        is_news = state is None or state.revoked > self._read_upto.revocations
+        revocations = self._reader.revocations(self._read_upto.revocations) if is_news else ()
         if state is None:
             return _StoreView(None, None, writes, revocations, self._read_progress())
-        if self._state is None or state.checkpoint.op_id == self.op_id:
+        if self._seen.state is None or state.checkpoint.op_id == self.op_id:
             return _StoreView(state, None, writes, revocations)
         return _StoreView(state, self._reader.touched(self.op_id, state.checkpoint.op_id), writes, revocations)
 
@@ -208,15 +214,15 @@ class Hub:
         return ""
 
     def _take(self, seen: _StoreView) -> None:
-        before, self._state, self._progress = self._state, seen.state, seen.progress
+        before, self._seen = self._seen.state, seen
         if seen.revocations or self.looked_at is None:
             self._revoked(seen.revocations)
         if seen.revocations:
-            self._revoked_seq = seen.revocations[-1].seq
+            self._read_upto.revocations = seen.revocations[-1].seq
         if seen.state is not None:  # some may have expired already
-            self._revoked_seq = max(self._revoked_seq, seen.state.revoked)
+            self._read_upto.revocations = max(self._read_upto.revocations, seen.state.revoked)
         if seen.writes:
-            self._seq = seen.writes[-1].seq
+            self._read_upto.writes = seen.writes[-1].seq
             self._writes.expect(seen.writes)
         if seen.state is None:
             return
@@ -236,9 +242,9 @@ class Hub:
                 stream.end(REPLACED)
 
     def _release(self) -> None:
-        if self._state is None:
+        if self._seen.state is None:
             return
-        for stream, write_checkpoint in self._writes.release(self._state.checkpoint.lsns).items():
+        for stream, write_checkpoint in self._writes.release(self._seen.state.checkpoint.lsns).items():
             stream.tell(News(self.op_id, write_checkpoint=write_checkpoint))
 
 

@@ -18,7 +18,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.lines import Line
-from headwater.sync.session import ClientState, Download, View
+from headwater.sync.session import BucketDownload, ClientState, View
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
@@ -184,7 +184,7 @@ class SyncSession:
             if step is None:
                 self.operations += ops
                 return Batch(pieces.all(), ops)
-            if not isinstance(step, Download):
+            if not isinstance(step, BucketDownload):
                 pieces.add(self.form.format.line(step))
                 continue
             if not history and not reading.has_nothing(step, self._upcoming):

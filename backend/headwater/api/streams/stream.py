@@ -22,14 +22,14 @@ from headwater.api.auth.claims import Principal
 from headwater.api.auth.errors import TokenExpiredError
 from headwater.api.errors import GoneError, NoActiveConfigError
 from headwater.api.http.requests import RequestName
-from headwater.api.streams.encoding import Batch, Piece
+from headwater.api.streams.encoding import Batch, EncodedPiece
 from headwater.api.streams.hub import REPLACED, Hub
 from headwater.api.streams.session import ConfigReplacedError, LimitCrossedError, SyncSession
 from headwater.api.streams.threads import Failure, StoreThreads
 from headwater.api.streams.traffic import CLIENT_GONE, FAILED, NOT_READING, Traffic
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
-from headwater.sync.interest import Change, News
+from headwater.sync.interest import News, SourceChange
 from headwater.sync.states import TRANSITIONS, StreamAction, StreamEvent, StreamState
 from headwater.sync.ticks import next_tick
 from headwater.telemetry.log_facts import log_extra
@@ -101,10 +101,10 @@ class Sink(Protocol):
     async def open(self) -> None:
         """Begin the answer. From here on, no error status can be sent."""
 
-    async def send(self, piece: Piece) -> int:
+    async def send(self, piece: EncodedPiece) -> int:
         """Send a piece. Returns the number of bytes sent."""
 
-    def offer(self, piece: Piece) -> int | None:
+    def offer(self, piece: EncodedPiece) -> int | None:
         """Send a small piece now, if there is room for it. Returns the number of bytes sent, None when nothing was."""
 
     async def end(self) -> None:
@@ -149,7 +149,7 @@ class SyncStream:
         self._sink: Sink | None = None
         self._state = StreamState.READING
         self._news: News | None = None
-        self._change: Change | None = None  # at the source, that the client is being sent
+        self._change: SourceChange | None = None  # at the source, that the client is being sent
         self._reason: str | None = None  # for the end
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -418,7 +418,7 @@ class SyncStream:
         self._deliver()
         return True
 
-    def _offer(self, piece: Piece) -> bool:
+    def _offer(self, piece: EncodedPiece) -> bool:
         sent = self._sink.offer(piece) if self._sink is not None else None
         if sent is None:
             return False
@@ -478,7 +478,7 @@ class SyncStream:
         tick = self._tick()
         self._context.traffic.sent(tick.length, await sink.send(tick))
 
-    def _tick(self) -> Piece:
+    def _tick(self) -> EncodedPiece:
         return self._session.form.piece(lines.token_expires_in(self._client.user.expires_in()))
 
     # its end

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from headwater.api.errors import NoActiveConfigError
-from headwater.api.streams.encoding import Batch, Piece, WireForm
+from headwater.api.streams.encoding import Batch, EncodedPiece, WireForm
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import (
@@ -32,7 +32,7 @@ from headwater.storage.contract.reader import (
     WriteCheckpoint,
 )
 from headwater.storage.shared.cache import CachedReader, Written
-from headwater.sync.session import Download, Reasons, Step
+from headwater.sync.session import BucketDownload, BucketStep, Reasons
 
 SHARED_JOBS = 64
 """The most jobs that run over one snapshot."""
@@ -150,10 +150,6 @@ class StoreThreads:
         self._share = max(1, width - 1)
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._prompt = ThreadPoolExecutor(_PROMPT, thread_name_prefix="headwater-prompt")
-
-    async def alone(self, run: Callable[[], Result]) -> Result:
-        """Run a job that may take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._bulk, run)
 
     async def promptly(self, run: Callable[[], Result]) -> Result:
         """Run a short job ahead of those of all streams."""
@@ -276,9 +272,9 @@ class SnapshotCache:
         self._snapshot = snapshot
         self._totals: dict[str, BucketTotal] = {}
         self._marks: dict[str, BucketMarks | None] = {}
-        self._written: dict[tuple[WireForm, str, OpId, OpId], Written[Piece | bytes]] = {}
+        self._written: dict[tuple[WireForm, str, OpId, OpId], Written[EncodedPiece | bytes]] = {}
         self._touched: dict[OpId, Touched] = {}
-        self.alike: dict[tuple[WireForm, Step], Alike] = {}
+        self.alike: dict[tuple[WireForm, BucketStep], Alike] = {}
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -306,8 +302,8 @@ class SnapshotCache:
         return self._touched[op_id]
 
     def written(
-        self, form: WireForm, download: Download, upcoming: Callable[[], Sequence[str]]
-    ) -> Written[Piece | bytes]:
+        self, form: WireForm, download: BucketDownload, upcoming: Callable[[], Sequence[str]]
+    ) -> Written[EncodedPiece | bytes]:
         """A chunk, encoded. `upcoming` returns the buckets that will be read next, this one first, so that one query
         covers all of them."""
         marks = self._marks_of(download.bucket, upcoming)
@@ -316,7 +312,7 @@ class SnapshotCache:
             self._written[key] = self._reader.written(*key, marks)
         return self._written[key]
 
-    def has_nothing(self, download: Download, upcoming: Callable[[], Sequence[str]]) -> bool:
+    def has_nothing(self, download: BucketDownload, upcoming: Callable[[], Sequence[str]]) -> bool:
         """Whether a bucket has no ops after the download's position. Cheap: reads no history. `upcoming` as above."""
         marks = self._marks_of(download.bucket, upcoming)
         return marks is None or download.after >= marks.last_op

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from headwater.api.refusals import Refusals
 from headwater.storage.contract.reader import FlushMark
-from headwater.sync.interest import Change
+from headwater.sync.interest import SourceChange
 
 DELAYS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the histogram's buckets, in seconds. One more bucket is for longer delays."""
@@ -68,14 +68,14 @@ class Traffic:
         self.plain_bytes += plain
         self.sent_bytes += sent
 
-    def change(self, flushes: Sequence[FlushMark]) -> Change | None:
+    def change(self, flushes: Sequence[FlushMark]) -> SourceChange | None:
         """The change that these flushes make; None without flushes."""
         if not flushes:
             return None
         committed = min(flush.committed_at for flush in flushes)
-        return Change(committed, self._now(), self._traces.choose(flushes) if self._traces is not None else None)
+        return SourceChange(committed, self._now(), self._traces.choose(flushes) if self._traces is not None else None)
 
-    def delivered(self, change: Change, user_id: str, client_id: str | None) -> None:
+    def delivered(self, change: SourceChange, user_id: str, client_id: str | None) -> None:
         """Record that a device was sent a complete checkpoint with the change. Call it once for each device."""
         now = self._now()
         self.delays.note(max(0.0, now - change.committed))
