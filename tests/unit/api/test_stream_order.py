@@ -105,7 +105,7 @@ class Scene:
         await asyncio.sleep(0)
         return run()
 
-    async def reading(self, _: str, run: Callable[[], Batch | None]) -> Batch | None:
+    async def download(self, _: str, run: Callable[[], Batch | None]) -> Batch | None:
         return await self.shared(run)
 
     def soon(self, run: Callable[[], Batch | None], then: Callable[[Batch | None], None]) -> None:

@@ -270,7 +270,7 @@ def test_before_the_first_snapshot_is_complete_a_device_is_told_when_to_ask_agai
     def details() -> str:
         return str(endpoint.post().json()["error"]["details"])
 
-    wait_until(lambda: details() == "it is held up; `headwater source status` says by what", "the next look")
+    wait_until(lambda: details() == "it is blocked; see `headwater source status`", "the next look")
 
 
 @pytest.mark.parametrize("written", ["9007199254740993", "-9007199254740993", "18446744073709551617", "1e300"])

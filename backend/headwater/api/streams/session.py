@@ -91,36 +91,36 @@ class SyncSession:
         """Whether the checkpoint can't be completed any more, since compaction went past it. Call `turn` then."""
         return self._state.overtaken
 
-    def open(self, reading: SnapshotCache) -> Batch:
+    def open(self, snapshot: SnapshotCache) -> Batch:
         """The first checkpoint. Its data comes with `more`, unless there is none: then this completes it."""
-        self.config_id = reading.config.id
+        self.config_id = snapshot.config.id
         resolution = self._resolve(
-            reading.config, self._request, reading.lookups, self._memory.of(self.write_key, reading.config.id)
+            snapshot.config, self._request, snapshot.lookups, self._memory.of(self.write_key, snapshot.config.id)
         )
-        self._remember(reading, resolution)
+        self._remember(snapshot, resolution)
         self.left_out = resolution.left_out
         self.interest = _interest(resolution)
-        write = reading.write_checkpoint(self.write_key)
-        visible = write is not None and reached(write, reading.checkpoint.lsns)
+        write = snapshot.write_checkpoint(self.write_key)
+        visible = write is not None and reached(write, snapshot.checkpoint.lsns)
         self.awaited = None if visible else write
-        line = self._advance(reading, resolution, self.interest.buckets, write.id if write and visible else None)
-        return self._fill(line, reading, history=False)
+        line = self._advance(snapshot, resolution, self.interest.buckets, write.id if write and visible else None)
+        return self._fill(line, snapshot, history=False)
 
-    def turn(self, reading: SnapshotCache, news: News) -> Batch | None:
+    def turn(self, snapshot: SnapshotCache, news: News) -> Batch | None:
         """The next checkpoint, as a diff, and the first batch of its data. None if the snapshot has changes of lookups
         that the news lacks: then nothing was done. Raises ConfigReplacedError, or LimitCrossedError when other streams
         are left out than before, which only a first checkpoint can say."""
-        if reading.config.id != self.config_id:
+        if snapshot.config.id != self.config_id:
             raise ConfigReplacedError("another sync config became active")
-        beyond = self._beyond(reading, news.upto)
+        beyond = self._beyond(snapshot, news.upto)
         if beyond.lookups and not news.lookups:
             return None
         news = news.also(beyond)
         resolution = None
         if news.lookups:
-            resolution = self._resolve(reading.config, self._request, reading.lookups, _keys(self.left_out))
+            resolution = self._resolve(snapshot.config, self._request, snapshot.lookups, _keys(self.left_out))
         if resolution is not None and _keys(resolution.left_out) != _keys(self.left_out):
-            self._remember(reading, resolution)
+            self._remember(snapshot, resolution)
             raise LimitCrossedError("other streams fit into the limits of the request")
         before = self.interest.buckets
         if resolution is not None:
@@ -128,51 +128,55 @@ class SyncSession:
         names = self.interest.buckets
         stale = names if news.buckets is None else (names & news.buckets) | (names - before)
         if resolution is None and news.write_checkpoint is None and len(stale) == 1:
-            return self._step(reading, next(iter(stale)))
-        return self._fill(self._advance(reading, resolution, stale, news.write_checkpoint), reading)
+            return self._step(snapshot, next(iter(stale)))
+        return self._fill(self._advance(snapshot, resolution, stale, news.write_checkpoint), snapshot)
 
-    def more(self, reading: SnapshotCache) -> Batch:
+    def more(self, snapshot: SnapshotCache) -> Batch:
         """The next batch of the checkpoint's data."""
-        return self._fill(None, reading)
+        return self._fill(None, snapshot)
 
-    def _step(self, reading: SnapshotCache, bucket: str) -> Batch:
+    def _step(self, snapshot: SnapshotCache, bucket: str) -> Batch:
         """A turn in which at most one bucket changed. Many streams have that in common, down to the bytes."""
-        total = reading.totals([bucket])
-        view = View(reading.checkpoint.op_id, None, total, None)
+        total = snapshot.totals([bucket])
+        view = View(snapshot.checkpoint.op_id, None, total, None)
         if (step := self._state.step(bucket, view)) is None:
-            return self._fill(self._advance(reading, None, frozenset([bucket]), None), reading)
+            return self._fill(self._advance(snapshot, None, frozenset([bucket]), None), snapshot)
         reasons, key = self._state.reasons(bucket), (self.form, step)
-        alike = reading.alike.get(key)
+        alike = snapshot.alike.get(key)
         if alike is not None and alike.reasons == reasons:
             self._state.repeat(step, total[bucket], alike.position)
             self.op_id = step.upto
             self.operations += alike.batch.ops
             return alike.batch
-        batch = self._fill(self._advance(reading, None, frozenset([bucket]), None), reading)
+        batch = self._fill(self._advance(snapshot, None, frozenset([bucket]), None), snapshot)
         if batch.done:
-            reading.alike[key] = Alike(reasons, self._state.position(bucket), batch)
+            snapshot.alike[key] = Alike(reasons, self._state.position(bucket), batch)
         return batch
 
-    def _beyond(self, reading: SnapshotCache, upto: OpId) -> News:
+    def _beyond(self, snapshot: SnapshotCache, upto: OpId) -> News:
         """What changed after `upto`, up to the snapshot that is read: a checkpoint line promises all changes up to its
         op id."""
-        touched = reading.touched_since(upto)
+        touched = snapshot.touched_since(upto)
         if touched.buckets is None or touched.lookups is None:
-            return News(reading.checkpoint.op_id, buckets=None, lookups=True)
+            return News(snapshot.checkpoint.op_id, buckets=None, lookups=True)
         lookups = not self.interest.lookups.isdisjoint(touched.lookups)
-        return News(reading.checkpoint.op_id, touched.buckets & self.interest.buckets, lookups)
+        return News(snapshot.checkpoint.op_id, touched.buckets & self.interest.buckets, lookups)
 
     def _advance(
-        self, reading: SnapshotCache, resolution: Resolution | None, stale: frozenset[str], write_checkpoint: int | None
+        self,
+        snapshot: SnapshotCache,
+        resolution: Resolution | None,
+        stale: frozenset[str],
+        write_checkpoint: int | None,
     ) -> Line | None:
-        """Move the session to the checkpoint of the reading. `stale` are the buckets whose totals may have changed."""
-        self.op_id = reading.checkpoint.op_id
-        return self._state.advance(View(self.op_id, resolution, reading.totals(list(stale)), write_checkpoint))
+        """Move the session to the checkpoint of the snapshot. `stale` are the buckets whose totals may have changed."""
+        self.op_id = snapshot.checkpoint.op_id
+        return self._state.advance(View(self.op_id, resolution, snapshot.totals(list(stale)), write_checkpoint))
 
-    def _remember(self, reading: SnapshotCache, resolution: Resolution) -> None:
-        self._memory.put(self.write_key, reading.config.id, _keys(resolution.left_out))
+    def _remember(self, snapshot: SnapshotCache, resolution: Resolution) -> None:
+        self._memory.put(self.write_key, snapshot.config.id, _keys(resolution.left_out))
 
-    def _fill(self, line: Line | None, reading: SnapshotCache, *, history: bool = True) -> Batch:
+    def _fill(self, line: Line | None, snapshot: SnapshotCache, *, history: bool = True) -> Batch:
         """A batch that begins with this line. Without `history`, it ends before the first bucket that has news."""
         pieces, ops = Pieces(self.form.coding), 0
         if line is not None:
@@ -187,9 +191,9 @@ class SyncSession:
             if not isinstance(step, BucketDownload):
                 pieces.add(self.form.format.line(step))
                 continue
-            if not history and not reading.has_nothing(step, self._upcoming):
+            if not history and not snapshot.has_nothing(step, self._upcoming):
                 break
-            written = reading.written(self.form, step, self._upcoming)
+            written = snapshot.written(self.form, step, self._upcoming)
             self._state.receive(step, written.chunk)
             ops += written.chunk.size
             if written.content is not None:

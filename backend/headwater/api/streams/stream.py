@@ -297,7 +297,7 @@ class SyncStream:
         if session.overtaken:
             return partial(self._turn, News(session.op_id), complete)
         if not complete:
-            return partial(self._context.threads.reading, self._client.user.user_id, session.more)
+            return partial(self._context.threads.download, self._client.user.user_id, session.more)
         return None
 
     async def _read(self, read: Callable[[], Awaitable[Batch]]) -> Batch | None:
@@ -317,7 +317,7 @@ class SyncStream:
         session, threads, user_id = self._session, self._context.threads, self._client.user.user_id
         if not news.lookups:
             turn = partial(session.turn, news=news)
-            batch = await (threads.shared(turn) if complete else threads.reading(user_id, turn))
+            batch = await (threads.shared(turn) if complete else threads.download(user_id, turn))
             if batch is not None:
                 return batch
         before = session.interest

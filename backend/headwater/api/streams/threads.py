@@ -62,14 +62,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Job(Generic[Result]):
-    """A function of a reading, and what is called with its result."""
+    """What to read of a snapshot, and what is called with the result."""
 
     run: Callable[[SnapshotCache], Result]
     then: Callable[[Result | Failure], None]
 
 
 class _SharedPool:
-    """Collects short jobs and runs many over one reading. Jobs that come while all threads are at work wait, and are
+    """Collects short jobs and runs many over one snapshot. Jobs that come while all threads are at work wait, and are
     many at once when it is their turn. Not thread-safe: use it in one event loop."""
 
     def __init__(self, reader: CachedReader, name: str) -> None:
@@ -117,9 +117,9 @@ class _SharedPool:
         """Run jobs in a thread. Returns the results that are not delivered yet."""
         results: list[object] = []
         began = time.monotonic()
-        with open_snapshot(self._reader) as reading:
+        with open_snapshot(self._reader) as snapshot:
             for job in jobs:
-                results.append(_result(job, reading))
+                results.append(_result(job, snapshot))
                 if time.monotonic() >= began + DELIVER_SECONDS:
                     deliver(results)
                     results, began = [], time.monotonic()
@@ -155,13 +155,13 @@ class StoreThreads:
         """Run a short job ahead of those of all streams."""
         return await asyncio.get_running_loop().run_in_executor(self._prompt, run)
 
-    async def reading(self, user_id: str, run: Callable[[SnapshotCache], Result]) -> Result:
-        """Run a job of a download, over a reading of its own. One thread is left to others than this user, whose jobs
+    async def download(self, user_id: str, run: Callable[[SnapshotCache], Result]) -> Result:
+        """Run a job of a download, over a snapshot of its own. One thread is left to others than this user, whose jobs
         count until no thread works on them, also if nobody waits for them."""
 
         def job() -> Result:
-            with open_snapshot(self._reader) as reading:
-                return run(reading)
+            with open_snapshot(self._reader) as snapshot:
+                return run(snapshot)
 
         share, loop = self._shares.setdefault(user_id, asyncio.Semaphore(self._share)), asyncio.get_running_loop()
         await share.acquire()
@@ -170,14 +170,15 @@ class StoreThreads:
         return await asyncio.wrap_future(running)
 
     async def resolving(self, user_id: str, run: Callable[[SnapshotCache], Result]) -> Result:
-        """Run a job that resolves the request of a stream, over one reading together with others of that kind. Requests
-        can be expensive, so that of each user, only one is resolved at a time, and nobody waits behind many of them."""
+        """Run a job that resolves the request of a stream, over one snapshot together with others of that kind. That
+        can be expensive, so only one request of each user is resolved at a time, and nobody waits behind many of
+        one user."""
         turn = self._turns.setdefault(user_id, asyncio.Lock())
         await turn.acquire()
         return await _awaited(self._resolving, run, turn.release)
 
     async def shared(self, run: Callable[[SnapshotCache], Result]) -> Result:
-        """Run a short job of a woken stream, over one reading together with others of that kind."""
+        """Run a short job of a woken stream, over one snapshot together with others of that kind."""
         return await _awaited(self._live, run)
 
     def soon(self, run: Callable[[SnapshotCache], Result], then: Callable[[Result | Failure], None]) -> None:
@@ -206,10 +207,10 @@ async def _awaited(
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     outcome: list[Result | Failure] = []
 
-    def unless_left(reading: SnapshotCache) -> Result:
+    def unless_left(snapshot: SnapshotCache) -> Result:
         if future.cancelled():
             raise _LeftError
-        return run(reading)
+        return run(snapshot)
 
     def then(result: Result | Failure) -> None:
         over()
@@ -228,15 +229,15 @@ async def _awaited(
         del result  # an error that its own traceback leads to is freed by the garbage collector only, and late
 
 
-def _result(job: _Job[object], reading: SnapshotCache) -> object:
+def _result(job: _Job[object], snapshot: SnapshotCache) -> object:
     try:
-        return job.run(reading)
+        return job.run(snapshot)
     except Exception as error:  # noqa: BLE001 - it is raised again where the job came from
         return _failure(error)
 
 
 def _failure(error: Exception) -> Failure:
-    """Without the traceback, unless it is a bug: its frames hold the job and the reading."""
+    """Without the traceback, unless it is a bug: its frames hold the job and the snapshot."""
     expected = isinstance(error, HeadwaterError | _LeftError)
     return Failure(error.with_traceback(None) if expected else error)
 
@@ -265,7 +266,7 @@ class Alike:
 
 
 class SnapshotCache:
-    """One snapshot of the store. It caches answers, so that jobs that share it ask the store only once."""
+    """One snapshot of the store. It keeps what was read, so that jobs that share it read it only once."""
 
     def __init__(self, reader: CachedReader, snapshot: StoreSnapshot) -> None:
         self._reader = reader
@@ -330,7 +331,7 @@ class SnapshotCache:
 
 @contextmanager
 def open_snapshot(reader: CachedReader) -> Iterator[SnapshotCache]:
-    """A reading at the newest checkpoint. Raises NoActiveConfigError."""
+    """A snapshot at the newest checkpoint. Raises NoActiveConfigError."""
     with reader.snapshot() as snapshot:
         if snapshot is None:
             raise NoActiveConfigError
