@@ -91,7 +91,7 @@ class Endpoint:
         context = StreamContext(threads, self._hub, self.traffic, settings.streams.stalled_seconds)
         resolve = PlanCache(settings.requests).resolve
         self.streams = Streams(context, resolve, settings.streams, settings.body, revocations, parsing)
-        writes = WriteCheckpointBatcher(reader, threads, head, self._hub.look, settings.keep_requests)
+        writes = WriteCheckpointBatcher(reader, threads, head, self._hub.refresh, settings.keep_requests)
         self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing)
         self._admin = settings.admin and Administration(
             settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
@@ -139,13 +139,13 @@ class Endpoint:
         self.streams.revoke(revocations)  # which are created after the hub that calls this
 
     def health(self) -> ProbeState:
-        looked_at = self._hub.looked_at
-        unread = time.monotonic() - self._hub.looked_at_monotonic  # the other clock may be set
-        can_read = looked_at is not None and unread < UNREAD_SECONDS
+        read_at = self._hub.read_at
+        unread = time.monotonic() - self._hub.read_at_monotonic  # the other clock may be set
+        can_read = read_at is not None and unread < UNREAD_SECONDS
         return ProbeState(
-            started=looked_at is not None,
+            started=read_at is not None,
             ready=self._hub.active and can_read and not self._closing,
-            touched_at=looked_at or time.time(),
+            touched_at=read_at or time.time(),
         )
 
     def begin_shutdown(self) -> None:

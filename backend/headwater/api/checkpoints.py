@@ -254,7 +254,7 @@ class ReplicationWaiter:
     def __exit__(self, *_: object) -> None:
         self._hub.leave(self)
 
-    def tell(self, news: News) -> None:
+    def notify(self, news: News) -> None:
         self._newest = max(self._newest, news.write_checkpoint or 0)
         self._waiters.wake()
 

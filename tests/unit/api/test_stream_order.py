@@ -86,11 +86,11 @@ class Scene:
     def commit(self, count: int) -> None:
         for _ in range(count):
             self.newest += 1
-            self.stream.tell(News(OpId(self.newest), lookups=self.newest % 3 == 0))
+            self.stream.notify(News(OpId(self.newest), lookups=self.newest % 3 == 0))
 
     def watch(self, stream: SyncStream, interest: object, op_id: int) -> None:
         if op_id < self.newest:
-            stream.tell(anything(OpId(self.newest)))
+            stream.notify(anything(OpId(self.newest)))
 
     # the threads
     async def resolving(self, _: str, run: Callable[[], Batch | None]) -> Batch | None:

@@ -41,7 +41,7 @@ class Follower(Protocol):
     @property
     def config_id(self) -> int | None: ...
 
-    def tell(self, news: News) -> None: ...
+    def notify(self, news: News) -> None: ...
 
     def end(self, reason: str) -> None: ...
 
@@ -90,9 +90,9 @@ class Hub:
         self._read_upto = _Sequences()
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.looked_at: float | None = None
+        self.read_at: float | None = None
         """When the store was read last, in seconds since 1970; None before the first time."""
-        self.looked_at_monotonic = 0.0
+        self.read_at_monotonic = 0.0
 
     @property
     def op_id(self) -> OpId:
@@ -115,7 +115,7 @@ class Hub:
         # No stream is there yet that could wait for earlier ones. Without an answer, the first look reads all
         with suppress(HeadwaterError):
             self._read_upto.writes = await self._threads.promptly(self._reader.newest_write)
-        await self._look_once()
+        await self._read_once()
         self._task = asyncio.get_running_loop().create_task(self._follow(listener))
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ class Hub:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the store now. Call it after a write of this process, which does not make its own descriptor
         readable."""
         self._moved.set()
@@ -145,7 +145,7 @@ class Hub:
         if self._seen.state is not None and _older(stream.config_id, self._seen.state.config_id):
             stream.end(REPLACED)
         elif op_id < self.op_id:  # the stream missed the changes between the two checkpoints
-            stream.tell(anything(self.op_id))
+            stream.notify(anything(self.op_id))
 
     def expect(self, write: WriteCheckpoint) -> None:
         """Tell the streams of the write's key once a checkpoint contains the write."""
@@ -168,7 +168,7 @@ class Hub:
         loop.add_reader(listener.fileno(), readable)
         try:
             while True:
-                await self._look_once()
+                await self._read_once()
                 await self._wait()
         finally:
             loop.remove_reader(listener.fileno())
@@ -181,18 +181,18 @@ class Hub:
         except TimeoutError:
             pass
 
-    async def _look_once(self) -> None:
+    async def _read_once(self) -> None:
         self._moved.clear()
         try:
             self._take(await self._threads.promptly(self._read))
-            self.looked_at, self.looked_at_monotonic = time.time(), time.monotonic()
+            self.read_at, self.read_at_monotonic = time.time(), time.monotonic()
         except HeadwaterError as error:
             log.warning("the store could not be read, trying again: %s", error)
         except Exception:
             log.exception("following the store failed, trying again")
 
     def _read(self) -> _StoreView:
-        """Read the store. Blocking. Only `_look_once` calls it and waits, so that fields do not change meanwhile."""
+        """Read the store. Blocking. Only `_read_once` calls it and waits, so that fields do not change meanwhile."""
         state = self._reader.newest()
         writes = self._reader.write_checkpoints(self._read_upto.writes)
         is_news = state is None or state.revoked > self._read_upto.revocations
@@ -215,7 +215,7 @@ class Hub:
 
     def _take(self, seen: _StoreView) -> None:
         before, self._seen = self._seen.state, seen
-        if seen.revocations or self.looked_at is None:
+        if seen.revocations or self.read_at is None:
             self._revoked(seen.revocations)
         if seen.revocations:
             self._read_upto.revocations = seen.revocations[-1].seq
@@ -233,7 +233,7 @@ class Hub:
         if touched is not None:
             op_id, change = seen.state.checkpoint.op_id, self._traffic.change(touched.flushes)
             for stream, news in self._interests.concerned(touched, op_id, change).items():
-                stream.tell(news)
+                stream.notify(news)
         self._release()
 
     def _end_older(self, config_id: int) -> None:
@@ -245,7 +245,7 @@ class Hub:
         if self._seen.state is None:
             return
         for stream, write_checkpoint in self._writes.release(self._seen.state.checkpoint.lsns).items():
-            stream.tell(News(self.op_id, write_checkpoint=write_checkpoint))
+            stream.notify(News(self.op_id, write_checkpoint=write_checkpoint))
 
 
 def _older(held: int | None, active: int) -> bool:

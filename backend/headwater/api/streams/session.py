@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from msgspec import Meta
 
 from headwater.api.streams.encoding import Batch, Pieces, WireForm
-from headwater.api.streams.threads import Alike, SnapshotCache
+from headwater.api.streams.threads import SharedStep, SnapshotCache
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
@@ -142,15 +142,15 @@ class SyncSession:
         if (step := self._state.step(bucket, view)) is None:
             return self._fill(self._advance(snapshot, None, frozenset([bucket]), None), snapshot)
         reasons, key = self._state.reasons(bucket), (self.form, step)
-        alike = snapshot.alike.get(key)
-        if alike is not None and alike.reasons == reasons:
-            self._state.repeat(step, total[bucket], alike.position)
+        shared = snapshot.shared_steps.get(key)
+        if shared is not None and shared.reasons == reasons:
+            self._state.repeat(step, total[bucket], shared.position)
             self.op_id = step.upto
-            self.operations += alike.batch.ops
-            return alike.batch
+            self.operations += shared.batch.ops
+            return shared.batch
         batch = self._fill(self._advance(snapshot, None, frozenset([bucket]), None), snapshot)
         if batch.done:
-            snapshot.alike[key] = Alike(reasons, self._state.position(bucket), batch)
+            snapshot.shared_steps[key] = SharedStep(reasons, self._state.position(bucket), batch)
         return batch
 
     def _beyond(self, snapshot: SnapshotCache, upto: OpId) -> News:

@@ -173,7 +173,7 @@ class SyncStream:
     def config_id(self) -> int | None:
         return self._session.config_id
 
-    def tell(self, news: News) -> None:
+    def notify(self, news: News) -> None:
         self._news = news if self._news is None else self._news.also(news)
         match self._on(StreamEvent.LOOKUPS if self._news.lookups else StreamEvent.NEWS):
             case StreamAction.READ_AHEAD:
@@ -382,12 +382,12 @@ class SyncStream:
             self._on_failure(read.error)
         elif read is None:
             self._on(StreamEvent.SENT)
-            self.tell(replace(news, lookups=True))
+            self.notify(replace(news, lookups=True))
         elif self._offer_batch(read):
             self._on(StreamEvent.SENT)
             if self._news is not None:
                 later, self._news = self._news, None
-                self.tell(later)
+                self.notify(later)
         else:
             self._on(StreamEvent.READ)
             self._wake(read)

@@ -256,7 +256,7 @@ def _deliver(jobs: Iterator[_Job[object]], results: Sequence[object]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class SharedStep:
     """What a stream was sent for a step, and where that left its bucket. It is right for every stream that takes the
     same step, and has the bucket for the same reasons."""
 
@@ -275,7 +275,7 @@ class SnapshotCache:
         self._marks: dict[str, BucketMarks | None] = {}
         self._written: dict[tuple[WireForm, str, OpId, OpId], Written[EncodedPiece | bytes]] = {}
         self._touched: dict[OpId, Touched] = {}
-        self.alike: dict[tuple[WireForm, BucketStep], Alike] = {}
+        self.shared_steps: dict[tuple[WireForm, BucketStep], SharedStep] = {}
 
     @property
     def checkpoint(self) -> Checkpoint:
