@@ -52,13 +52,13 @@ class World:
     def connect(self) -> None:
         positions = {name: OpId(position) for name, position in self.client.connect().items()}
         form = WireForm(Ndjson(raw=True), IDENTITY)
-        self.dialogue = SyncSession(positions, SyncRequest({}), "u", Memberships().resolve, LeftOutMemory(), form)
+        self.session = SyncSession(positions, SyncRequest({}), "u", Memberships().resolve, LeftOutMemory(), form)
         self.interests: Interests[str] = Interests()
         self.news: News | None = None
         with open_snapshot(self.reader) as reading:
-            self._take(batch := self.dialogue.open(reading))
+            self._take(batch := self.session.open(reading))
             if not batch.done:
-                self._take(self.dialogue.more(reading))
+                self._take(self.session.more(reading))
 
     def write(self, bucket: str, row: str, value: int | None) -> None:
         if value is None:
@@ -80,13 +80,13 @@ class World:
         self.seen = op_id
 
     def client_turns(self) -> None:
-        if self.news is None or not self.dialogue.interruptible:
+        if self.news is None or not self.session.interruptible:
             return
         news, self.news = self.news, None
-        if news.upto <= self.dialogue.op_id:
+        if news.upto <= self.session.op_id:
             return
         with open_snapshot(self.reader) as reading:
-            batch = self.dialogue.turn(reading, news) or self.dialogue.turn(reading, replace(news, lookups=True))
+            batch = self.session.turn(reading, news) or self.session.turn(reading, replace(news, lookups=True))
             assert batch is not None
             self._take(batch)
 
@@ -100,8 +100,8 @@ class World:
 
     def _take(self, batch: Batch) -> None:
         self.client.receive(b"".join(piece.content for piece in batch.pieces))
-        self.interests.put("client", self.dialogue.interest)
-        if self.dialogue.op_id < self.seen:
+        self.interests.put("client", self.session.interest)
+        if self.session.op_id < self.seen:
             self._tell(anything(self.seen))
 
 
@@ -155,19 +155,19 @@ def test_a_write_checkpoint_is_shown_at_the_start_only_if_it_is_contained() -> N
     world.store.create_write_checkpoint(["u"], {"default": Lsn(1)})
     world.connect()
     assert world.client.write_checkpoint == 1
-    assert world.dialogue.awaited is None
+    assert world.session.awaited is None
     world.store.create_write_checkpoint(["u"], {"default": Lsn(2)})
     world.connect()
     assert world.client.kinds()[-1] == "checkpoint_complete"
     assert "write_checkpoint" not in str(world.client.lines[-2])
-    assert world.dialogue.awaited == world.store.write_checkpoint("u")
+    assert world.session.awaited == world.store.write_checkpoint("u")
 
 
 def test_a_turn_under_another_config_is_refused() -> None:
     world = World()
     world.store.replace_config("streams: {}")
     with open_snapshot(world.reader) as reading, pytest.raises(ConfigReplacedError):
-        world.dialogue.turn(reading, anything(OpId(0)))
+        world.session.turn(reading, anything(OpId(0)))
 
 
 def test_a_turn_that_was_not_told_of_lookups_leaves_them_to_one_that_is() -> None:
@@ -175,12 +175,12 @@ def test_a_turn_that_was_not_told_of_lookups_leaves_them_to_one_that_is() -> Non
     told = world.store.commit().op_id
     world.join(["a", "b"])
     news = News(told, frozenset({"a"}))
-    before = world.dialogue.op_id
+    before = world.session.op_id
     with open_snapshot(world.reader) as reading:
-        assert world.dialogue.turn(reading, news) is None
-        assert world.dialogue.op_id == before
-        assert world.dialogue.turn(reading, replace(news, lookups=True)) is not None
-    assert world.dialogue.interest.buckets == {"a", "b"}
+        assert world.session.turn(reading, news) is None
+        assert world.session.op_id == before
+        assert world.session.turn(reading, replace(news, lookups=True)) is not None
+    assert world.session.interest.buckets == {"a", "b"}
 
 
 def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the_same() -> None:
@@ -191,20 +191,20 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
     reader, form = CachedReader(store, 1 << 20), WireForm(Ndjson(raw=True), IDENTITY)
 
     def connected(reason: int = 0) -> tuple[SyncSession, ModelClient]:
-        dialogue = SyncSession({}, SyncRequest({}), "u", Memberships(reason).resolve, LeftOutMemory(), form)
+        session = SyncSession({}, SyncRequest({}), "u", Memberships(reason).resolve, LeftOutMemory(), form)
         client = ModelClient()
         client.connect()
         with open_snapshot(reader) as reading:
-            receive(client, dialogue.open(reading))
-            receive(client, dialogue.more(reading))
-        return dialogue, client
+            receive(client, session.open(reading))
+            receive(client, session.more(reading))
+        return session, client
 
     def receive(client: ModelClient, batch: Batch) -> Batch:
         client.receive(b"".join(piece.content for piece in batch.pieces))
         return batch
 
-    def turned(dialogue: SyncSession, reading: SnapshotCache, news: News) -> Batch:
-        batch = dialogue.turn(reading, news)
+    def turned(session: SyncSession, reading: SnapshotCache, news: News) -> Batch:
+        batch = session.turn(reading, news)
         assert batch is not None
         return batch
 
@@ -214,7 +214,7 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
         store.put("a", row)
         news = News(store.commit().op_id, frozenset({"a"}))
         with open_snapshot(reader) as reading:
-            batches = [receive(client, turned(dialogue, reading, news)) for dialogue, client in concerned]
+            batches = [receive(client, turned(session, reading, news)) for session, client in concerned]
         assert batches[0] is batches[1]
     assert all(client.rows == store.rows(["a"]) for _, client in (first, second, other, late))
     assert b'"subscriptions":[{"sub":7}]' in batches[2].pieces[0].content

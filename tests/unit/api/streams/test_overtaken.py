@@ -50,19 +50,19 @@ class SlowClient:
         self.client = ModelClient()
         self.reader = CachedReader(self.store, 1 << 20)
         form = WireForm(Ndjson(raw=True), IDENTITY)
-        self.dialogue = SyncSession({}, SyncRequest({}), "u", Everything().resolve, LeftOutMemory(), form)
+        self.session = SyncSession({}, SyncRequest({}), "u", Everything().resolve, LeftOutMemory(), form)
         with open_snapshot(self.reader) as reading:
-            self._take(self.dialogue.open(reading))
+            self._take(self.session.open(reading))
 
     def step(self) -> None:
         """What a stream does next: finish the checkpoint, or look for a newer one."""
         with open_snapshot(self.reader) as reading:
-            if self.done or self.dialogue.overtaken:
-                batch = self.dialogue.turn(reading, News(self.dialogue.op_id, lookups=True))
+            if self.done or self.session.overtaken:
+                batch = self.session.turn(reading, News(self.session.op_id, lookups=True))
                 assert batch is not None
                 self._take(batch)
             else:
-                self._take(self.dialogue.more(reading))
+                self._take(self.session.more(reading))
 
     def write(self, bucket: str, row: str, value: int | None) -> None:
         if value is None:
@@ -80,7 +80,7 @@ class SlowClient:
         before = self.client.completed
         self.client.receive(b"".join(piece.content for piece in batch.pieces))
         if self.client.completed > before:
-            assert self.client.rows == self.states[self.dialogue.op_id], "what is complete is a state of the store"
+            assert self.client.rows == self.states[self.session.op_id], "what is complete is a state of the store"
 
 
 _STEPS = st.one_of(
