@@ -139,13 +139,12 @@ class Endpoint:
         self.streams.revoke(revocations)  # which are created after the hub that calls this
 
     def health(self) -> ProbeState:
-        read_at = self._hub.read_at
-        unread = time.monotonic() - self._hub.read_at_monotonic  # the other clock may be set
-        can_read = read_at is not None and unread < UNREAD_SECONDS
+        read = self._hub.last_read
+        can_read = read is not None and time.monotonic() - read.monotonic < UNREAD_SECONDS
         return ProbeState(
-            started=read_at is not None,
+            started=read is not None,
             ready=self._hub.active and can_read and not self._closing,
-            touched_at=read_at or time.time(),
+            touched_at=time.time() if read is None else read.wall,
         )
 
     def begin_shutdown(self) -> None:

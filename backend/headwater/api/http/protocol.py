@@ -63,6 +63,8 @@ class _Received:
     """What was received of the request that is being read."""
 
     began: float  # when its body began
+    state: _Reading = _Reading.NOTHING
+    stopped: ApiError | None = None  # why it is not read any further
     head: int = 0  # bytes of the headers that were parsed
     fields: int = 0
     hosts: int = 0
@@ -112,11 +114,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = config.limiter.limits
         self._running: RequestResponseCycle | None = None
         self._leave: Callable[[], None] | None = None  # releases the limits
-        self._state = _Reading.NOTHING
         self._clock: asyncio.TimerHandle | None = None
-        self._stopped: ApiError | None = None
         self._over = False
-        self._begun = False  # whether a request began in the data that is being parsed
         self._received = _Received(self.loop.time())
         self._unparsed = memoryview(b"")
         self._calls = 0  # of the parser, in this turn
@@ -182,9 +181,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._config.turns.wait(self._parse)
 
     def _feed(self, part: memoryview) -> None:
-        self._begun = False
+        before = self._received
         super().data_received(part)  # type: ignore[arg-type]  # which the parser takes as well
-        if not self._begun:  # otherwise it is unknown how much of the data belongs to the previous request
+        if self._received is before:  # otherwise it is unknown how much of the data belongs to the previous request
             self._received.overhead += len(part)
         if self._received.overhead > self._limits.max_header_bytes + self._limits.max_url_bytes and not self._over:
             self._refuse(self._headers_too_large())
@@ -210,9 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._calls += 1
-        self._state = _Reading.HEAD
-        self._begun = True
-        self._received = _Received(self.loop.time())
+        self._received = _Received(self.loop.time(), _Reading.HEAD)
         self._start_clock(self._limits.header_seconds)
         super().on_message_begin()
 
@@ -230,9 +227,9 @@ class BoundedProtocol(HttpToolsProtocol):
             or self._received.fields > self._limits.max_header_fields
         ):
             raise self._stop(self._headers_too_large())
-        if self._state is _Reading.HEAD and name.lower() == b"host":
+        if self._received.state is _Reading.HEAD and name.lower() == b"host":
             self._received.hosts += 1
-        if self._state is _Reading.HEAD:  # after a body they are trailers, which are ignored
+        if self._received.state is _Reading.HEAD:  # after a body they are trailers, which are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -242,7 +239,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # two proxies could take such a request for one of different hosts
             raise self._stop(ApiError("the request needs one Host header", fix="send exactly one", code="HW_6021"))
         super().on_headers_complete()
-        self._state = _Reading.BODY
+        self._received.state = _Reading.BODY
         self._received.overhead = 0
         self._received.began = self.loop.time()
         self._start_clock(self._limits.body_seconds)
@@ -263,13 +260,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._state = _Reading.NOTHING
+        self._received.state = _Reading.NOTHING
         self._stop_clock()
 
     # answers
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._stopped or ApiError("the request is not HTTP/1.1", code="HW_6021"))
+        self._refuse(self._received.stopped or ApiError("the request is not HTTP/1.1", code="HW_6021"))
 
     def handle_websocket_upgrade(self) -> None:
         self._over = True
@@ -300,7 +297,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bool(self.cycle and not self.cycle.response_complete)
 
     def _stop(self, error: ApiError) -> ApiError:
-        self._stopped = error
+        self._received.stopped = error
         return error
 
     def _headers_too_large(self) -> ApiError:
@@ -312,7 +309,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Refuse the request that is being read, and end the connection. The error is sent only when no earlier request
         still waits for its answer, and no answer has begun."""
         answered = self._answering and self.cycle.response_started
-        if self._state is _Reading.BODY:
+        if self._received.state is _Reading.BODY:
             unanswered = self._answering and not answered and not self.pipeline
         else:
             unanswered = not self._answering
@@ -365,17 +362,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._clock = None
         if self._over:
             self.transport.abort()
-        elif self._state is _Reading.NOTHING:
+        elif self._received.state is _Reading.NOTHING:
             if not self._answering:
                 self.transport.close()
         elif self.flow.read_paused or self._flow.held or self._goes_on():
             self._start_clock(1.0)
         else:
-            part = "headers" if self._state is _Reading.HEAD else "body"
+            part = "headers" if self._received.state is _Reading.HEAD else "body"
             self._refuse(ApiError(f"the request's {part} did not arrive in time", code="HW_6024"))
 
     def _goes_on(self) -> bool:
-        if self._state is not _Reading.BODY:
+        if self._received.state is not _Reading.BODY:
             return False
         return self._received.body >= LEAST_RATE * (self.loop.time() - self._received.began)
 

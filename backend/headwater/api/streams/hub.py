@@ -58,6 +58,14 @@ class _StoreView:
     progress: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LastRead:
+    """When the store was read: in seconds since 1970, and by time.monotonic(), since the other clock may be set."""
+
+    wall: float
+    monotonic: float
+
+
 @dataclass(slots=True)
 class _Sequences:
     """Up to which write checkpoint and which revocation the store was read."""
@@ -90,9 +98,8 @@ class Hub:
         self._read_upto = _Sequences()
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.read_at: float | None = None
-        """When the store was read last, in seconds since 1970; None before the first time."""
-        self.read_at_monotonic = 0.0
+        self.last_read: LastRead | None = None
+        """When the store was read last; None before the first time."""
 
     @property
     def op_id(self) -> OpId:
@@ -185,7 +192,7 @@ class Hub:
         self._moved.clear()
         try:
             self._take(await self._threads.promptly(self._read))
-            self.read_at, self.read_at_monotonic = time.time(), time.monotonic()
+            self.last_read = LastRead(time.time(), time.monotonic())
         except HeadwaterError as error:
             log.warning("the store could not be read, trying again: %s", error)
         except Exception:
@@ -215,7 +222,7 @@ class Hub:
 
     def _take(self, seen: _StoreView) -> None:
         before, self._seen = self._seen.state, seen
-        if seen.revocations or self.read_at is None:
+        if seen.revocations or self.last_read is None:
             self._revoked(seen.revocations)
         if seen.revocations:
             self._read_upto.revocations = seen.revocations[-1].seq
