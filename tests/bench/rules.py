@@ -102,7 +102,7 @@ def _ops_made(transform: TableTransform, version: int, previous: Sequence[str]) 
         row_id = f"3c4f2b1a-0000-4000-8000-{number:012d}"
         title = f"title {number} with some more words"
         row = (row_id, f"u{number % 10}", title, "t", str(version), "2026-01-02 03:04:05.6+00")
-        members.append(transform.write(before, None, row_id, row, ops, buckets).members)
+        members.append(transform.write(before, None, row_id, row, ops, buckets).memberships)
     return members
 
 

@@ -14,7 +14,7 @@ from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.oplog.transform import Bucket, RowKeys, encode_members, row_ops
+from headwater.oplog.transform import Bucket, RowKeys, encode_memberships, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
@@ -85,7 +85,7 @@ def _write(store: Store, lease: Lease, table: int, rows: int, version: int) -> N
             row_id, line = f"row-{number:012d}", _line(number, version)
             data = orjson.dumps({"id": row_id, "title": line, "version": version}).decode()
             ops, members = row_ops((), [Put(0, BUCKET, "items", row_id, data)], RowKeys(table, row_id, keys))
-            put.append(CurrentRow(row_id, 0, line, encode_members(members, row_id), None))
+            put.append(CurrentRow(row_id, 0, line, encode_memberships(members, row_id), None))
             drafts += ops
         flush.put_rows(table, put)
         flush.append(drafts, buckets)

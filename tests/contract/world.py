@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import Bucket, Buckets, DraftOp, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import Bucket, Buckets, DraftOp, RowKeys, decode_memberships, encode_memberships, row_ops
 from headwater.storage.address import StoreAddress
 from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
@@ -90,7 +90,7 @@ class World:
         keys = self.keys
         for number, (row_id, target) in enumerate(changes.items()):
             before = current.get(row_id)
-            previous = decode_members(before.members, row_id) if before is not None else []
+            previous = decode_memberships(before.members, row_id) if before is not None else []
             puts = [] if target is None else [put(*target[:1], row_id, target[1])]
             ops, members = row_ops(previous, puts, RowKeys(self.table, row_id, keys))
             gathered += ops
@@ -102,7 +102,7 @@ class World:
                 flush.delete_rows(self.table, [row_id])
             else:
                 line = f"{row_id}\t{target[1]}"
-                flush.put_rows(self.table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), None)])
+                flush.put_rows(self.table, [CurrentRow(row_id, 0, line, encode_memberships(members, row_id), None)])
         flush.append(gathered, buckets)
         self.lsn = lsn or self.lsn + 10
         return flush.commit(self.source, Progress(Lsn(self.lsn), 5))
@@ -143,7 +143,7 @@ def write_batch(
         drafts, members = row_ops((), [put(bucket, row_id, text)], RowKeys(table, row_id, keys))
         ops += drafts
         line = "" if added else f"{row_id}\t{text}"
-        current.append(CurrentRow(row_id, 0, line, encode_members(members, row_id), None))
+        current.append(CurrentRow(row_id, 0, line, encode_memberships(members, row_id), None))
     entries = [(row_id, LookupEntry(f'owners["{text}"]', "[1]")) for row_id, (_, text) in rows if lookups]
     part.write(current, entries, ops, {bucket: named(keys, bucket) for _, (bucket, _) in rows})
 

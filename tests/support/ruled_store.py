@@ -13,7 +13,7 @@ from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import Buckets, DraftOp, decode_members, encode_members
+from headwater.oplog.transform import Buckets, DraftOp, decode_memberships, encode_memberships
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Flush, Progress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
@@ -106,9 +106,9 @@ class RuledStore:
         for row in rows:
             row_id = str(row[0])
             result = transform.evaluate(row, row_id)
-            added = decode_members(transform.move("", None, row_id, result.puts, ops, buckets), row_id)
-            members = [*decode_members(current[row_id].members, row_id), *added]
-            changed.append(current[row_id]._replace(members=encode_members(members, row_id)))
+            added = decode_memberships(transform.move("", None, row_id, result.puts, ops, buckets), row_id)
+            members = [*decode_memberships(current[row_id].members, row_id), *added]
+            changed.append(current[row_id]._replace(members=encode_memberships(members, row_id)))
             flush.replace_lookups(table.id, row_id, [*flush.lookup_entries(table.id, row_id), *result.lookups])
         flush.put_rows(table.id, changed)
         flush.append(ops, buckets)

@@ -11,7 +11,7 @@ from pathlib import Path
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import Bucket, RowKeys, encode_members, row_ops
+from headwater.oplog.transform import Bucket, RowKeys, encode_memberships, row_ops
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
 from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.versions import Origin
@@ -59,7 +59,7 @@ def _part(keys: StoreKeys, folder: Path, table: StagedTable, part: int, text: st
             bucket = BUCKETS[int(row_id) % 3 == 0]
             puts = [Put(0, bucket, table.relation.name, row_id, f'{{"text":"{text}"}}')]
             ops, members = row_ops((), puts, RowKeys(table.id, row_id, keys))
-            row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
+            row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_memberships(members, row_id), None)
             lookups = [(row_id, LookupEntry(f'l["{table.relation.name}"]', f'["{text} {row_id}"]'))]
             file.write([row], lookups, ops, {bucket: Bucket(keys.bucket(bucket), bucket, "all.1")})
         file.finish()

@@ -17,7 +17,7 @@ from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.row_id import subkey_origin
-from headwater.oplog.transform import Bucket, Buckets, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import Bucket, Buckets, RowKeys, decode_memberships, encode_memberships, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
 from headwater.storage.contract.store import Flush, Progress, SourceState
@@ -118,7 +118,7 @@ class Life:
 
     def _change(self, flush: Flush, followed: list[str], row_id: str, text: str | None) -> None:
         before = flush.current(self._table, [row_id]).get(row_id)
-        previous = decode_members(before.members, row_id) if before is not None else []
+        previous = decode_memberships(before.members, row_id) if before is not None else []
         given = [] if text is None else puts(followed, row_id, text)
         subkey = before and before.subkey
         ops, members = row_ops(previous, given, self._keys(row_id, subkey))
@@ -127,7 +127,7 @@ class Life:
             flush.replace_lookups(self._table, row_id, [])
         else:
             line = f"{row_id}\t{text}"
-            flush.put_rows(self._table, [CurrentRow(row_id, 0, line, encode_members(members, row_id), subkey)])
+            flush.put_rows(self._table, [CurrentRow(row_id, 0, line, encode_memberships(members, row_id), subkey)])
             flush.replace_lookups(self._table, row_id, entries(followed, row_id, text))
         flush.append(ops, self._names(given))
         self._written.add(row_id)
@@ -171,7 +171,7 @@ class Life:
             for row_id, text in rows:
                 given = puts(named, row_id, text)
                 ops, members = row_ops((), given, self._keys(row_id))
-                row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
+                row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_memberships(members, row_id), None)
                 part.write([row], [(row_id, entry) for entry in entries(named, row_id, text)], ops, self._names(given))
             return part.finish()
 
@@ -250,14 +250,14 @@ class Life:
 
     def _add(self, part: PartWriter, missing: list[str], row: CurrentRow) -> None:
         row_id, text = row.line.split("\t")
-        there = {(member.bucket, member.table, member.id) for member in decode_members(row.members, row_id)}
+        there = {(member.bucket, member.table, member.id) for member in decode_memberships(row.members, row_id)}
         given = [
             p for p in puts(missing, row_id, text) if (self._store.keys().bucket(p.bucket), p.table, p.id) not in there
         ]
         found = [(row_id, entry) for entry in entries(missing, row_id, text)]
         if given or found:
             ops, members = row_ops((), given, self._keys(row_id, row.subkey))
-            added = CurrentRow(row_id, 0, "", encode_members(members, row_id), row.subkey)
+            added = CurrentRow(row_id, 0, "", encode_memberships(members, row_id), row.subkey)
             part.write([added], found, ops, self._names(given))
 
     def _take_page(self, pages: Iterator[tuple[StagedPart, int]]) -> None:

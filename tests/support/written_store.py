@@ -13,7 +13,16 @@ from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.oplog.transform import Bucket, Buckets, DraftOp, Member, RowKeys, decode_members, encode_members, row_ops
+from headwater.oplog.transform import (
+    Bucket,
+    BucketMembership,
+    Buckets,
+    DraftOp,
+    RowKeys,
+    decode_memberships,
+    encode_memberships,
+    row_ops,
+)
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import Checkpoint, StoreReader
@@ -86,7 +95,7 @@ class WrittenStore:
         standing: list[CurrentRow] = []
         gone: list[str] = []
         for row_id, target in changes.items():
-            previous = decode_members(before[row_id].members, row_id) if row_id in before else []
+            previous = decode_memberships(before[row_id].members, row_id) if row_id in before else []
             puts = [] if target is None else [_put(*target[:1], row_id, target[1])]
             added, members = row_ops(previous, puts, RowKeys(self.table, row_id, self.keys))
             ops += added
@@ -146,8 +155,8 @@ def _named(keys: StoreKeys, bucket: str) -> Bucket:
     return Bucket(keys.bucket(bucket), bucket, bucket.partition("[")[0])
 
 
-def _current(row_id: str, text: str, members: Sequence[Member]) -> CurrentRow:
-    return CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_members(members, row_id), None)
+def _current(row_id: str, text: str, members: Sequence[BucketMembership]) -> CurrentRow:
+    return CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_memberships(members, row_id), None)
 
 
 def _lookup(bucket: str, row_id: str) -> LookupEntry:

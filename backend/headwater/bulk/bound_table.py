@@ -13,10 +13,19 @@ from typing import cast
 from headwater.decode.copytext import split_line
 from headwater.decode.types import TypeCatalog, values_of
 from headwater.decode.values import converters, row_converter
+from headwater.errors import HeadwaterError
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.plain import plain_write
-from headwater.oplog.transform import Member, PlainWrite, TableTransform, decode_members, expected_members
+from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT
+from headwater.oplog.transform import (
+    BucketMembership,
+    PlainWrite,
+    TableTransform,
+    decode_memberships,
+    expected_memberships,
+    oversized_ops,
+    plain_write,
+)
 from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
 from headwater_rules.plan import BucketDefinition, SyncPlan, Value
@@ -111,6 +120,22 @@ def _transform(
     return TableTransform(table_id, keys, first.convert, first.program, names, plain)
 
 
+def oversized_row(table: str, row_id: str, size: int) -> str:
+    """The log line for a row over the limit."""
+    where = f"{table}, row {row_id}, {size:,} bytes of {ROW_LIMIT:,} allowed"
+    fix = "make it smaller in the source; `headwater store stats` lists such rows"
+    return str(HeadwaterError("row exceeds the size limit and was not synced", where, fix, code="HW_2401"))
+
+
+def oversized_ops_of(table: str, row_id: str, memberships: str) -> list[str]:
+    """The log lines for the ops over the limit in a row's stored memberships."""
+    what = "data that the rules select from a row exceeds the size limit and was not synced to a bucket"
+    fix = "select fewer columns, or make the row smaller in the source; `headwater store stats` lists such rows"
+    where = f"{table}, row {row_id}, {{:,}} bytes of {OP_LIMIT:,} allowed"
+    sizes = [op.size for op in oversized_ops(memberships)]
+    return [str(HeadwaterError(what, where.format(size), fix, code="HW_2402")) for size in sizes]
+
+
 def bind_layouts(
     plans: Sequence[SyncPlan], tag: str, layouts: Sequence[Relation], types: TypeCatalog, table_id: int, keys: StoreKeys
 ) -> list[BoundTable | None]:
@@ -124,7 +149,7 @@ def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | 
     A row from before columns were added, which are null in it, may be as its own layout gives it: a device shows a
     missing column as null, too. Raises DecodeError when the row can't be read.
     """
-    stands = set(decode_members(row.members, row.row_id))
+    stands = set(decode_memberships(row.members, row.row_id))
     if _expected(bounds[-1], current_cells(layouts, row), row.row_id) == stands:
         return True
     own = layouts[row.layout]
@@ -156,11 +181,11 @@ def _lookups(bound: BoundTable | None, cells: Cells, row_id: str) -> set[LookupE
     return set() if bound is None else set(bound.transform.evaluate(cells, row_id).lookups)
 
 
-def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[Member]:
+def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[BucketMembership]:
     if bound is None:
         return set()
     transform = bound.transform
-    return expected_members(transform.evaluate(cells, row_id).puts, transform.keys)
+    return expected_memberships(transform.evaluate(cells, row_id).puts, transform.keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ import orjson
 from headwater.insight.explain_user import Reason
 from headwater.insight.rows import CurrentRows, table_name
 from headwater.insight.served import Limits, Served, StandingRow, open_served
-from headwater.oplog.limits import LEFT_OUT, is_stub
+from headwater.oplog.limits import is_stub
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
+from headwater.oplog.transform import OVERSIZED
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoredTable
@@ -176,7 +177,7 @@ def _source_row(served: Served, current: CurrentRows, table: StoredTable, row: C
     if is_stub(row.line):
         current.notes.append(f"row {row.row_id} of {table_name(table)} is too large: it is in no bucket")
         return SourceRow(table.relation.schema, table.relation.name, {}, row.row_id, RowResult([], [], []))
-    if LEFT_OUT in row.members:
+    if OVERSIZED in row.members:
         current.notes.append(f"row {row.row_id} of {table_name(table)} is too large for some of its buckets")
     return current.source_row(served.plan, table, row)
 

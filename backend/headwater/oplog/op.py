@@ -38,11 +38,11 @@ def put_body(table: str, object_id: str, subkey: str, data: str, digest: int) ->
 
 def put_opening(table: str, object_id: str, subkey: str, digest: int) -> str:
     """The beginning of a PUT's body: everything before the data."""
-    start, middle = put_pieces(table, subkey)
+    start, middle = put_affixes(table, subkey)
     return f'{start}{_dumps(object_id).decode()},"checksum":{digest & _UINT32}{middle}'
 
 
-def put_pieces(table: str, subkey: str) -> tuple[str, str]:
+def put_affixes(table: str, subkey: str) -> tuple[str, str]:
     """What a PUT's body has before the object id, and between checksum and data."""
     return f'"op":"PUT","object_type":{type_json(table)},"object_id":', f',"subkey":"{subkey}","data":'
 

@@ -16,7 +16,7 @@ from headwater.decode.copytext import join_cells
 from headwater.decode.wire import DecodeError
 from headwater.oplog.limits import is_stub, read_stub
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, subkey_origin
-from headwater.oplog.transform import rekeyed_members
+from headwater.oplog.transform import rekeyed_memberships
 from headwater.pipeline.progress import TaskProgress
 from headwater.pipeline.snapshot import CountedCopies
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
@@ -88,7 +88,7 @@ def _page(
         row_id = keys.of(row, cells)
         if row_id is None:
             continue
-        members = rekeyed_members(row.members, row.row_id, row_id)
+        members = rekeyed_memberships(row.members, row.row_id, row_id)
         subkey = row.subkey or subkey_origin(job.stored.id, row.row_id)
         rows.append(CurrentRow(row_id, row.layout, row.line, members, subkey))
         if bound is not None and bound.has_lookups and cells is not None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headwater.bulk.bound_table import BoundTable, bind, current_cells
+from headwater.bulk.bound_table import BoundTable, bind, current_cells, oversized_ops_of
 from headwater.bulk.contract import ReprocessJob
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.limits import REFUSED_NAMED, is_stub, left_out_of, op_refused
-from headwater.oplog.transform import Buckets, DraftOp, decode_members
+from headwater.oplog.limits import OVERSIZED_NAMED, is_stub
+from headwater.oplog.transform import OVERSIZED, Buckets, DraftOp, decode_memberships, oversized_ops
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
 from headwater.storage.contract.store import StoredTable
@@ -49,7 +49,7 @@ class ReprocessTask:
                     part.end_page()
                     in_page, bytes_left = 0, job.batch_bytes
             part.end_page()
-            return replace(part.finish(), refused=tuple(refused[:REFUSED_NAMED]))
+            return replace(part.finish(), refused=tuple(refused[:OVERSIZED_NAMED]))
 
 
 def _write_additions(
@@ -76,17 +76,18 @@ def _write_additions(
         added = transform.move("", subkey, row_id, puts, ops, buckets)
         rows.append(CurrentRow(row_id, 0, "", added, subkey))
         lookups += [(row_id, entry) for entry in entries]
-        refused += [op_refused(name, row_id, op.size) for op in left_out_of(added)]
+        if OVERSIZED in added:
+            refused += oversized_ops_of(name, row_id, added)
     part.write(rows, lookups, ops, buckets)
     return refused, sum(len(op.body) for op in ops)
 
 
 def _missing(puts: list[Put], members: str, row_id: str, keys: StoreKeys) -> list[Put]:
-    there = {(member.bucket, member.table, member.id) for member in decode_members(members, row_id)}
-    kept_out = {(left_out.bucket, left_out.table) for left_out in left_out_of(members)}
+    there = {(member.bucket, member.table, member.id) for member in decode_memberships(members, row_id)}
+    oversized = {(op.bucket, op.table) for op in oversized_ops(members)}
     return [
         put
         for put in puts
         if (keys.bucket(put.bucket), put.table, put.id) not in there
-        and (keys.bucket(put.bucket), put.table) not in kept_out
+        and (keys.bucket(put.bucket), put.table) not in oversized
     ]

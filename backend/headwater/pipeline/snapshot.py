@@ -9,22 +9,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headwater.bulk.bound_table import bind
+from headwater.bulk.bound_table import bind, oversized_ops_of, oversized_row
 from headwater.bulk.contract import SnapshotJob, SnapshotTable
 from headwater.decode.copytext import key_cells, split_line
 from headwater.oplog.limits import (
-    LEFT_OUT,
-    REFUSED_NAMED,
+    OVERSIZED_NAMED,
     SURELY_A_ROW,
     is_stub,
-    left_out_of,
-    op_refused,
     read_stub,
-    row_refused,
     stored_line,
 )
 from headwater.oplog.row_id import IdentityKind, RowIdentity, content_id, copy_id, random_id
-from headwater.oplog.transform import Buckets, DraftOp
+from headwater.oplog.transform import OVERSIZED, Buckets, DraftOp
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import source_errors
@@ -98,7 +94,7 @@ class SnapshotTask:
             for lines in read_lines(job.source, job.snapshot, self.partition, worker.refused.append):
                 worker.write(lines, part)
                 progress.add(len(lines))
-            return replace(part.finish(), refused=tuple(worker.refused[:REFUSED_NAMED]))
+            return replace(part.finish(), refused=tuple(worker.refused[:OVERSIZED_NAMED]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +135,15 @@ class _Worker:
         for line in lines:
             if len(line) > SURELY_A_ROW and is_stub(stub := stored_line(line)):
                 row_id = row_id_of(line, key_cells(line, width, self._identity.columns))
-                self.refused.append(row_refused(self._table, row_id, read_stub(stub).size))
+                self.refused.append(oversized_row(self._table, row_id, read_stub(stub).size))
                 rows.append(CurrentRow(row_id, 0, stub, "", None))
                 continue
             cells = split_line(line, width)
             row_id = row_id_of(line, cells)
             members, entries, _ = write("", None, row_id, cells, ops, buckets)
             rows.append(new_row(CurrentRow, (row_id, 0, line, members, None)))
-            if LEFT_OUT in members:
-                self.refused += [op_refused(self._table, row_id, op.size) for op in left_out_of(members)]
+            if OVERSIZED in members:
+                self.refused += oversized_ops_of(self._table, row_id, members)
             if entries:
                 lookups += [(row_id, entry) for entry in entries]
         part.write(rows, lookups, ops, buckets)

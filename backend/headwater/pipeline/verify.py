@@ -17,7 +17,7 @@ from headwater.bulk.bound_table import BoundTable, bind, current_cells
 from headwater.bulk.contract import BrokenBucket, BrokenLookups, VerifyJob, VerifyOutcome, VerifyTable
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.transform import decode_members
+from headwater.oplog.transform import decode_memberships
 from headwater.pipeline.engine import Result, Task, TaskRun
 from headwater.pipeline.progress import TaskProgress
 from headwater.source.rows.copy import TableChangedError
@@ -182,7 +182,7 @@ class BucketRowsTask:
 
 def in_buckets(members: str, row_id: str, keys: frozenset[int]) -> bool:
     """Whether stored memberships include any of the buckets."""
-    return any(member.bucket in keys for member in decode_members(members, row_id))
+    return any(member.bucket in keys for member in decode_memberships(members, row_id))
 
 
 OPS_A_TASK = 200_000

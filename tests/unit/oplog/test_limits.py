@@ -14,16 +14,20 @@ from headwater.oplog.limits import (
     OP_LIMIT,
     ROW_LIMIT,
     Stub,
-    fitting,
     is_stub,
-    left_out_of,
     read_stub,
     stored_line,
     stub_for,
-    with_left_out,
 )
 from headwater.oplog.row_id import content_id
-from headwater.oplog.transform import Member, decode_members, encode_members
+from headwater.oplog.transform import (
+    BucketMembership,
+    OversizedOp,
+    decode_memberships,
+    encode_memberships,
+    fitting,
+    oversized_ops,
+)
 from headwater_rules.results import Put
 
 KEYS = StoreKeys(b"secret")
@@ -63,14 +67,16 @@ def test_no_row_looks_like_a_stub(line: str) -> None:
 def test_an_op_is_measured_as_it_is_sent(character: str, size: int) -> None:
     data = character * ((OP_LIMIT - 2) // size)
     fits, too_large = (Put(0, 'b["1"]', "t", "1", text) for text in (data, data + character * 2))
-    assert fitting([fits, too_large]) == ([fits], [(too_large, len(orjson.dumps(data)) + 2 * size)])
-    assert [list(each) for each in fitting([fits])] == [[fits], []]
+    size_of_op = len(orjson.dumps(data)) + 2 * size
+    assert fitting([fits, too_large], KEYS) == ([fits], [OversizedOp(KEYS.bucket('b["1"]'), "t", size_of_op)])
+    assert [list(each) for each in fitting([fits], KEYS)] == [[fits], []]
 
 
 def test_memberships_name_what_is_left_out_and_do_not_count_it() -> None:
-    there = [Member(7, 9, "left out", "1"), Member(8, 9, "t", "left out")]
-    stored = with_left_out(encode_members(there, "1"), [(Put(0, 'b["1"]', "t", "1", ""), 99)], KEYS)
-    assert decode_members(stored, "1") == there
-    assert [(each.bucket, each.table, each.size) for each in left_out_of(stored)] == [(KEYS.bucket('b["1"]'), "t", 99)]
-    assert left_out_of(encode_members(there, "1")) == []
-    assert decode_members(with_left_out("", [(Put(0, "b", "t", "1", ""), 99)], KEYS), "1") == []
+    there = [BucketMembership(7, 9, "left out", "1"), BucketMembership(8, 9, "t", "left out")]
+    oversized = OversizedOp(5, "t", 99)
+    stored = encode_memberships(there, "1", [oversized])
+    assert decode_memberships(stored, "1") == there
+    assert oversized_ops(stored) == [oversized]
+    assert oversized_ops(encode_memberships(there, "1")) == []
+    assert decode_memberships(encode_memberships((), "1", [oversized]), "1") == []

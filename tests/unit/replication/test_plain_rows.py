@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.decode.types import Oid, TypeCatalog
 from headwater.decode.wire import DecodeError
-from headwater.oplog import plain
+from headwater.oplog import transform
 from headwater.oplog.change import UNCHANGED, Column, Delete, Insert, Relation, ReplicaIdentity, RowChange, Update
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import SURELY_AN_OP
@@ -164,7 +164,7 @@ def test_generated_code_writes_what_the_general_way_writes(history: tuple[LiveTa
     table, chunks = history
     sides = _Side(table), _Side(_in_general(table))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain, "_KNOWN_BUCKETS", 2)  # so that some are forgotten
+        patch.setattr(transform, "_KNOWN_BUCKETS", 2)  # so that some are forgotten
         for chunk in chunks:
             generated, general = [(side.apply(chunk), side.lacking.of(table.id), vars(side.flush)) for side in sides]
             assert generated == general
@@ -207,7 +207,7 @@ def test_data_that_may_be_too_large_is_measured_in_the_general_way() -> None:
 
 
 def test_buckets_are_named_right_however_many_and_long_their_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "_KNOWN_BUCKETS", 2)
+    monkeypatch.setattr(transform, "_KNOWN_BUCKETS", 2)
     relation = _relation(_TEXT, (_TEXT, _TEXT, _TEXT))
     table = _table([_PLAIN[1]], relation)
     sides = _Side(table), _Side(_in_general(table))

@@ -19,7 +19,7 @@ from functools import partial
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
 from headwater.decode.wire import DecodeError
 from headwater.oplog.change import FullCells
-from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_members, with_members
+from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_memberships, replace_memberships
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
 from headwater.replication.jobs.resync import Resync, ResyncRequest
@@ -211,8 +211,8 @@ class _BucketWriter:
             done += count
             for row in rows.values():
                 mine = "" if table is None else self._enter(table, row, ops, buckets)
-                members = with_members(row.members, self._keys, mine)
-                if set(decode_members(members, row.row_id)) != set(decode_members(row.members, row.row_id)):
+                members = replace_memberships(row.members, self._keys, mine)
+                if set(decode_memberships(members, row.row_id)) != set(decode_memberships(row.members, row.row_id)):
                     changed.append(row._replace(members=members))
                 self.rows += bool(mine)
             for bucket in buckets.values():

@@ -21,7 +21,7 @@ from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cells, FullCells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
-from headwater.oplog.transform import decode_members, expected_members
+from headwater.oplog.transform import decode_memberships, expected_memberships
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
@@ -254,7 +254,7 @@ def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, o
 
 def _in_right_buckets(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
     puts = table.bound.transform.evaluate(cells, row_id).puts
-    return expected_members(puts, table.bound.transform.keys) == set(decode_members(members, row_id))
+    return expected_memberships(puts, table.bound.transform.keys) == set(decode_memberships(members, row_id))
 
 
 class Copies:

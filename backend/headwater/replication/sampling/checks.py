@@ -9,7 +9,7 @@ from headwater.decode.copytext import split_line
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import is_stub, stored_line
-from headwater.oplog.transform import decode_members, expected_members
+from headwater.oplog.transform import decode_memberships, expected_memberships
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.verify import (
@@ -160,7 +160,7 @@ class RowCheck:
             except DecodeError:
                 misplaced.append(row.row_id)
                 continue
-            right = expected_members(puts, bound.transform.keys) == set(decode_members(row.members, row.row_id))
+            right = expected_memberships(puts, bound.transform.keys) == set(decode_memberships(row.members, row.row_id))
             if not right and not self._live.in_right_buckets(row):
                 misplaced.append(row.row_id)
             if bound.has_lookups and self._known(standing.get(row.row_id, set())) != set(entries):

@@ -21,7 +21,7 @@ from headwater.decode.pgoutput import Decoder
 from headwater.decode.wire import DecodeError
 from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.change import Begin, Commit, Delete, Insert, LogicalMessage, Message, Relation, Truncate, Update
-from headwater.oplog.limits import REFUSED_NAMED
+from headwater.oplog.limits import OVERSIZED_NAMED
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, ProtocolError
 from headwater.replication.stream.flush import FlushBuilder
@@ -168,7 +168,7 @@ class TransactionApplier:
         if self._decoder.left_out:
             rows = [row for row in self._decoder.left_out if row.relation.oid in self._flush.tables.tables]
             self._decoder.left_out.clear()
-            for row in rows[:REFUSED_NAMED]:
+            for row in rows[:OVERSIZED_NAMED]:
                 _log.error("%s", row)
 
 

@@ -177,8 +177,8 @@ class FlushBuilder:
 
     def log_errors(self, fold: Fold) -> None:
         """Log each row of a fold that is too large, and each error of a rule once."""
-        for refused in fold.refused:
-            _log.error("at %s: %s", format_lsn(Lsn(max(self.final_lsn, self.progress.reached))), refused)
+        for oversized in fold.oversized:
+            _log.error("at %s: %s", format_lsn(Lsn(max(self.final_lsn, self.progress.reached))), oversized)
         for error in self.progress.unreported(fold.evaluation_errors):
             _log.warning("a rule failed on a row and was left out: %s", error)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeGuard
 
+from headwater.bulk.bound_table import oversized_ops_of, oversized_row
 from headwater.decode.copytext import join_cells, line_parts
 from headwater.decode.wire import DecodeError
 from headwater.oplog.change import (
@@ -29,21 +30,17 @@ from headwater.oplog.change import (
     is_full,
 )
 from headwater.oplog.limits import (
-    LEFT_OUT,
     SURELY_A_ROW,
     KnownSize,
     is_stub,
-    left_out_of,
-    op_refused,
     read_stub,
-    row_refused,
     stored_line,
     stub_after,
     stub_for,
     without_sizes,
 )
 from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
-from headwater.oplog.transform import Buckets, DraftOp
+from headwater.oplog.transform import OVERSIZED, Buckets, DraftOp
 from headwater.replication.stream.change_log import content_of
 from headwater.replication.tables.live import Fill, LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow, new_row
@@ -160,9 +157,9 @@ class Fold:
         self._writer = RowWriter(flush, incomplete, written, batch_bytes)
 
     @property
-    def refused(self) -> list[str]:
+    def oversized(self) -> list[str]:
         """Rows and ops that are too large, in words."""
-        return self._writer.refused
+        return self._writer.oversized
 
     @property
     def evaluation_errors(self) -> list[str]:
@@ -446,7 +443,7 @@ class RowWriter:
         self._written = written
         self._batch_bytes = batch_bytes
         self.evaluation_errors: list[str] = []
-        self.refused: list[str] = []  # rows and ops that are too large, in words
+        self.oversized: list[str] = []  # rows and ops that are too large, in words
 
     def write(self, table: LiveTable, rows: Mapping[str, RowState], *, reevaluate: bool = False) -> int:
         """Write rows by their ids; without `reevaluate`, only those that changed. Returns the number of ops."""
@@ -474,10 +471,10 @@ class RowWriter:
                 members, lookups, errors = write(previous, origin, row_id, cells, ops, buckets)
             else:
                 members, lookups, errors = transform.move(previous, origin, row_id, (), ops, buckets), (), ()
-                self._refuse(table, row_id, line, before)
+                self._report_oversized(table, row_id, line, before)
             put.append(new_row(CurrentRow, (row_id, layout, line, members, origin)))
-            if LEFT_OUT in members:
-                self.refused += [op_refused(table.name, row_id, op.size) for op in left_out_of(members)]
+            if OVERSIZED in members:
+                self.oversized += oversized_ops_of(table.name, row_id, members)
             if has_lookups:
                 self._flush.replace_lookups(table.id, row_id, lookups)
             if errors:
@@ -489,10 +486,10 @@ class RowWriter:
         self._incomplete.discard(table.id, rows)
         return written + self._flush_batch(table, put, gone, ops, buckets)
 
-    def _refuse(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> None:
+    def _report_oversized(self, table: LiveTable, row_id: str, stub: str, before: CurrentRow | None) -> None:
         """Report a row when it becomes too large."""
         if before is None or not is_stub(before.line):
-            self.refused.append(row_refused(table.name, row_id, read_stub(stub).size))
+            self.oversized.append(oversized_row(table.name, row_id, read_stub(stub).size))
 
     def _remove(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: Buckets) -> None:
         table.bound.transform.move(row.members, row.subkey, row.row_id, (), ops, buckets)

@@ -31,7 +31,7 @@ from headwater.oplog.change import Column, Relation
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.oplog.row_id import IdentityKind, RowIdentity
-from headwater.oplog.transform import DraftOp, RowKeys, decode_members, row_ops
+from headwater.oplog.transform import DraftOp, RowKeys, decode_memberships, row_ops
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.catalog.shape import leaf_oids
@@ -229,7 +229,7 @@ def empty(flush: Flush, table: LiveTable, keys: StoreKeys) -> int:
 
 def _removes(table_id: int, keys: StoreKeys, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:
     """Ops that remove a row from all its buckets."""
-    return row_ops(decode_members(members, row_id), (), RowKeys(table_id, row_id, keys, subkey))[0]
+    return row_ops(decode_memberships(members, row_id), (), RowKeys(table_id, row_id, keys, subkey))[0]
 
 
 # attached partitions

@@ -12,8 +12,8 @@ from headwater_rules.results import LookupEntry
 
 
 class CurrentRow(NamedTuple):
-    """A source row as it is now. `line` is its COPY text and `members` the text of `encode_members`. `subkey` is the
-    `subkey_origin` of a row that once had another id or another table, else None."""
+    """A source row as it is now. `line` is its COPY text and `members` the text of `encode_memberships`. `subkey` is
+    the `subkey_origin` of a row that once had another id or another table, else None."""
 
     row_id: str
     layout: int

@@ -19,7 +19,7 @@ import zstandard
 from headwater.oplog.keys import StoreKeys, in_memory
 from headwater.oplog.op import put_checksum
 from headwater.oplog.row_id import row_subkey
-from headwater.oplog.transform import decode_members
+from headwater.oplog.transform import decode_memberships
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater_rules.results import LookupEntry
 
@@ -142,7 +142,7 @@ class Entry(NamedTuple):
 
 def row_entries(table: int, row: CurrentRow, keys: StoreKeys, parts: int) -> Iterator[Entry]:
     """The entries that a row's memberships give. `table` is the id of its table generation."""
-    for bucket, digest, kind, object_id in decode_members(row.members, row.row_id):
+    for bucket, digest, kind, object_id in decode_memberships(row.members, row.row_id):
         subkey = row_subkey(row.subkey, table, row.row_id, object_id, keys)
         found = entry_hash(kind, object_id, subkey, put_checksum(digest), keys)
         yield Entry(bucket, entry_part(kind, object_id, keys, parts), found)

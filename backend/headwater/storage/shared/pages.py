@@ -9,7 +9,7 @@ import orjson
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import put_opening
 from headwater.oplog.row_id import row_subkey
-from headwater.oplog.transform import decode_members
+from headwater.oplog.transform import decode_memberships
 from headwater.storage.shared.packing import compressor, unpacked
 
 Openings = dict[int, tuple[str, ...]]
@@ -20,7 +20,7 @@ def openings(rows: Iterable[tuple[str, str, str | None]], table: int, keys: Stor
     """How the ops begin that a task made from rows of a table. Of each row: its id, its members, its subkey."""
     found: dict[int, list[str]] = {}
     for row_id, members, subkey in rows:
-        for member in decode_members(members, row_id):
+        for member in decode_memberships(members, row_id):
             sub = row_subkey(subkey, table, row_id, member.id, keys)
             found.setdefault(member.bucket, []).append(put_opening(member.table, member.id, sub, member.digest))
     return {bucket: tuple(starts) for bucket, starts in found.items()}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 from psycopg import sql
 
-from headwater.oplog.limits import LEFT_OUT
+from headwater.oplog.transform import OVERSIZED
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.stats import BucketStats, Disk, StoreStats
 from headwater.storage.postgres.connection import connect, postgres_errors
@@ -53,7 +53,7 @@ def store_stats(address: PostgresAddress) -> StoreStats:
 
         def suspects(table: int) -> Sequence[tuple[str, str, str]]:
             query = sql.SQL(_LEFT_OUT).format(rows=rows_table(table))
-            return db.execute(query, [LEFT_OUT, LEFT_OUT]).fetchall()
+            return db.execute(query, [OVERSIZED, OVERSIZED]).fetchall()
 
         control = PostgresControl(db)
         tables = shared.active_tables(control)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headwater.oplog.limits import is_stub, left_out_of, read_stub
+from headwater.oplog.limits import is_stub, read_stub
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.oplog.transform import oversized_ops
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reason import ResyncReason, stored_reason
 from headwater.storage.contract.stats import (
@@ -111,7 +112,7 @@ def left_out_row(row_id: str, line: str, members: str) -> LeftOutRow:
     """The parts of a row that are too large, from its stored texts; `size` is 0 when there are none."""
     if is_stub(line):
         return LeftOutRow(row_id, 0, read_stub(line).size)
-    ops = left_out_of(members)
+    ops = oversized_ops(members)
     return LeftOutRow(row_id, len(ops), max((op.size for op in ops), default=0))
 
 

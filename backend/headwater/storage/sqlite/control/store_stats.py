@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.oplog.limits import LEFT_OUT
+from headwater.oplog.transform import OVERSIZED
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.stats import BucketStats, Disk, StoreStats
 from headwater.storage.shared.control import store_stats as shared
@@ -53,7 +53,7 @@ def store_stats(address: SqliteAddress) -> StoreStats:
         disk = _disk(address, db, pages)
 
         def suspects(table: int) -> Iterator[tuple[str, str, str]]:
-            for row_id, line, members in db.execute(_LEFT_OUT.format(table), (LEFT_OUT,)):
+            for row_id, line, members in db.execute(_LEFT_OUT.format(table), (OVERSIZED,)):
                 yield str(row_id), str(line), str(members)
 
         control = SqliteControl(db)
