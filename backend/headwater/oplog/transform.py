@@ -89,11 +89,13 @@ def encode_memberships(
     memberships: Sequence[BucketMembership], row_id: str, oversized: Sequence[OversizedOp] = ()
 ) -> str:
     """Memberships as compact text for storage. The object id is left out where it is the row id, as it usually is."""
+    if not memberships and not oversized:
+        return ""
     entries: list[list[int | str]] = [
         [m.bucket, m.digest, m.table] if m.id == row_id else [m.bucket, m.digest, m.table, m.id] for m in memberships
     ]
     entries += [[op.bucket, 0, op.table, _OVERSIZED, op.size] for op in oversized]
-    return orjson.dumps(entries).decode() if entries else ""
+    return orjson.dumps(entries).decode()
 
 
 def decode_memberships(text: str, row_id: str) -> list[BucketMembership]:

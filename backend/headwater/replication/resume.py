@@ -63,7 +63,7 @@ class SlotResume:
                     raise self._lost("the slot can't be read any more", state)
             except SlotLostError as error:
                 _log.warning("%s", error)
-                self._attach_anew(conn, lease, state, identity, plans)
+                self._replace_slot(conn, lease, state, identity, plans)
                 return
             if identity.timeline != state.timeline:
                 self._store.cap_writes(state.tag, end_of_log(conn))
@@ -107,7 +107,7 @@ class SlotResume:
                 f"slot {format_lsn(slot.confirmed_flush)}, store {format_lsn(state.lsn)}",
             )
 
-    def _attach_anew(
+    def _replace_slot(
         self,
         conn: psycopg.Connection,
         lease: Lease,

@@ -303,7 +303,7 @@ class Fold:
             if not isinstance(cells, tuple):
                 continue
             known = None
-            if before is not None and before.layout == table.layout and not read_ahead:
+            if before is not None and before.layout == table.layout and not read_ahead and not is_stub(before.line):
                 known = _stored_cells(table, before)
             if known is None or any(cells[i] != known[i] for i in table.inputs):
                 changed.append((row, cells))
@@ -378,24 +378,16 @@ def _row_ids(table: LiveTable, changes: Sequence[RowChange]) -> list[tuple[str, 
 
 def _known(table: LiveTable, row: RowState) -> KnownCells | None:
     """What is known of a row as it is now. None when nothing is, or there is no row."""
-    match row.cells:
-        case PartialRow(cells):
-            return cells
-        case AsStored.AS_STORED:
-            before = row.before
-            if before is not None and is_stub(before.line):
-                return _sizes_in_stub(table, before)
-            return None if before is None else _stored_cells(table, before)
-        case OversizedRow() | None:
-            return None
-        case cells:
-            return cells
+    cells, before = row.cells, row.before
+    if cells is AS_STORED and before is not None:
+        return _sizes_in_stub(table, before) if is_stub(before.line) else _stored_cells(table, before)
+    if isinstance(cells, tuple):
+        return cells
+    return cells.cells if isinstance(cells, PartialRow) else None
 
 
 def _stored_cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
     """None for a row that was damaged in the store: the source has to say what it is."""
-    if is_stub(row.line):
-        return None
     try:
         return table.cells(row)
     except DecodeError:
@@ -428,7 +420,7 @@ def _still_too_large(before: CurrentRow | None, row: PartialRow) -> str:
 
 
 def _has_values(cells: KnownCells) -> TypeGuard[FullCells]:
-    return UNCHANGED not in cells and not any(isinstance(cell, KnownSize) for cell in cells)
+    return UNCHANGED not in cells and KnownSize not in map(type, cells)
 
 
 class RowWriter:
