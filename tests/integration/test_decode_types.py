@@ -30,7 +30,7 @@ from headwater.oplog.change import (
     Insert,
     LogicalMessage,
     Message,
-    Origin,
+    OriginMessage,
     Relation,
     ReplicaIdentity,
     Truncate,
@@ -368,7 +368,7 @@ def test_a_change_from_another_origin_names_it(session: Connection) -> None:
         with session.transaction():
             session.execute("select pg_replication_origin_xact_setup('0/ABC', now())")
             run(session, "insert into t values (1)")
-        (origin,) = [message for message in stream(session) if isinstance(message, Origin)]
+        (origin,) = [message for message in stream(session) if isinstance(message, OriginMessage)]
         assert (origin.name, origin.lsn) == (name, 0xABC)
     finally:
         run(session, "select pg_replication_origin_session_reset()")

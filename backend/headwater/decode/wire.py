@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 
 from headwater.errors import HeadwaterError
-from headwater.oplog.change import Column, LogicalMessage, Origin, Relation, ReplicaIdentity, TypeInfo
+from headwater.oplog.change import Column, LogicalMessage, OriginMessage, Relation, ReplicaIdentity, TypeInfo
 from headwater.oplog.lsn import Lsn
 
 NULL, UNCHANGED_TOAST, TEXT, BINARY = b"nutb"
@@ -109,9 +109,9 @@ def read_type(payload: bytes) -> TypeInfo:
     return info
 
 
-def read_origin(payload: bytes) -> Origin:
+def read_origin(payload: bytes) -> OriginMessage:
     cursor = Cursor(payload)
-    origin = Origin(Lsn(cursor.number(_U64)), cursor.string())
+    origin = OriginMessage(Lsn(cursor.number(_U64)), cursor.string())
     cursor.end()
     return origin
 

@@ -172,11 +172,11 @@ class TypeInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OriginMessage:
     lsn: Lsn
     name: str
 
 
 RowChange = Insert | Update | Delete
 Change = RowChange | Truncate | LogicalMessage
-Message = Change | Begin | Commit | Relation | TypeInfo | Origin
+Message = Change | Begin | Commit | Relation | TypeInfo | OriginMessage

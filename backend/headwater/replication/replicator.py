@@ -191,7 +191,7 @@ class _LeaseHolder:
         plans = tuple(in_use(self._store, self._replicator.keep_stopped).plans)
         resume = SlotResume(self._source, self._store, slot)
         try:
-            resume.make_sure(self._lease, state, plans, slot_lost=self._recovery.slot_lost)
+            resume.ensure_usable(self._lease, state, plans, slot_lost=self._recovery.slot_lost)
         except SourceReplacedError as error:
             _log.warning("%s", error)
             return True

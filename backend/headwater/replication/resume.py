@@ -44,7 +44,7 @@ class SlotResume:
         self._store = store
         self._slot = slot
 
-    def make_sure(
+    def ensure_usable(
         self, lease: Lease, state: SourceState, plans: tuple[SyncPlan, ...], *, slot_lost: bool = False
     ) -> None:
         """Make sure that the stream can be followed from `store.source_state`, which this may change. `plans` decide

@@ -14,7 +14,7 @@ from headwater.oplog.change import (
     Insert,
     LogicalMessage,
     Message,
-    Origin,
+    OriginMessage,
     Relation,
     Truncate,
     TypeInfo,
@@ -33,7 +33,7 @@ def encode(message: Message) -> bytes:
             return _relation(message)
         case TypeInfo():
             return b"Y" + _u32(message.oid) + _namespace(message.schema) + _string(message.name)
-        case Origin():
+        case OriginMessage():
             return struct.pack(">cQ", b"O", message.lsn) + _string(message.name)
         case LogicalMessage():
             head = struct.pack(">cBQ", b"M", message.transactional, message.lsn)
