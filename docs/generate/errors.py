@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.codes import CODES, Kind
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
@@ -43,7 +43,7 @@ words may change. Where nothing else is said, you act. Link to a code as `errors
 def entries() -> dict[str, str]:
     """What is said of each code, in their order."""
     said = {code: f"{each.meaning} {each.remedy}{_WHO[each.kind]}" for code, each in CODES.items()}
-    said |= {code.value: code.meaning for code in Code}
+    said |= {code.value: code.meaning for code in RuleCode}
     return dict(sorted(said.items()))
 
 

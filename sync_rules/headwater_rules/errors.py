@@ -33,7 +33,7 @@ class Severity(Enum):
     WARNING = "warning"
 
 
-class Code(StrEnum):
+class RuleCode(StrEnum):
     """Stable codes of findings, and what they mean."""
 
     meaning: str
@@ -149,7 +149,7 @@ class RuleError(Exception):
 
     def __init__(
         self,
-        code: Code,
+        code: RuleCode,
         message: str,
         span: Span | None = None,
         suggestion: str = "",
@@ -291,7 +291,7 @@ class Report:
             return
         self.errors.append(finding)
         if len(self.errors) >= _MOST_FINDINGS:
-            self.stop(RuleError(Code.TOO_MANY, "there are more errors, which were not looked for"))
+            self.stop(RuleError(RuleCode.TOO_MANY, "there are more errors, which were not looked for"))
 
     def spend(self, work: int, at: Callable[[], Span]) -> None:
         """Count work that grows with the config: words of SQL, and steps of the planner. Raises StoppedError when it is
@@ -300,7 +300,7 @@ class Report:
         if self._work > _MOST_WORK:
             message = "the queries of this config are too many or too long to compile"
             hint = "shorten them, or split the config; aliases and `with` queries count wherever they are used"
-            self.stop(RuleError(Code.TOO_MANY, message, at(), hint))
+            self.stop(RuleError(RuleCode.TOO_MANY, message, at(), hint))
 
     def stop(self, error: RuleError) -> NoReturn:
         """End the compilation with a last error."""
@@ -315,7 +315,7 @@ class Report:
         except RuleError as error:
             self.add(error)
         except RecursionError:
-            self.add(RuleError(Code.TOO_MANY, "the query is nested too deeply", at and at(), "simplify it"))
+            self.add(RuleError(RuleCode.TOO_MANY, "the query is nested too deeply", at and at(), "simplify it"))
 
     def sorted_errors(self) -> list[RuleError]:
         """Errors in the order of the file, without duplicates: an error in a shared expression is found by all its

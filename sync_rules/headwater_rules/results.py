@@ -85,7 +85,7 @@ class StreamStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class OmittedSubscription:
     """A subscription that exceeds a limit of the request. `key` is the same for the same subscription and limit in
     every request; `message` names stream, numbers and setting."""
 
@@ -103,7 +103,7 @@ class Resolution:
     buckets: tuple[ResolvedBucket, ...]
     streams: tuple[StreamStatus, ...]
     lookup_keys: frozenset[str] = field(default_factory=frozenset)
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[OmittedSubscription, ...] = ()
 
 
 LookupReader = Callable[[Sequence[str]], Mapping[str, Sequence[str]]]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern
 
 
@@ -50,7 +50,7 @@ def check_names(plan: SyncPlan, known: Mapping[str, str]) -> None:
 def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
     errors = [
         RuleError(
-            Code.INTERNAL,
+            RuleCode.INTERNAL,
             f"two different queries, of this config or an earlier version, would share the name {name}",
             suggestion="add a condition such as `id IS NOT NULL` to the new one",
         )
@@ -61,14 +61,14 @@ def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
         raise RuleErrors(errors)
 
 
-class Kind(Enum):
+class DefinitionKind(Enum):
     """The kind of a row side: rows in buckets, or entries that requests look up."""
 
     BUCKET = "bucket"
     LOOKUP = "lookup"
 
 
-class Change(Enum):
+class ChangeKind(Enum):
     """How a thing differs between two versions. CHANGED: another row side replaces the one before."""
 
     UNCHANGED = "unchanged"
@@ -78,13 +78,13 @@ class Change(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SideChange:
+class DefinitionChange:
     """A row side and how it differs. `before` is the name of the row side that it replaces, when it is CHANGED.
     `streams` use it; it reads `tables`."""
 
     name: str
-    kind: Kind
-    change: Change
+    kind: DefinitionKind
+    change: ChangeKind
     before: str | None
     streams: tuple[str, ...]
     tables: tuple[TablePattern, ...]
@@ -96,7 +96,7 @@ class StreamChange:
     lookups that requests use, in other steps from a request to buckets, and in its settings."""
 
     name: str
-    change: Change
+    change: ChangeKind
     rows: bool = False
     lookups: bool = False
     request: bool = False
@@ -108,16 +108,16 @@ class StreamChange:
 class Comparison:
     """The row sides and streams of two versions, in the order of the new one, followed by the removed ones."""
 
-    sides: tuple[SideChange, ...]
+    sides: tuple[DefinitionChange, ...]
     streams: tuple[StreamChange, ...]
 
     @property
     def same(self) -> bool:
         """Whether the versions differ in nothing but their text."""
         changes = [side.change for side in self.sides] + [stream.change for stream in self.streams]
-        return all(change is Change.UNCHANGED for change in changes)
+        return all(change is ChangeKind.UNCHANGED for change in changes)
 
-    def having(self, *changes: Change, kind: Kind | None = None) -> tuple[SideChange, ...]:
+    def having(self, *changes: ChangeKind, kind: DefinitionKind | None = None) -> tuple[DefinitionChange, ...]:
         """The row sides with one of these changes."""
         return tuple(side for side in self.sides if side.change in changes and kind in (None, side.kind))
 
@@ -126,7 +126,10 @@ def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
     """What changes when `new` replaces `old`. Raises RuleErrors as `check_names` does."""
     check_names(new, sides(old))
     return Comparison(
-        (*_sides(Kind.BUCKET, _buckets(old), _buckets(new)), *_sides(Kind.LOOKUP, _lookups(old), _lookups(new))),
+        (
+            *_sides(DefinitionKind.BUCKET, _buckets(old), _buckets(new)),
+            *_sides(DefinitionKind.LOOKUP, _lookups(old), _lookups(new)),
+        ),
         _streams(old, new),
     )
 
@@ -139,8 +142,8 @@ class _Used:
     tables: tuple[TablePattern, ...]
     streams: tuple[str, ...]
 
-    def as_change(self, kind: Kind, change: Change, before: str | None = None) -> SideChange:
-        return SideChange(self.name, kind, change, before, self.streams, self.tables)
+    def as_change(self, kind: DefinitionKind, change: ChangeKind, before: str | None = None) -> DefinitionChange:
+        return DefinitionChange(self.name, kind, change, before, self.streams, self.tables)
 
 
 def _buckets(plan: SyncPlan) -> list[_Used]:
@@ -162,20 +165,20 @@ def _names(users: Mapping[int, Iterable[Stream]], position: int) -> tuple[str, .
     return tuple(stream.name for stream in users.get(position, ()))
 
 
-def _sides(kind: Kind, old: Sequence[_Used], new: Sequence[_Used]) -> Iterator[SideChange]:
+def _sides(kind: DefinitionKind, old: Sequence[_Used], new: Sequence[_Used]) -> Iterator[DefinitionChange]:
     kept = {side.name for side in old} & {side.name for side in new}
     gone = [side for side in old if side.name not in kept]
     places = _places(gone, [side for side in new if side.name not in kept])
     for side in new:
         if side.name in kept:
-            yield side.as_change(kind, Change.UNCHANGED)
+            yield side.as_change(kind, ChangeKind.UNCHANGED)
         elif side.name in places:
-            yield side.as_change(kind, Change.CHANGED, places[side.name])
+            yield side.as_change(kind, ChangeKind.CHANGED, places[side.name])
         else:
-            yield side.as_change(kind, Change.ADDED)
+            yield side.as_change(kind, ChangeKind.ADDED)
     for side in gone:
         if side.name not in places.values():
-            yield side.as_change(kind, Change.REMOVED)
+            yield side.as_change(kind, ChangeKind.REMOVED)
 
 
 def _places(gone: Sequence[_Used], come: Sequence[_Used]) -> dict[str, str]:
@@ -205,10 +208,10 @@ def _streams(old: SyncPlan, new: SyncPlan) -> tuple[StreamChange, ...]:
     changes = [
         _stream(old, before[stream.name], new, stream)
         if stream.name in before
-        else StreamChange(stream.name, Change.ADDED)
+        else StreamChange(stream.name, ChangeKind.ADDED)
         for stream in new.streams
     ]
-    gone = (StreamChange(name, Change.REMOVED) for name in before if name not in after)
+    gone = (StreamChange(name, ChangeKind.REMOVED) for name in before if name not in after)
     return (*changes, *gone)
 
 
@@ -218,7 +221,7 @@ def _stream(old: SyncPlan, before: Stream, new: SyncPlan, after: Stream) -> Stre
     request = _request_sides(old, before, rows, lookups) != _request_sides(new, after, rows, lookups)
     priority = _priorities(before) != _priorities(after)
     subscribed = before.auto_subscribe != after.auto_subscribe
-    change = Change.CHANGED if rows or lookups or request or priority or subscribed else Change.UNCHANGED
+    change = ChangeKind.CHANGED if rows or lookups or request or priority or subscribed else ChangeKind.UNCHANGED
     return StreamChange(after.name, change, rows, lookups, request, priority, subscribed)
 
 

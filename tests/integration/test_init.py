@@ -20,7 +20,7 @@ from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare
 from headwater.source.upload.prepare import check_uploads, prepare_uploads
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from headwater_rules.propose.propose import Proposal, propose
 from tests.support.command import headwater_here
 from tests.support.django_tables import make_django_tables
@@ -42,11 +42,11 @@ def proposed(source: SourceDb, name: str) -> Proposal:
     return propose(read_outline(settings(source)), NAMED.get(name))
 
 
-def checked(source: SourceDb, text: str, *but: Code) -> Compiled:
+def checked(source: SourceDb, text: str, *but: RuleCode) -> Compiled:
     """Compiled against the database, without any comparison that can't be true, or table that is not there, or another
     warning `but` these."""
     compiled = compile_config(text, schema=read_schema(settings(source)), advise=True)
-    harmless = {Code.NOT_SENT, Code.BUCKET_PER_ROW, *but}  # nothing is published yet
+    harmless = {RuleCode.NOT_SENT, RuleCode.BUCKET_PER_ROW, *but}  # nothing is published yet
     assert [each.message for each in compiled.warnings if each.code not in harmless] == []
     return compiled
 
@@ -62,7 +62,7 @@ def test_rows_go_to_their_users_and_the_rest_is_left_to_the_developer(name: str,
     compiled = checked(source_db, proposal.text)
     assert _streams(compiled) == GIVEN[name]
     assert all(source.params for bucket in compiled.plan.buckets for source in bucket.sources), "a bucket for everybody"
-    assert _streams(checked(source_db, all_streams(proposal.text), Code.EVERYBODY)) >= {
+    assert _streams(checked(source_db, all_streams(proposal.text), RuleCode.EVERYBODY)) >= {
         *GIVEN[name],
         *(each.rpartition(".")[2] for each in proposal.undecided),
     }

@@ -11,7 +11,7 @@ import pytest
 from headwater.source.catalog.schema import read_schema
 from headwater.source.connect import SourceSettings
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from headwater_rules.schema import SourceSchema, ValueKind
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.command import Outcome
@@ -74,7 +74,7 @@ def test_tables_of_every_schema_are_there_and_nothing_else(source_db: SourceDb) 
     ]
     assert SourceSchema.from_json(schema.to_json()).not_streamed == schema.not_streamed
     config = "config: {edition: 3}\nstreams: {a: {query: 'SELECT * FROM seen'}, b: {query: 'SELECT * FROM parts'}}\n"
-    told = [each.message for each in compile_config(config, schema=schema).warnings if each.code is Code.NO_TABLE]
+    told = [each.message for each in compile_config(config, schema=schema).warnings if each.code is RuleCode.NO_TABLE]
     assert told == ["`public.seen` is a view, which Postgres does not stream"]
     plans = schema.tables[0]
     assert [(column.name, column.type) for column in plans.columns] == [

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from headwater.cli.config import load_config
 from headwater.config import ConfigSource
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from tests.support.doc_blocks import Block, all_blocks, blocks_of
 
 RUN = {
@@ -79,7 +79,7 @@ def test_the_queries_that_are_warned_of_are() -> None:
     (block,) = (each for each in all_blocks("sql") if each.page == "docs/sync-config.md")
     for query in block.code.splitlines():
         rules = f"config: {{edition: 3}}\nstreams:\n  one:\n    query: {json.dumps(query)}\n"
-        assert [each.code for each in compile_config(rules).warnings] == [Code.DANGEROUS]
+        assert [each.code for each in compile_config(rules).warnings] == [RuleCode.DANGEROUS]
 
 
 @pytest.mark.parametrize("block", all_blocks("json"), ids=str)

@@ -56,7 +56,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.stats import Lacking
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config, findings_in
-from headwater_rules.errors import Code, RuleErrors, Severity
+from headwater_rules.errors import RuleCode, RuleErrors, Severity
 from headwater_rules.plan import TablePattern
 
 
@@ -143,7 +143,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
             each.suggestion or _SEE_RULES,
         )
         for each in findings_in(text, seen.schema, allow_missing=config.sync_config.allow_missing)
-        if each.code is not Code.NOT_SENT  # the check of the source tells it, once for each table
+        if each.code is not RuleCode.NOT_SENT  # the check of the source tells it, once for each table
     ]
     right = ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
     return compiled.plan.tables(), found or [right]

@@ -23,7 +23,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def wait_for_source(
             stop.wait(_PAUSE)
 
 
-_ABSENT_COLUMNS = {Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
+_ABSENT_COLUMNS = {RuleCode.NO_COLUMN, RuleCode.COLUMN_NOT_SENT}
 """A missing table is none of them: it may be made while the service runs."""
 
 

@@ -12,7 +12,7 @@ import click
 from headwater.cli.options import to_json
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors, Severity
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity
 from headwater_rules.schema import SourceSchema
 
 
@@ -50,7 +50,7 @@ def read_text(file: Path, what: str) -> str:
         raise ConfigError(str(file), [issue]) from error
 
 
-_ABSENT = {Code.NO_TABLE, Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
+_ABSENT = {RuleCode.NO_TABLE, RuleCode.NO_COLUMN, RuleCode.COLUMN_NOT_SENT}
 
 
 def missing_note(findings: Iterable[RuleError]) -> list[str]:

@@ -22,7 +22,7 @@ from headwater.storage.contract.history import FlushRange
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.describe.explain import Rows, StreamWords, Way, explain
+from headwater_rules.describe.explain import BucketPath, SentRows, StreamWords, explain
 from headwater_rules.results import ResolvedBucket, SyncRequest
 
 
@@ -63,7 +63,7 @@ class RuleText:
             last -= 1
         return last
 
-    def _compares(self, line: str, way: Way) -> bool:
+    def _compares(self, line: str, way: BucketPath) -> bool:
         return any(
             _has_word(line, row) and any(_has_word(line, value) for value in values)
             for rows in way.rows
@@ -76,11 +76,11 @@ def _place(stream: CommentedMap, key: str, otherwise: int) -> int:
     return stream.lc.key(key)[0] + 1 if key in stream else otherwise
 
 
-def _way(stream: StreamWords, definition: str) -> Way:
+def _way(stream: StreamWords, definition: str) -> BucketPath:
     return next(way for way in stream.ways if definition in way.buckets)
 
 
-def _compared(rows: Rows, way: Way) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _compared(rows: SentRows, way: BucketPath) -> Iterator[tuple[str, tuple[str, ...]]]:
     """What is compared of a row, with words for what it is compared with: a value of the request, or a looked-up
     table."""
     tables = tuple(step.table.rpartition(".")[2] for step in way.steps if step.table)

@@ -12,10 +12,10 @@ from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.compiler.per_row import BucketPerRow, buckets_per_row
 from headwater_rules.compiler.variants import ForEverybody
-from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import SourceSchema
-from headwater_rules.versions import Change, Comparison, Kind, SideChange, compare
+from headwater_rules.versions import ChangeKind, Comparison, DefinitionChange, DefinitionKind, compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Diff:
             "file": self.file,
             "against": self.against,
             "same": self.comparison.same,
-            "definitions": [self._side(side) for side in self.comparison.sides if side.kind is Kind.BUCKET],
-            "lookups": [self._side(side) for side in self.comparison.sides if side.kind is Kind.LOOKUP],
+            "definitions": [self._side(side) for side in self.comparison.sides if side.kind is DefinitionKind.BUCKET],
+            "lookups": [self._side(side) for side in self.comparison.sides if side.kind is DefinitionKind.LOOKUP],
             "streams": [{**asdict(stream), "change": stream.change.value} for stream in self.comparison.streams],
             "missing_tables": list(self.missing),
             "one_bucket_per_row": [{**asdict(each), "buckets": self.buckets(each)} for each in self.per_row],
@@ -69,7 +69,7 @@ class Diff:
             "notes": list(self.notes),
         }
 
-    def _side(self, side: SideChange) -> dict[str, object]:
+    def _side(self, side: DefinitionChange) -> dict[str, object]:
         found: dict[str, object] = {
             "name": side.name,
             "change": side.change.value,
@@ -77,14 +77,14 @@ class Diff:
             "streams": list(side.streams),
             "tables": [f"{table.schema}.{table.name}" for table in side.tables],
         }
-        if side.kind is Kind.BUCKET:
+        if side.kind is DefinitionKind.BUCKET:
             stats, guess = self.stored.get(side.before or side.name), self.estimates.get(side.name)
             found["stored"] = None if stats is None else asdict(stats)
             found["to_download"] = None if guess is None or not guess.tables else asdict(guess)
         return found
 
 
-_OF_SOURCE = {Code.NOT_SENT, Code.PARTLY, Code.NO_TABLE, Code.NO_COLUMN, Code.COLUMN_NOT_SENT}
+_OF_SOURCE = {RuleCode.NOT_SENT, RuleCode.PARTLY, RuleCode.NO_TABLE, RuleCode.NO_COLUMN, RuleCode.COLUMN_NOT_SENT}
 
 
 def of_source(findings: Iterable[RuleError]) -> tuple[RuleError, ...]:
@@ -100,7 +100,7 @@ def compared(
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise)
     except RuleErrors as errors:
-        if any(each.code is not Code.NOT_SENT for each in errors.errors):
+        if any(each.code is not RuleCode.NOT_SENT for each in errors.errors):
             raise
         return compile_config(text, advise=advise), errors.findings
     return compiled, compiled.warnings
@@ -113,7 +113,9 @@ def diff_with_rows(
     rows evaluated per table; None evaluates all."""
     plan = new.plan
     comparison = compare(other, plan)
-    changed = {side.name for side in comparison.having(Change.ADDED, Change.CHANGED, kind=Kind.BUCKET)}
+    changed = {
+        side.name for side in comparison.having(ChangeKind.ADDED, ChangeKind.CHANGED, kind=DefinitionKind.BUCKET)
+    }
     shared = {each.definition for each in new.everybody}
     found = estimates(rows, plan, changed | shared, sample)
     return Diff(

@@ -90,7 +90,7 @@ ATTACHMENTS: Final = Table(
 """Goes into the schema, under the name `attachments`; the stock SDKs have the same columns."""
 
 
-class State(IntEnum):
+class AttachmentState(IntEnum):
     """What is to be done about a file."""
 
     QUEUED_UPLOAD = 0
@@ -106,7 +106,7 @@ class Attachment:
 
     id: str
     filename: str
-    state: State
+    state: AttachmentState
     local_path: str | None = None
     size: int | None = None
     media_type: str | None = None
@@ -119,7 +119,7 @@ class Attachment:
         return cls(
             id=row["id"],
             filename=row["filename"],
-            state=State(row["state"]),
+            state=AttachmentState(row["state"]),
             local_path=row["local_uri"],
             size=row["size"],
             media_type=row["media_type"],
@@ -168,7 +168,7 @@ class RemoteStorage(Protocol):
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedFile:
     """A file that a row names."""
 
     id: str
@@ -236,7 +236,14 @@ class AttachmentQueue:
         local = self._folder.name_of(row_id, name)
         self._folder.write(local, content)
         attachment = Attachment(
-            row_id, name, State.QUEUED_UPLOAD, local, len(content), media_type, meta_data, timestamp=time.time()
+            row_id,
+            name,
+            AttachmentState.QUEUED_UPLOAD,
+            local,
+            len(content),
+            media_type,
+            meta_data,
+            timestamp=time.time(),
         )
         try:
             with self._database.atomic():
@@ -251,7 +258,7 @@ class AttachmentQueue:
     def delete(self, attachment_id: str, then: Callable[[Attachment], object] = lambda _: None) -> None:
         """Remove a file, here and remotely. `then` writes to the row that named it, in the same transaction."""
         with self._database.atomic():
-            attachment = replace(self.get(attachment_id), state=State.QUEUED_DELETE)
+            attachment = replace(self.get(attachment_id), state=AttachmentState.QUEUED_DELETE)
             self._put(attachment)
             then(attachment)
         self._wake.set()
@@ -299,35 +306,39 @@ class AttachmentQueue:
     def _take(self, watch: QueryWatch) -> None:
         with self._database.atomic():
             # Read here: what was read before may name files that were deleted since
-            named = {row["id"]: Named(**row) for row in watch.now() if row["id"] is not None}
+            named = {row["id"]: NamedFile(**row) for row in watch.now() if row["id"] is not None}
             known = {each.id: each for each in self.all()}
             for each in named.values():
                 self._take_named(each, known.get(each.id))
             for attachment in known.values():
                 # One that waits for upload may be named by a row that is not written yet
-                if attachment.id not in named and attachment.state in {State.SYNCED, State.QUEUED_DOWNLOAD}:
-                    self._put(replace(attachment, state=State.ARCHIVED, timestamp=time.time()))
+                if attachment.id not in named and attachment.state in {
+                    AttachmentState.SYNCED,
+                    AttachmentState.QUEUED_DOWNLOAD,
+                }:
+                    self._put(replace(attachment, state=AttachmentState.ARCHIVED, timestamp=time.time()))
 
-    def _take_named(self, named: Named, known: Attachment | None) -> None:
+    def _take_named(self, named: NamedFile, known: Attachment | None) -> None:
         if known is None:
+            state = AttachmentState.QUEUED_DOWNLOAD
             self._put(
                 Attachment(
-                    named.id, named.filename, State.QUEUED_DOWNLOAD, None, None, named.media_type, named.meta_data,
+                    named.id, named.filename, state, media_type=named.media_type, meta_data=named.meta_data,
                     timestamp=time.time(),
                 )
             )  # fmt: skip
-        elif known.state is State.ARCHIVED:
-            state = State.SYNCED if self.path(known) is not None else State.QUEUED_DOWNLOAD
+        elif known.state is AttachmentState.ARCHIVED:
+            state = AttachmentState.SYNCED if self.path(known) is not None else AttachmentState.QUEUED_DOWNLOAD
             self._put(replace(known, state=state))
-        elif known.state is State.SYNCED and self.path(known) is None:
-            self._put(replace(known, state=State.QUEUED_DOWNLOAD, local_path=None))
+        elif known.state is AttachmentState.SYNCED and self.path(known) is None:
+            self._put(replace(known, state=AttachmentState.QUEUED_DOWNLOAD, local_path=None))
 
     def _work(self) -> None:
         backoff = Backoff(self._retry_delay)
         while not self._ended():
             self._wake.clear()
             failed = [each for each in self.all() if not self._ended() and not self._do(each)]
-            self._drop(each for each in self.all() if each.state is State.ARCHIVED)
+            self._drop(each for each in self.all() if each.state is AttachmentState.ARCHIVED)
             if not failed:
                 backoff.succeeded()
             self._wake.wait(backoff.next() if failed else None)
@@ -336,19 +347,19 @@ class AttachmentQueue:
         """Do what is to be done about a file; whether that went well."""
         try:
             match attachment.state:
-                case State.QUEUED_UPLOAD:
+                case AttachmentState.QUEUED_UPLOAD:
                     self._upload(attachment)
-                case State.QUEUED_DOWNLOAD:
+                case AttachmentState.QUEUED_DOWNLOAD:
                     self._download(attachment)
-                case State.QUEUED_DELETE:
+                case AttachmentState.QUEUED_DELETE:
                     self._remote.delete(attachment)
                     self._forget(attachment)
-                case State.SYNCED | State.ARCHIVED:
+                case AttachmentState.SYNCED | AttachmentState.ARCHIVED:
                     pass
         except Exception as error:  # noqa: BLE001 - a storage of the app's may raise anything, and is tried again
             _log.warning("attachment %s: %s", attachment.id, error)
             if self._gives_up(attachment, error):
-                self._put(replace(attachment, state=State.ARCHIVED))
+                self._put(replace(attachment, state=AttachmentState.ARCHIVED))
                 return True
             return False
         return True
@@ -376,7 +387,7 @@ class AttachmentQueue:
         with self._database.atomic():
             found = list(self._database[self._table].rows_where("id = ?", [attachment.id]))
             if found and Attachment.of_row(found[0]).state is attachment.state:
-                self._put(replace(attachment, state=State.SYNCED, has_synced=True, timestamp=time.time()))
+                self._put(replace(attachment, state=AttachmentState.SYNCED, has_synced=True, timestamp=time.time()))
 
     def _drop(self, archived: Iterable[Attachment]) -> None:
         """Remove the oldest files that no row names."""

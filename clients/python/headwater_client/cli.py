@@ -37,11 +37,11 @@ _STEPS = 100_000
 """Of SQLite's machine: some milliseconds."""
 
 
-class Failed(click.ClickException):
+class CommandError(click.ClickException):
     """An error that the user is told in one line."""
 
     @classmethod
-    def of(cls, error: ClientError) -> Failed:
+    def of(cls, error: ClientError) -> CommandError:
         return cls(str(error))
 
 
@@ -50,9 +50,9 @@ def read_schema(path: Path) -> tuple[Schema, list[str]]:
     try:
         tables: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Failed(f"{path} cannot be read: {error}") from error
+        raise CommandError(f"{path} cannot be read: {error}") from error
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
-        raise Failed(f'{path} has to map tables to columns: {{"todos": {{"title": "text"}}}}')
+        raise CommandError(f'{path} has to map tables to columns: {{"todos": {{"title": "text"}}}}')
     columns = {f"{table}.{column}": column for table, each in tables.items() if is_fit(table) for column in each}
     left_out = [table for table in tables if not is_fit(table)]
     left_out += [name for name, column in columns.items() if not is_fit(column) or column.lower() == "id"]
@@ -64,19 +64,19 @@ def read_schema(path: Path) -> tuple[Schema, list[str]]:
     try:
         return Schema.of(fit), left_out
     except ClientError as error:
-        raise Failed.of(error) from error
+        raise CommandError.of(error) from error
 
 
 def open_existing(path: Path, key: str | None) -> Database:
-    """The device of a file that is there. Raises `Failed`."""
+    """The device of a file that is there. Raises `CommandError`."""
     if not path.exists():
-        raise Failed(f"{path} is not there: headwater-client sync makes it")
+        raise CommandError(f"{path} is not there: headwater-client sync makes it")
     try:
         if key is None:
             _check(path)
         database = Database(path, key=key)
     except ClientError as error:
-        raise Failed.of(error) from error
+        raise CommandError.of(error) from error
     # While SQLite works, Python hears of Ctrl-C only where it is called
     database.conn.set_progress_handler(lambda: 0, _STEPS)
     return database
@@ -205,7 +205,7 @@ _MASK = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Finding:
+class FileCheck:
     """One thing that was looked at: what it is, and whether it is as it should be (None: nothing can be wrong)."""
 
     name: str
@@ -213,28 +213,30 @@ class Finding:
     fine: bool | None = None
 
 
-def findings_in(connection: sqlite3.Connection) -> Iterator[Finding]:
+def findings_in(connection: sqlite3.Connection) -> Iterator[FileCheck]:
     """Look at the file in every way; a finding after the other."""
     (sound,) = connection.execute("PRAGMA integrity_check").fetchone()
-    yield Finding("SQLite", str(sound), sound == "ok")
+    yield FileCheck("SQLite", str(sound), sound == "ok")
     (size,) = connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()
-    yield Finding("size", f"{size / 1e6:,.1f} MB")
+    yield FileCheck("size", f"{size / 1e6:,.1f} MB")
     (count, ops) = connection.execute("SELECT (SELECT count(*) FROM ps_buckets), count(*) FROM ps_oplog").fetchone()
-    yield Finding("buckets", f"{count:,} with {ops:,} rows")
+    yield FileCheck("buckets", f"{count:,} with {ops:,} rows")
     if buckets.is_bulk(connection):
-        yield Finding("download", "a large download is under way, so sums and rows are not compared")
+        yield FileCheck("download", "a large download is under way, so sums and rows are not compared")
     else:
         yield from _compared(connection)
     waiting = uploads.waiting(connection)
-    yield Finding("upload queue", f"{waiting:,} local writes wait" if waiting else "empty")
+    yield FileCheck("upload queue", f"{waiting:,} local writes wait" if waiting else "empty")
     confirmed = uploads.confirmed(connection)
-    yield Finding("local writes", "confirmed by the server" if confirmed else "not confirmed: they hold back downloads")
+    yield FileCheck(
+        "local writes", "confirmed by the server" if confirmed else "not confirmed: they hold back downloads"
+    )
     untyped = connection.execute("SELECT type, count(*) FROM ps_untyped GROUP BY type ORDER BY type").fetchall()
     for kind, number in untyped:
-        yield Finding("rows without a table", f"{number:,} of {kind}: the schema does not have it")
+        yield FileCheck("rows without a table", f"{number:,} of {kind}: the schema does not have it")
 
 
-def _compared(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _compared(connection: sqlite3.Connection) -> Iterator[FileCheck]:
     wrong = [
         name
         for name, kept, real in connection.execute(
@@ -243,17 +245,17 @@ def _compared(connection: sqlite3.Connection) -> Iterator[Finding]:
         ).fetchall()
         if kept != real & _MASK
     ]
-    yield Finding("checksums", f"wrong in {', '.join(wrong)}" if wrong else "right", not wrong)
+    yield FileCheck("checksums", f"wrong in {', '.join(wrong)}" if wrong else "right", not wrong)
     orphans = connection.execute(
         "SELECT count(*) FROM ps_oplog WHERE bucket NOT IN (SELECT id FROM ps_buckets)"
     ).fetchone()[0]
-    yield Finding("rows without a bucket", f"{orphans:,}", orphans == 0)
+    yield FileCheck("rows without a bucket", f"{orphans:,}", orphans == 0)
     if uploads.confirmed(connection):
         for kind, table in sorted(synced_tables(connection).items()):
             yield _table(connection, kind, table)
 
 
-def _table(connection: sqlite3.Connection, kind: str, table: str) -> Finding:
+def _table(connection: sqlite3.Connection, kind: str, table: str) -> FileCheck:
     """A table against the newest operation of each of its rows that was applied."""
     different = connection.execute(
         f"""
@@ -266,7 +268,7 @@ def _table(connection: sqlite3.Connection, kind: str, table: str) -> Finding:
         """,
         {"kind": kind},
     ).fetchone()[0]
-    return Finding(f"table {kind}", f"{different:,} rows differ" if different else "as downloaded", different == 0)
+    return FileCheck(f"table {kind}", f"{different:,} rows differ" if different else "as downloaded", different == 0)
 
 
 _LOOK_SECONDS = 0.1
@@ -341,7 +343,7 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
                 return
             _report_until_interrupted(database, tables)
     except ClientError as error:
-        raise Failed.of(error) from error
+        raise CommandError.of(error) from error
 
 
 @main.command()
@@ -356,7 +358,7 @@ def query(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Fo
             with database.atomic():
                 found = database.rows(sql, args)
         except database.conn.Error as error:
-            raise Failed(str(error)) from error
+            raise CommandError(str(error)) from error
     print_rows(found, kind)
 
 
@@ -386,7 +388,7 @@ def watch(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Fo
                 if number == count:
                     return
         except database.conn.Error as error:
-            raise Failed(str(error)) from error
+            raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             pass
 
@@ -449,7 +451,7 @@ def _sync_once(database: Database, before: float | None, timeout: float | None) 
                 told = str(error)
                 stderr.print(told, markup=False)
             if deadline is not None and time.monotonic() > deadline:
-                raise Failed(
+                raise CommandError(
                     f"no complete sync within {timeout:g} s" + (f"; the last error was {told}" if told else "")
                 )
             time.sleep(_LOOK_SECONDS)
@@ -489,7 +491,9 @@ def _wait_uploaded(database: Database, upload: bool, timeout: float | None) -> N
     deadline = None if timeout is None else time.monotonic() + timeout
     while upload and not database.confirmed():
         if deadline is not None and time.monotonic() > deadline:
-            raise Failed(f"{database.uploads_waiting} local writes still wait; {database.status.upload_error or ''}")
+            raise CommandError(
+                f"{database.uploads_waiting} local writes still wait; {database.status.upload_error or ''}"
+            )
         time.sleep(_LOOK_SECONDS)
 
 
@@ -514,7 +518,7 @@ def _report_until_interrupted(database: Database, tables: _Tables | None) -> Non
 def _parameter(text: str) -> tuple[str, object]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise Failed(f"{text!r} is not NAME=VALUE")
+        raise CommandError(f"{text!r} is not NAME=VALUE")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -530,7 +534,7 @@ def _stream(text: str) -> tuple[str, Mapping[str, Any] | None]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Failed(f"the parameters of {name} are not a JSON object: {value}")
+        raise CommandError(f"the parameters of {name} are not a JSON object: {value}")
     return name, found
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind
-from headwater_rules.compiler.relations import Column, Each, Everything, Table
-from headwater_rules.errors import Code, Report, RuleError, Severity, did_you_mean
+from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag
+from headwater_rules.compiler.relations import ExpandedArray, SelectedColumn, SelectedStar, TableRef
+from headwater_rules.errors import Report, RuleCode, RuleError, Severity, did_you_mean
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Expr, TablePattern
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
@@ -37,7 +37,7 @@ class SourceChecks:
         self._found: list[tuple[RuleError, bool, _Absent | None]] = []
         self._deciding: set[_Absent] = set()
 
-    def find(self, code: Code, message: str, node: exp.Expr, suggestion: str, *, grave: bool = True) -> None:
+    def find(self, code: RuleCode, message: str, node: exp.Expr, suggestion: str, *, grave: bool = True) -> None:
         """Keep a finding; `grave` ones reject a strict config."""
         self._found.append((error_at(code, message, node, suggestion, Severity.WARNING), grave, None))
 
@@ -62,9 +62,9 @@ class SourceChecks:
             if absent:
                 message = f"`{_quoted(table.name)}` has no column {_listed(absent)}, so nobody gets rows of it"
                 hint = f"that column decides who gets rows of `{pattern.name}`: add it, or name the tables that have it"
-                self.find(Code.PARTLY, message, node, hint, grave=False)
+                self.find(RuleCode.PARTLY, message, node, hint, grave=False)
 
-    def _absent(self, absent: _Absent, code: Code, message: str, node: exp.Expr, hint: str) -> None:
+    def _absent(self, absent: _Absent, code: RuleCode, message: str, node: exp.Expr, hint: str) -> None:
         self._found.append((error_at(code, message, node, hint, Severity.WARNING), True, absent))
 
     def table(self, pattern: TablePattern, node: exp.Identifier) -> None:
@@ -74,21 +74,21 @@ class SourceChecks:
             if table.lacks:
                 shown = f"`{_quoted(table.schema)}.{_quoted(table.name)}`"
                 message = f"no row of {shown} reaches a device: it is not published, or may not be read"
-                self.find(Code.NOT_SENT, message, node, f"run {'; '.join(table.lacks)}")
+                self.find(RuleCode.NOT_SENT, message, node, f"run {'; '.join(table.lacks)}")
         if found:
             return
         if other := self._schema.not_streamed_by(pattern):
             message = f"`{other.schema}.{other.name}` is {other.form}, which Postgres does not stream"
-            self.find(Code.NO_TABLE, message, node, "name the tables that hold its rows")
+            self.find(RuleCode.NO_TABLE, message, node, "name the tables that hold its rows")
             return
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
             what = f"no table is called like {shown}"
-            self._absent((pattern, ""), Code.NO_TABLE, what, node, self._table_hint(pattern))
+            self._absent((pattern, ""), RuleCode.NO_TABLE, what, node, self._table_hint(pattern))
             return
         others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
         hint = _case_hint(node, [each.name for each in others]) or self._table_hint(pattern)
-        self._absent((pattern, ""), Code.NO_TABLE, f"no table {shown}", node, hint)
+        self._absent((pattern, ""), RuleCode.NO_TABLE, f"no table {shown}", node, hint)
 
     def column(self, pattern: TablePattern, column: str, node: exp.Identifier) -> None:
         """Check that a column exists and is published, unless its table does not exist."""
@@ -99,12 +99,12 @@ class SourceChecks:
             if all(column in table.unsent for table in tables if table.column(column) is not None):
                 what = f"`{column}` of `{pattern.name}` is not published, so its values are not known here"
                 hint = "name it in the publication's column list (ALTER PUBLICATION … SET TABLE), or do without it"
-                self._absent((pattern, column), Code.COLUMN_NOT_SENT, what, node, hint)
+                self._absent((pattern, column), RuleCode.COLUMN_NOT_SENT, what, node, hint)
             return
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
         hint = _case_hint(node, known) or _near(column, known) or f"its columns are {_listed(known)}"
         what = f"no column `{column}` in `{pattern.name}`"
-        self._absent((pattern, column), Code.NO_COLUMN, what, node, hint)
+        self._absent((pattern, column), RuleCode.NO_COLUMN, what, node, hint)
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""
@@ -167,7 +167,7 @@ def _quoted(name: str) -> str:
     return name if name == name.lower() else f'"{name}"'
 
 
-_NUMBERS = frozenset({Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER})
+_NUMBERS = frozenset({ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER})
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
 _MAX_SHOWN = 60
 _SIZE_PER_WORD = 300  # building so large an expression takes as long as compiling a word
@@ -177,7 +177,9 @@ _ELEMENT = "\x00element"  # after an array: an element of it is meant
 class QueryChecks:
     """Findings about one query, whose tables are `instances`. They go to `report`."""
 
-    def __init__(self, checks: SourceChecks | None, instances: Sequence[Table | Each], report: Report) -> None:
+    def __init__(
+        self, checks: SourceChecks | None, instances: Sequence[TableRef | ExpandedArray], report: Report
+    ) -> None:
         self._checks = checks
         self._instances = instances
         self.report = report
@@ -185,7 +187,7 @@ class QueryChecks:
     def failed(self, error: RuleError, node: exp.Expr) -> Frag:
         """Report an error, and return a placeholder value. The query is rejected in the end."""
         self.report.add(error)
-        return Frag(("NULL",), Kind.ANY, node)
+        return Frag(("NULL",), ExprKind.ANY, node)
 
     def built(self, value: Frag) -> None:
         """Count the memory and time that a value takes. Raises StoppedError where that is too much in all."""
@@ -197,13 +199,13 @@ class QueryChecks:
             if found.name != identifier(found) and found.parent_select is node:
                 message = f"`{found.name}` is written without quotes and so means `{identifier(found)}`"
                 hint = f'write "{found.name}" in quotes to keep the case'
-                self.report.add(error_at(Code.LOWERED, message, found, hint, Severity.WARNING))
+                self.report.add(error_at(RuleCode.LOWERED, message, found, hint, Severity.WARNING))
 
-    def table(self, table: Table, node: exp.Identifier) -> None:
+    def table(self, table: TableRef, node: exp.Identifier) -> None:
         if self._checks is not None:
             self._checks.table(table.pattern, node)
 
-    def column(self, table: Table, name: str, node: exp.Identifier) -> None:
+    def column(self, table: TableRef, name: str, node: exp.Identifier) -> None:
         if self._checks is not None:
             self._checks.column(table.pattern, name, node)
 
@@ -216,7 +218,7 @@ class QueryChecks:
             return
         what = "they are never equal" if equality else "all of one kind are greater than all of the other"
         message = f"{sides[0].description} and {sides[1].description}: {what}"
-        self._checks.find(Code.NEVER_EQUAL, message, node, _cast_hint(sides[0], sides[1], node))
+        self._checks.find(RuleCode.NEVER_EQUAL, message, node, _cast_hint(sides[0], sides[1], node))
 
     def searched(self, left: Frag, array: Frag, node: exp.Expr) -> None:
         """Report a search for a number among texts or the other way round, or in a value that is not an array."""
@@ -234,38 +236,40 @@ class QueryChecks:
         plain = kind in {ValueKind.INTEGER, ValueKind.REAL, ValueKind.BLOB} or column.type.startswith(_NEVER_JSON)
         if plain and kind is not ValueKind.JSON:
             message = f"{what} needs JSON, and `{column.name}` is of type {column.type}"
-            self._checks.find(Code.NOT_JSON, message, node, "use a column of type json, jsonb, an array or JSON text")
+            self._checks.find(
+                RuleCode.NOT_JSON, message, node, "use a column of type json, jsonb, an array or JSON text"
+            )
 
-    def selected(self, table: Table, columns: Sequence[Column | Everything], node: exp.Expr) -> None:
+    def selected(self, table: TableRef, columns: Sequence[SelectedColumn | SelectedStar], node: exp.Expr) -> None:
         """Report columns of the synced table that devices don't get, and rows without a column `id`."""
         if self._checks is None or not self._checks.knows(table.pattern):
             return
         for column in columns:
-            if isinstance(column, Everything):
+            if isinstance(column, SelectedStar):
                 self._blobs(table.pattern, column.node)
             else:
                 self._blob(column)
-        named = {column.name for column in columns if isinstance(column, Column)}
-        everything = any(isinstance(column, Everything) for column in columns)
+        named = {column.name for column in columns if isinstance(column, SelectedColumn)}
+        everything = any(isinstance(column, SelectedStar) for column in columns)
         if "id" not in named and (not everything or self._checks.lacks_id(table.pattern)):
             message = f"no column `id` is selected from `{table.pattern.name}`: rows get `row_id()` as their id"
             hint = "select `… AS id`, or `row_id() AS id` if that is meant"
-            self._checks.find(Code.NO_ID, message, columns[0].node if columns else node, hint, grave=False)
+            self._checks.find(RuleCode.NO_ID, message, columns[0].node if columns else node, hint, grave=False)
 
     def _blobs(self, pattern: TablePattern, node: exp.Expr) -> None:
         assert self._checks is not None
         for name in self._checks.blobs(pattern):
             message = f"`{name}` of `{pattern.name}` is bytea, and devices get no blobs"
             hint = f"name the columns, with `base64({name}) AS {name}` or `hex({name}) AS {name}` if they need it"
-            self._checks.find(Code.BLOB, message, node, hint, grave=False)
+            self._checks.find(RuleCode.BLOB, message, node, hint, grave=False)
 
-    def _blob(self, column: Column) -> None:
+    def _blob(self, column: SelectedColumn) -> None:
         known = self._column(column.value)
         if self._checks is not None and known is not None and known[0] is ValueKind.BLOB:
             message = f"`{column.name}` is bytea, and devices get no blobs"
             name = known[1].name
             hint = f"write `base64({name}) AS {column.name}` or `hex({name}) AS {column.name}`"
-            self._checks.find(Code.BLOB, message, column.node, hint)
+            self._checks.find(RuleCode.BLOB, message, column.node, hint)
 
     # kinds of values
 
@@ -275,7 +279,7 @@ class QueryChecks:
         if self._checks is None or ref is None or ref.table == REQUEST:
             return None
         instance = self._instances[ref.table]
-        return self._checks.column_kind(instance.pattern, ref.column) if isinstance(instance, Table) else None
+        return self._checks.column_kind(instance.pattern, ref.column) if isinstance(instance, TableRef) else None
 
     def _side(self, value: Frag) -> _Side:
         """One side of a comparison."""
@@ -288,10 +292,10 @@ class QueryChecks:
             return _Side(value, "text")
         if ref is not None:
             instance = self._instances[ref.table]
-            if isinstance(instance, Each) and ref.column == "value":
+            if isinstance(instance, ExpandedArray) and ref.column == "value":
                 return self._element(instance.array, value)
             return _Side(value, None)
-        kind = "number" if value.kind in _NUMBERS else "text" if value.kind is Kind.TEXT else None
+        kind = "number" if value.kind in _NUMBERS else "text" if value.kind is ExprKind.TEXT else None
         return _Side(value, kind, literal=value.simple)
 
     def _element(self, array: Frag, value: Frag) -> _Side:

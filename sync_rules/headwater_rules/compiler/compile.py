@@ -12,7 +12,7 @@ from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.per_row import buckets_per_row
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
 from headwater_rules.compiler.relations import All
-from headwater_rules.compiler.request_values import Requests
+from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.variants import (
     Catalog,
     Compilation,
@@ -23,7 +23,7 @@ from headwater_rules.compiler.variants import (
     everybody_warnings,
     merged,
 )
-from headwater_rules.errors import Code, Report, RuleError, RuleErrors, Severity, StoppedError
+from headwater_rules.errors import Report, RuleCode, RuleError, RuleErrors, Severity, StoppedError
 from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import RequestInput, Stream, SyncPlan, Variant
@@ -105,7 +105,7 @@ def _advise(config: Config, plan: SyncPlan) -> None:
             f"a device may have {MOST_BUCKETS:,} buckets (api.parameters.max_buckets_per_connection); if one gets more"
             " rows of it, select by a value that many rows share, such as their owner or project"
         )
-        keys[found.stream].warn(Code.BUCKET_PER_ROW, message, hint)
+        keys[found.stream].warn(RuleCode.BUCKET_PER_ROW, message, hint)
 
 
 def _bound(config: Config) -> None:
@@ -117,7 +117,7 @@ def _bound(config: Config) -> None:
         total += count
         if total > MAX_QUERIES:
             message = f"the sync config has more than {MAX_QUERIES} queries"
-            raise key.fail(message, "split the config", Code.TOO_MANY)
+            raise key.fail(message, "split the config", RuleCode.TOO_MANY)
 
 
 def _streams(job: Compilation, config: Config) -> tuple[Stream, ...]:
@@ -157,7 +157,7 @@ def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
             )  # fmt: skip
     if source.auto_subscribe and drafts and all(_needs_subscription(draft) for draft in drafts):
         message = f"`{source.name}` has `auto_subscribe`, but gives nothing without subscription parameters"
-        source.key.warn(Code.NO_EFFECT, message, "remove `auto_subscribe`, or add a query without `subscription.…`")
+        source.key.warn(RuleCode.NO_EFFECT, message, "remove `auto_subscribe`, or add a query without `subscription.…`")
     check_number(variants, f"stream `{source.name}`", source.key)
     for name in sorted(set(source.own_ctes) - names):
         _warn_of_unused(job, name, source.ctes[name], "any query of the stream")
@@ -176,9 +176,9 @@ def _warn_of_unused(job: Compilation, name: str, query: SqlText, where: str) -> 
     with job.report.collecting(query.span):
         flatten(_context(job, {}, set()), query)
     message = f"`{name}` is not used by {where}"
-    job.report.add(RuleError(Code.NO_EFFECT, message, query.span(), "remove it", Severity.WARNING))
+    job.report.add(RuleError(RuleCode.NO_EFFECT, message, query.span(), "remove it", Severity.WARNING))
 
 
 def _context(job: Compilation, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
-    semantics = job.semantics(Requests.STREAM)
+    semantics = job.semantics(RequestNames.STREAM)
     return Context(semantics, ctes, job.default_schema, job.report, used=used, checks=job.checks)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from headwater_rules.compiler.flatten import flatten_select
-from headwater_rules.compiler.fragment import Frag, Kind, Ref, equal, truth
+from headwater_rules.compiler.fragment import ExprKind, Frag, Ref, equal, truth
 from headwater_rules.compiler.names import Context, Scope
 from headwater_rules.compiler.planner import VariantDraft, find_mixed, find_target
-from headwater_rules.compiler.relations import All, Atom, Column, Selection, Table
-from headwater_rules.compiler.request_values import Requests
+from headwater_rules.compiler.relations import All, Atom, SelectedColumn, Selection, TableRef
+from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.variants import Compilation, add_variants, check_danger, check_number, draft_query, merged
-from headwater_rules.errors import Code, did_you_mean
+from headwater_rules.errors import RuleCode, did_you_mean
 from headwater_rules.plan import Stream, TablePattern, Variant
 from headwater_rules.text.config import BucketSource, EventSource
 from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select
@@ -63,7 +63,7 @@ def check_event(job: Compilation, source: EventSource) -> None:
     """Report errors in the payload queries of an event, and that nothing reads events here."""
     for query in source.payloads:
         with job.report.collecting(query.span):
-            context = _context(job).naming(Requests.NONE)
+            context = _context(job).naming(RequestNames.NONE)
             before = len(job.report.errors)
             node = parse_select(query)
             selection = flatten_select(context, query, node)
@@ -71,11 +71,11 @@ def check_event(job: Compilation, source: EventSource) -> None:
                 find_target(context, selection, node)
     message = f"event `{source.name}` is checked, but has no effect: events are not supported"
     hint = 'remove it, or read changes with Spark: `spark.readStream.format("headwater")`'
-    source.key.warn(Code.NO_EFFECT, message, hint)
+    source.key.warn(RuleCode.NO_EFFECT, message, hint)
 
 
 def _context(job: Compilation) -> Context:
-    return Context(job.semantics(Requests.PARAMETERS), {}, job.default_schema, job.report, checks=job.checks)
+    return Context(job.semantics(RequestNames.PARAMETERS), {}, job.default_schema, job.report, checks=job.checks)
 
 
 # parameter queries
@@ -98,7 +98,7 @@ def _parameters(job: Compilation, source: BucketSource) -> list[_Parameters]:
         if found and names != found[0].names:
             message = f"this query gives {_listed(names)}, the first one {_listed(found[0].names)}"
             hint = "all parameter queries of a definition must select the same names"
-            job.report.add(error_at(Code.STRUCTURE, message, node, hint))
+            job.report.add(error_at(RuleCode.STRUCTURE, message, node, hint))
             continue
         found.append(_Parameters((text, node), names, priority))
     return found
@@ -106,16 +106,16 @@ def _parameters(job: Compilation, source: BucketSource) -> list[_Parameters]:
 
 def _without_priority(selection: Selection, source: BucketSource) -> tuple[Selection, int | None]:
     """Remove the column `_priority`, which is not a parameter but sets the priority of the query's buckets."""
-    chosen = [item for item in selection.columns if isinstance(item, Column) and item.name == _PRIORITY]
+    chosen = [item for item in selection.columns if isinstance(item, SelectedColumn) and item.name == _PRIORITY]
     if not chosen:
         return selection, None
     value, node = chosen[-1].value.parts[0], chosen[-1].node
     if len(chosen) > 1 or value not in {"0", "1", "2", "3"}:
         message = f"`{_PRIORITY}` must be one of 0, 1, 2, 3"
-        raise error_at(Code.STRUCTURE, message, node, f"write `1 AS {_PRIORITY}`")
+        raise error_at(RuleCode.STRUCTURE, message, node, f"write `1 AS {_PRIORITY}`")
     if source.has_priority:
         message = f"`{source.name}` sets its priority twice"
-        raise error_at(Code.STRUCTURE, message, node, f"remove `priority:` or the column `{_PRIORITY}`")
+        raise error_at(RuleCode.STRUCTURE, message, node, f"remove `priority:` or the column `{_PRIORITY}`")
     others = tuple(item for item in selection.columns if item is not chosen[0])
     return replace(selection, columns=others), int(str(value))
 
@@ -128,13 +128,13 @@ def _check_parameters(job: Compilation, source: BucketSource, parameters: _Param
     with job.report.collecting(text.span):
         context = _context(job)
         given, _ = _without_priority(flatten_select(context, text, node), source)
-        number = context.add(Table(TablePattern("", "", _BUCKET), None, alias_quoted=False, node=node))
+        number = context.add(TableRef(TablePattern("", "", _BUCKET), None, alias_quoted=False, node=node))
         selected, *compared = (
-            Frag((Ref(number, str(position)),), Kind.ANY, node) for position in range(len(given.columns) + 1)
+            Frag((Ref(number, str(position)),), ExprKind.ANY, node) for position in range(len(given.columns) + 1)
         )
         links = [(left, right) for left, right in zip(compared, given.named().values(), strict=True)]
         condition = All(tuple(Atom(truth(equal(*link, node)), link) for link in links))
-        data = Selection((Column("id", selected),), condition, frozenset({number}))
+        data = Selection((SelectedColumn("id", selected),), condition, frozenset({number}))
         for draft in draft_query(context, data, given.condition, given.tables, node):
             if not source.accepts_dangerous:
                 check_danger(job, draft, node)
@@ -149,9 +149,11 @@ def _drafts(job: Compilation, parameters: _Parameters, query: SqlText, node: exp
     given = Selection((), All(()), frozenset())
     if parameters.query is not None:
         given = flatten_select(context, *parameters.query)
-    columns: dict[str, Frag] = {column.name: column.value for column in given.columns if isinstance(column, Column)}
+    columns: dict[str, Frag] = {
+        column.name: column.value for column in given.columns if isinstance(column, SelectedColumn)
+    }
     scope = Scope(None, {_BUCKET: columns})
-    selection = flatten_select(context.naming(Requests.NONE), query, node, scope)
+    selection = flatten_select(context.naming(RequestNames.NONE), query, node, scope)
     if len(job.report.errors) > before:
         find_mixed(context, selection.condition)
         return []
@@ -169,11 +171,11 @@ def _is_covered(job: Compilation, query: SqlText, node: exp.Select, parameters: 
 def _check_only(job: Compilation, query: SqlText, node: exp.Select) -> None:
     """Report other errors in a data query, whatever its parameters are."""
     used = {
-        identifier(found.this): Frag(("NULL",), Kind.ANY, found)
+        identifier(found.this): Frag(("NULL",), ExprKind.ANY, found)
         for found in node.find_all(exp.Column)
         if found.table == _BUCKET
     }
-    flatten_select(_context(job).naming(Requests.NONE), query, node, Scope(None, {_BUCKET: used}))
+    flatten_select(_context(job).naming(RequestNames.NONE), query, node, Scope(None, {_BUCKET: used}))
 
 
 def _check_cover(node: exp.Select, parameters: Iterable[_Parameters]) -> None:
@@ -185,12 +187,12 @@ def _check_cover(node: exp.Select, parameters: Iterable[_Parameters]) -> None:
             if name not in each.names:
                 hint = did_you_mean(name, each.names) or f"the parameters are {_listed(each.names)}"
                 message = f"the parameter queries give no `{name}`"
-                raise error_at(Code.UNKNOWN_NAME, message, found, hint)
+                raise error_at(RuleCode.UNKNOWN_NAME, message, found, hint)
         missing = each.names - {name for name, _ in used}
         if missing:
             message = f"this data query does not use {_listed(missing)}"
             hint = f"add a condition such as `… = bucket.{min(missing)}`: every parameter has to be compared"
-            raise error_at(Code.STRUCTURE, message, node, hint)
+            raise error_at(RuleCode.STRUCTURE, message, node, hint)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, equal, negated, truth
+from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
 from headwater_rules.compiler.relations import (
     All,
     Atom,
-    Column,
     Condition,
-    Each,
     Either,
-    Everything,
+    ExpandedArray,
     Relation,
+    SelectedColumn,
+    SelectedStar,
     Selection,
     bound_terms,
 )
-from headwater_rules.compiler.request_values import Requests
+from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.scalars import Scalars, in_list
 from headwater_rules.compiler.trust import element
-from headwater_rules.errors import Code, RuleError, Severity
+from headwater_rules.errors import RuleCode, RuleError, Severity
 from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select, selecting_nothing, source_of
 
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
@@ -66,8 +66,8 @@ class _Select:
         self._checks.cases(node)
         if node.args.get("from_"):
             self._from(node.args["from_"].this)
-        elif self._context.semantics.requests is not Requests.PARAMETERS:
-            raise error_at(Code.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
+        elif self._context.semantics.requests is not RequestNames.PARAMETERS:
+            raise error_at(RuleCode.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
         for join in node.args.get("joins") or []:
             self._join(join)
         columns = self._columns(node)
@@ -78,7 +78,7 @@ class _Select:
     def _value(self, node: exp.Expr) -> Frag:
         return self._scalars.frag(node)
 
-    def _report(self, code: Code, message: str, node: exp.Expr, suggestion: str = "") -> None:
+    def _report(self, code: RuleCode, message: str, node: exp.Expr, suggestion: str = "") -> None:
         self._context.report.add(error_at(code, message, node, suggestion))
 
     # FROM
@@ -86,10 +86,10 @@ class _Select:
     def _join(self, join: exp.Join) -> None:
         if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
             hint = "list the tables in FROM and compare in WHERE"
-            self._report(Code.UNSUPPORTED, "only inner joins are supported", join, hint)
+            self._report(RuleCode.UNSUPPORTED, "only inner joins are supported", join, hint)
         if join.args.get("using"):
             hint = "write `ON a.x = b.x`"
-            self._report(Code.UNSUPPORTED, "`USING` is not supported", join, hint)
+            self._report(RuleCode.UNSUPPORTED, "`USING` is not supported", join, hint)
         self._scalars.only(join, _JOIN_PARTS)
         self._from(join.this)
         if join.args.get("on"):
@@ -99,16 +99,16 @@ class _Select:
         alias = node.args.get("alias")
         columns = alias.args.get("columns") if alias is not None else None
         if columns and not isinstance(node.this, exp.Anonymous):
-            raise error_at(Code.UNSUPPORTED, "column names after an alias are not supported", node)
+            raise error_at(RuleCode.UNSUPPORTED, "column names after an alias are not supported", node)
         name = identifier(alias.this) if alias is not None else None
         if isinstance(node, exp.Subquery):
             self._scalars.only(node, frozenset({"this", "alias"}))
             if name is None or not isinstance(node.this, exp.Select):
-                raise error_at(Code.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
+                raise error_at(RuleCode.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
             self._derive(node, name, self._inner(node.this))
             return
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier | exp.Anonymous):
-            raise error_at(Code.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
+            raise error_at(RuleCode.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
         self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
         if isinstance(node.this, exp.Anonymous):
             self._from_each(node, node.this, name, columns or [])
@@ -127,7 +127,7 @@ class _Select:
         function = str(call.this).lower()
         if function != "json_each" or len(call.expressions) != 1:
             hint = "there is `json_each(array) AS name`"
-            error = error_at(Code.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
+            error = error_at(RuleCode.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
             array = self._checks.failed(error, call)
         else:
             array = self._value(call.expressions[0])
@@ -139,11 +139,11 @@ class _Select:
         names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
         if len(names) != len(columns) or len(set(names)) != len(ELEMENT):
             hint = "write two different names, for key and value, or none: `AS a (position, element)`"
-            raise error_at(Code.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
+            raise error_at(RuleCode.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
         self._tables.add(number)
         trust = element(array.trust)
         return {
-            name: Frag((Ref(number, column),), Kind.ANY, node, trust)
+            name: Frag((Ref(number, column),), ExprKind.ANY, node, trust)
             for name, column in zip(names, ELEMENT, strict=True)
         }
 
@@ -156,7 +156,7 @@ class _Select:
     def _name(self, name: str, relation: Relation, node: exp.Expr) -> None:
         if name in self._scope.relations:
             hint = "give one of them an alias"
-            self._report(Code.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint)
+            self._report(RuleCode.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint)
             return
         self._scope.relations[name] = relation
         if isinstance(relation, int):
@@ -176,8 +176,8 @@ class _Select:
 
     # the select list
 
-    def _columns(self, node: exp.Select) -> list[Column | Everything]:
-        columns: list[Column | Everything] = []
+    def _columns(self, node: exp.Select) -> list[SelectedColumn | SelectedStar]:
+        columns: list[SelectedColumn | SelectedStar] = []
         for item in node.expressions:
             try:
                 columns += self._item(item)
@@ -185,9 +185,9 @@ class _Select:
                 self._context.report.add(error)
         return columns
 
-    def _item(self, item: exp.Expr) -> list[Column | Everything]:
+    def _item(self, item: exp.Expr) -> list[SelectedColumn | SelectedStar]:
         if isinstance(item, exp.Alias):
-            return [Column(identifier(item.args["alias"]), self._value(item.this))]
+            return [SelectedColumn(identifier(item.args["alias"]), self._value(item.this))]
         if isinstance(item, exp.Star):
             self._scalars.only(item, frozenset())
             tables = [each for each in self._scope.relations.values() if self._names.is_table(each)]
@@ -197,18 +197,20 @@ class _Select:
             return self._star(self._names.relation(identifier(item.args["table"]), item), item)
         value = self._value(item)
         if isinstance(item, exp.Column):
-            return [Column(identifier(item.this), value)]
+            return [SelectedColumn(identifier(item.this), value)]
         name = source_of(item)
         message = f"this column has no name and will be called `{name}`"
-        self._context.report.add(error_at(Code.UNNAMED_COLUMN, message, value.node, "add `AS name`", Severity.WARNING))
-        return [Column(name, value)]
+        self._context.report.add(
+            error_at(RuleCode.UNNAMED_COLUMN, message, value.node, "add `AS name`", Severity.WARNING)
+        )
+        return [SelectedColumn(name, value)]
 
-    def _star(self, relation: Relation, item: exp.Expr) -> list[Column | Everything]:
+    def _star(self, relation: Relation, item: exp.Expr) -> list[SelectedColumn | SelectedStar]:
         if isinstance(relation, dict):
-            return [Column(name, value) for name, value in relation.items()]
-        if isinstance(self._context.instances[relation], Each):
-            raise error_at(Code.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
-        return [Everything(relation, item)]
+            return [SelectedColumn(name, value) for name, value in relation.items()]
+        if isinstance(self._context.instances[relation], ExpandedArray):
+            raise error_at(RuleCode.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
+        return [SelectedStar(relation, item)]
 
     # WHERE and ON
 
@@ -265,14 +267,14 @@ class _Select:
         query = node.args["query"]
         inner = query.this if isinstance(query, exp.Subquery) else query
         if not isinstance(inner, exp.Select):
-            raise error_at(Code.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
+            raise error_at(RuleCode.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
         selection = self._inner(inner)
         if not isinstance(node.this, exp.Tuple):
             return self._member(self._value(node.this), selection, node)
         values, columns = node.this.expressions, list(selection.named().values())
         if len(values) != len(columns):
             message = f"{len(values)} values are compared with {len(columns)} columns"
-            raise error_at(Code.UNSUPPORTED, message, node)
+            raise error_at(RuleCode.UNSUPPORTED, message, node)
         links = (
             self._link(self._value(value), column, node, selection.tables)
             for value, column in zip(values, columns, strict=True)
@@ -283,7 +285,7 @@ class _Select:
         if negate:
             raise self._no_negation(node, "NOT EXISTS (SELECT …)")
         selection = self._inner(selecting_nothing(inner))  # only its tables and conditions matter
-        found = Atom(build(Kind.CERTAIN, node, "1"), tables=selection.tables)
+        found = Atom(build(ExprKind.CERTAIN, node, "1"), tables=selection.tables)
         return All((found, selection.condition))
 
     def _in_expression(self, node: exp.In, array: exp.Expr, *, negate: bool) -> Condition:
@@ -318,14 +320,14 @@ class _Select:
 
     def _single(self, selection: Selection, node: exp.Expr) -> Frag:
         columns = selection.columns
-        if len(columns) != 1 or isinstance(columns[0], Everything):
-            raise error_at(Code.UNSUPPORTED, "this subquery must select exactly one named column", node)
+        if len(columns) != 1 or isinstance(columns[0], SelectedStar):
+            raise error_at(RuleCode.UNSUPPORTED, "this subquery must select exactly one named column", node)
         return columns[0].value
 
     def _element(self, array: Frag) -> tuple[int, Frag]:
         self._checks.json(array, array.node, "an expanded array")
         number = self._context.add_each(array)
-        return number, Frag((Ref(number, "value"),), Kind.ANY, array.node, element(array.trust))
+        return number, Frag((Ref(number, "value"),), ExprKind.ANY, array.node, element(array.trust))
 
     def _overlap(self, node: exp.ArrayOverlaps, *, negate: bool) -> Condition:
         if negate:
@@ -354,4 +356,4 @@ class _Select:
 
     def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
         hint = "access can follow from a row that is there, not from one that is missing"
-        return error_at(Code.UNSUPPORTED, f"`{what}` is not supported", node, hint)
+        return error_at(RuleCode.UNSUPPORTED, f"`{what}` is not supported", node, hint)

@@ -13,7 +13,7 @@ from enum import Enum
 from sqlglot import exp
 
 from headwater_rules.compiler.trust import CLIENT, NEITHER, TOKEN, Trust, chained, one_of, opposite, repeating, together
-from headwater_rules.errors import Code, Span
+from headwater_rules.errors import RuleCode, Span
 from headwater_rules.plan import AUTHENTICATED, Expr, RequestInput
 from headwater_rules.text.sqltext import error_at, span_of
 
@@ -24,7 +24,7 @@ MAX_SIZE = 1_000_000
 _REF_SIZE = 4
 
 
-class Kind(Enum):
+class ExprKind(Enum):
     """What is known about an expression's value before evaluation. All but CERTAIN may be null."""
 
     CERTAIN = "0 or 1"
@@ -49,7 +49,7 @@ class Frag:
     that it translates, for errors."""
 
     parts: tuple[str | Ref, ...]
-    kind: Kind
+    kind: ExprKind
     node: exp.Expr = field(compare=False, repr=False)
     trust: Trust = field(default=NEITHER, compare=False)
 
@@ -77,13 +77,13 @@ class Frag:
         return part if len(self.parts) == 1 and isinstance(part, Ref) else None
 
 
-def request_value(value: RequestInput, kind: Kind, node: exp.Expr) -> Frag:
+def request_value(value: RequestInput, kind: ExprKind, node: exp.Expr) -> Frag:
     """A value of the request."""
     trust = TOKEN if value.value in AUTHENTICATED else CLIENT
     return Frag((Ref(REQUEST, value.value),), kind, node, trust)
 
 
-def build(kind: Kind, node: exp.Expr, *pieces: str | Frag, trust: Trust | None = None) -> Frag:
+def build(kind: ExprKind, node: exp.Expr, *pieces: str | Frag, trust: Trust | None = None) -> Frag:
     """Concatenate pieces to a fragment. Without `trust`, nothing is known of it but what it depends on. Raises
     RuleError when it gets too large, which a few subqueries that each double a column can cause."""
     _check_size(node, pieces)
@@ -103,10 +103,10 @@ def _check_size(node: exp.Expr, pieces: Sequence[str | Frag]) -> None:
     size = sum(len(piece) if isinstance(piece, str) else piece.size for piece in pieces)
     if size > MAX_SIZE:
         message = "an expression becomes too large when its subqueries are put into it"
-        raise error_at(Code.TOO_MANY, message, node, "name a column once instead of several times")
+        raise error_at(RuleCode.TOO_MANY, message, node, "name a column once instead of several times")
 
 
-def joined(kind: Kind, node: exp.Expr, items: list[Frag], between: str, trust: Trust | None = None) -> Frag:
+def joined(kind: ExprKind, node: exp.Expr, items: list[Frag], between: str, trust: Trust | None = None) -> Frag:
     """The items separated by `between`, in brackets."""
     pieces: list[str | Frag] = ["("]
     for number, item in enumerate(items):
@@ -116,59 +116,59 @@ def joined(kind: Kind, node: exp.Expr, items: list[Frag], between: str, trust: T
 
 def truth(frag: Frag) -> Frag:
     """The value as 0 or 1: a number is true unless 0, text by its integer prefix; null and blobs are false."""
-    return frag if frag.kind is Kind.CERTAIN else replace(_truth(frag), trust=frag.trust)
+    return frag if frag.kind is ExprKind.CERTAIN else replace(_truth(frag), trust=frag.trust)
 
 
 def _truth(frag: Frag) -> Frag:
     node = frag.node
     match frag.kind:
-        case Kind.CERTAIN:
+        case ExprKind.CERTAIN:
             return frag
-        case Kind.LOGICAL:
-            return build(Kind.CERTAIN, node, "ifnull(", frag, ", 0)")
-        case Kind.INTEGER | Kind.NUMBER:
-            return build(Kind.CERTAIN, node, "(ifnull(", frag, ", 0) <> 0)")
-        case Kind.TEXT:
-            return build(Kind.CERTAIN, node, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
-        case Kind.ANY:
+        case ExprKind.LOGICAL:
+            return build(ExprKind.CERTAIN, node, "ifnull(", frag, ", 0)")
+        case ExprKind.INTEGER | ExprKind.NUMBER:
+            return build(ExprKind.CERTAIN, node, "(ifnull(", frag, ", 0) <> 0)")
+        case ExprKind.TEXT:
+            return build(ExprKind.CERTAIN, node, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
+        case ExprKind.ANY:
             return _any_truth(frag)
 
 
 def _any_truth(frag: Frag) -> Frag:
     node = frag.node
     if not frag.simple:
-        return build(Kind.CERTAIN, node, "hw_truth(", frag, ")")
+        return build(ExprKind.CERTAIN, node, "hw_truth(", frag, ")")
     by_type = (
         "(CASE typeof(", frag, ") WHEN 'text' THEN CAST(", frag, " AS INTEGER) <> 0 WHEN 'blob' THEN 0 ELSE ifnull(",
         frag, ", 0) <> 0 END)",
     )  # fmt: skip
-    return build(Kind.CERTAIN, node, *by_type)
+    return build(ExprKind.CERTAIN, node, *by_type)
 
 
 def negated(frag: Frag) -> Frag:
     """1 if false or null, else 0."""
-    return build(Kind.CERTAIN, frag.node, "(NOT ", truth(frag), ")", trust=opposite(frag.trust))
+    return build(ExprKind.CERTAIN, frag.node, "(NOT ", truth(frag), ")", trust=opposite(frag.trust))
 
 
 def text(frag: Frag) -> Frag:
     """The value as `||` prints it: reals without `.0`."""
-    return frag if frag.kind is Kind.TEXT else replace(_text(frag), trust=frag.trust)
+    return frag if frag.kind is ExprKind.TEXT else replace(_text(frag), trust=frag.trust)
 
 
 def _text(frag: Frag) -> Frag:
-    if frag.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER}:
+    if frag.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER}:
         # the plus removes the affinity that a cast would add to a comparison
-        return build(Kind.TEXT, frag.node, "(+CAST(", frag, " AS TEXT))")
+        return build(ExprKind.TEXT, frag.node, "(+CAST(", frag, " AS TEXT))")
     if not frag.simple:
-        return build(Kind.TEXT, frag.node, "hw_text(", frag, ")")
+        return build(ExprKind.TEXT, frag.node, "hw_text(", frag, ")")
     return build(
-        Kind.TEXT, frag.node, "(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)"
+        ExprKind.TEXT, frag.node, "(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)"
     )
 
 
 def equal(left: Frag, right: Frag, node: exp.Expr) -> Frag:
     """`left = right`, null if either is."""
-    return build(Kind.LOGICAL, node, "(", left, " = ", right, ")", trust=equality(left, right))
+    return build(ExprKind.LOGICAL, node, "(", left, " = ", right, ")", trust=equality(left, right))
 
 
 def choice(values: Sequence[Frag], conditions: Sequence[Frag] = ()) -> Trust:
@@ -192,9 +192,9 @@ def equality(left: Frag, right: Frag) -> Trust:
     if ("NULL",) in {left.parts, right.parts}:
         return together([left.trust, right.trust])
     for value, other in ((left, right), (right, left)):
-        if value.trust.mixed and other.parts == ("1",) and value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
+        if value.trust.mixed and other.parts == ("1",) and value.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL}:
             return value.trust
-        if value.trust.mixed and other.parts == ("0",) and value.kind is Kind.CERTAIN:
+        if value.trust.mixed and other.parts == ("0",) and value.kind is ExprKind.CERTAIN:
             return opposite(value.trust)
     return repeating(left.trust, right.trust, (left.parts, right.parts))
 

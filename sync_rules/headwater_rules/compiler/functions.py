@@ -11,26 +11,26 @@ from typing import Final
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import Frag, Kind, build, chain, choice, text, truth
+from headwater_rules.compiler.fragment import ExprKind, Frag, build, chain, choice, text, truth
 from headwater_rules.compiler.trust import Trust, holding
-from headwater_rules.errors import Code, RuleError, did_you_mean
+from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.text.sqltext import error_at
 
 _MAX_INDEX_SEGMENTS = 3
 _MAX_INDEX_DIGITS = 9
 _MAX_PARTS = 200
 _MANY = 100
-_NUMERIC = {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}
+_NUMERIC = {ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER}
 _MAX_WRITTEN = 20_000  # characters
 
 
 _MOMENTS: Final = {
-    "unixepoch": Kind.NUMBER,
-    "julianday": Kind.NUMBER,
-    "datetime": Kind.TEXT,
-    "date": Kind.TEXT,
-    "time": Kind.TEXT,
-    "strftime": Kind.TEXT,
+    "unixepoch": ExprKind.NUMBER,
+    "julianday": ExprKind.NUMBER,
+    "datetime": ExprKind.TEXT,
+    "date": ExprKind.TEXT,
+    "time": ExprKind.TEXT,
+    "strftime": ExprKind.TEXT,
 }
 _MOST_MODIFIED: Final = 10
 _CLOCK = r"\d\d:\d\d(?::\d\d(?:\.\d+)?)?"
@@ -50,43 +50,43 @@ class _Function:
     sql: str
     least: int
     most: int
-    kind: Kind
+    kind: ExprKind
     texts: bool = False
 
 
 _PLAIN = {
-    "upper": _Function("upper", 1, 1, Kind.TEXT),
-    "lower": _Function("lower", 1, 1, Kind.TEXT),
-    "trim": _Function("trim", 1, 2, Kind.TEXT, texts=True),
-    "ltrim": _Function("ltrim", 1, 2, Kind.TEXT, texts=True),
-    "rtrim": _Function("rtrim", 1, 2, Kind.TEXT, texts=True),
-    "replace": _Function("replace", 3, 3, Kind.TEXT, texts=True),
-    "concat": _Function("concat", 1, _MANY, Kind.TEXT, texts=True),
-    "concat_ws": _Function("concat_ws", 2, _MANY, Kind.TEXT, texts=True),
-    "hex": _Function("hw_hex", 1, 1, Kind.TEXT),
-    "base64": _Function("base64", 1, 1, Kind.TEXT),
-    "length": _Function("hw_length", 1, 1, Kind.INTEGER),
-    "instr": _Function("hw_instr", 2, 2, Kind.INTEGER),
-    "typeof": _Function("typeof", 1, 1, Kind.TEXT),
-    "uuid_blob": _Function("uuid_blob", 1, 1, Kind.ANY),
-    "ifnull": _Function("ifnull", 2, 2, Kind.ANY),
-    "coalesce": _Function("coalesce", 2, _MANY, Kind.ANY),
-    "nullif": _Function("nullif", 2, 2, Kind.ANY),
-    "abs": _Function("abs", 1, 1, Kind.NUMBER),
-    "round": _Function("round", 1, 2, Kind.NUMBER),
-    "sign": _Function("sign", 1, 1, Kind.NUMBER),
-    "floor": _Function("floor", 1, 1, Kind.NUMBER),
-    "ceil": _Function("ceil", 1, 1, Kind.NUMBER),
-    "ceiling": _Function("ceil", 1, 1, Kind.NUMBER),
-    "trunc": _Function("trunc", 1, 1, Kind.NUMBER),
-    "json": _Function("json", 1, 1, Kind.TEXT),
-    "json_array": _Function("json_array", 0, _MANY, Kind.TEXT),
-    "json_keys": _Function("json_keys", 1, 1, Kind.TEXT),
-    "json_valid": _Function("json_valid", 1, 1, Kind.LOGICAL),
-    "st_asgeojson": _Function("st_asgeojson", 1, 1, Kind.TEXT),
-    "st_astext": _Function("st_astext", 1, 1, Kind.TEXT),
-    "st_x": _Function("st_x", 1, 1, Kind.NUMBER),
-    "st_y": _Function("st_y", 1, 1, Kind.NUMBER),
+    "upper": _Function("upper", 1, 1, ExprKind.TEXT),
+    "lower": _Function("lower", 1, 1, ExprKind.TEXT),
+    "trim": _Function("trim", 1, 2, ExprKind.TEXT, texts=True),
+    "ltrim": _Function("ltrim", 1, 2, ExprKind.TEXT, texts=True),
+    "rtrim": _Function("rtrim", 1, 2, ExprKind.TEXT, texts=True),
+    "replace": _Function("replace", 3, 3, ExprKind.TEXT, texts=True),
+    "concat": _Function("concat", 1, _MANY, ExprKind.TEXT, texts=True),
+    "concat_ws": _Function("concat_ws", 2, _MANY, ExprKind.TEXT, texts=True),
+    "hex": _Function("hw_hex", 1, 1, ExprKind.TEXT),
+    "base64": _Function("base64", 1, 1, ExprKind.TEXT),
+    "length": _Function("hw_length", 1, 1, ExprKind.INTEGER),
+    "instr": _Function("hw_instr", 2, 2, ExprKind.INTEGER),
+    "typeof": _Function("typeof", 1, 1, ExprKind.TEXT),
+    "uuid_blob": _Function("uuid_blob", 1, 1, ExprKind.ANY),
+    "ifnull": _Function("ifnull", 2, 2, ExprKind.ANY),
+    "coalesce": _Function("coalesce", 2, _MANY, ExprKind.ANY),
+    "nullif": _Function("nullif", 2, 2, ExprKind.ANY),
+    "abs": _Function("abs", 1, 1, ExprKind.NUMBER),
+    "round": _Function("round", 1, 2, ExprKind.NUMBER),
+    "sign": _Function("sign", 1, 1, ExprKind.NUMBER),
+    "floor": _Function("floor", 1, 1, ExprKind.NUMBER),
+    "ceil": _Function("ceil", 1, 1, ExprKind.NUMBER),
+    "ceiling": _Function("ceil", 1, 1, ExprKind.NUMBER),
+    "trunc": _Function("trunc", 1, 1, ExprKind.NUMBER),
+    "json": _Function("json", 1, 1, ExprKind.TEXT),
+    "json_array": _Function("json_array", 0, _MANY, ExprKind.TEXT),
+    "json_keys": _Function("json_keys", 1, 1, ExprKind.TEXT),
+    "json_valid": _Function("json_valid", 1, 1, ExprKind.LOGICAL),
+    "st_asgeojson": _Function("st_asgeojson", 1, 1, ExprKind.TEXT),
+    "st_astext": _Function("st_astext", 1, 1, ExprKind.TEXT),
+    "st_x": _Function("st_x", 1, 1, ExprKind.NUMBER),
+    "st_y": _Function("st_y", 1, 1, ExprKind.NUMBER),
 }
 _SPECIAL = {
     "iif": (3, 3),
@@ -119,7 +119,9 @@ def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = 
     if not least <= len(arguments) <= most:
         wanted = str(least) if least == most else f"{least} to {most}"
         plural = "" if wanted == "1" else "s"
-        raise error_at(Code.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", node)
+        raise error_at(
+            RuleCode.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", node
+        )
     if plain:
         taken = [text(argument) for argument in arguments] if plain.texts else arguments
         return _written(plain.sql, taken, plain.kind, node, _trust(name, taken))
@@ -128,7 +130,7 @@ def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = 
     match name:
         case "iif":
             condition, trust = truth(arguments[0]), choice(arguments[1:], arguments[:1])
-            return _written("iif", [condition, *arguments[1:]], Kind.ANY, node, trust)
+            return _written("iif", [condition, *arguments[1:]], ExprKind.ANY, node, trust)
         case "min" | "max":
             return _extreme(name, arguments, node)
         case "substring" | "substr":
@@ -139,52 +141,54 @@ def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = 
             return json_access(arguments[0], _rooted(nodes[1], node), "->>", node, fixed=fixed)
         case _:
             inner = arguments[0] if len(nodes) == 1 else json_access(arguments[0], _rooted(nodes[1], node), "->", node)
-            return _written(name, [inner], Kind.INTEGER if name == "json_array_length" else Kind.TEXT, node)
+            return _written(name, [inner], ExprKind.INTEGER if name == "json_array_length" else ExprKind.TEXT, node)
 
 
 def _extreme(name: str, arguments: Sequence[Frag], node: exp.Expr) -> Frag:
     if all(argument.kind in _NUMERIC for argument in arguments):
-        return _written(name, arguments, Kind.NUMBER, node)
+        return _written(name, arguments, ExprKind.NUMBER, node)
     first = build(arguments[0].kind, node, arguments[0], " COLLATE utf16")  # texts have the order of `<`
-    return _written(name, [first, *arguments[1:]], Kind.ANY, node)
+    return _written(name, [first, *arguments[1:]], ExprKind.ANY, node)
 
 
 def _substring(arguments: Sequence[Frag], nodes: Sequence[exp.Expr], node: exp.Expr) -> Frag:
     if isinstance(nodes[1], exp.Literal) and nodes[1].is_string:
         raise error_at(
-            Code.UNSUPPORTED, "the start of `substring` is a number", node, "regular expressions are not supported"
+            RuleCode.UNSUPPORTED, "the start of `substring` is a number", node, "regular expressions are not supported"
         )
-    numbers = [build(Kind.INTEGER, node, "CAST(", argument, " AS INTEGER)") for argument in arguments[1:]]
-    return _written("hw_substring", [arguments[0], *numbers], Kind.ANY, node)
+    numbers = [build(ExprKind.INTEGER, node, "CAST(", argument, " AS INTEGER)") for argument in arguments[1:]]
+    return _written("hw_substring", [arguments[0], *numbers], ExprKind.ANY, node)
 
 
 def _object(arguments: Sequence[Frag], node: exp.Expr) -> Frag:
     if len(arguments) % 2:
         raise error_at(
-            Code.UNKNOWN_FUNCTION,
+            RuleCode.UNKNOWN_FUNCTION,
             "`json_object` takes keys and values in pairs",
             node,
             "write `json_object('key', x)`",
         )
     pairs = [argument if number % 2 else text(argument) for number, argument in enumerate(arguments)]
-    return _written("json_object", pairs, Kind.TEXT, node, holding([pair.trust for pair in pairs]))
+    return _written("json_object", pairs, ExprKind.TEXT, node, holding([pair.trust for pair in pairs]))
 
 
 def json_access(value: Frag, path: exp.Expr, operator: str, node: exp.Expr, *, fixed: bool = True) -> Frag:
     """`value -> path` or `value ->> path`. Unless `fixed`, a path without `$` is split at dots too, and a JSON null is
     the text `null` for `->>` and null for `->`. Raises RuleError when the path is not a literal."""
-    if value.kind in {Kind.CERTAIN, Kind.LOGICAL}:
+    if value.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL}:
         raise error_at(
-            Code.UNSUPPORTED, f"`{operator}` is applied to a condition", node, "put brackets around the JSON access"
+            RuleCode.UNSUPPORTED, f"`{operator}` is applied to a condition", node, "put brackets around the JSON access"
         )
-    kind = Kind.TEXT if operator == "->" else Kind.ANY
+    kind = ExprKind.TEXT if operator == "->" else ExprKind.ANY
     paths = _sqlite_paths(_segments(path, node, fixed), node)
     readings = [_reading(value, operator, quoted(each), kind, node, fixed) for each in paths]
     if len(readings) == 1:
         return readings[0]
     written = sum(len(part) for reading in readings for part in reading.parts if isinstance(part, str))
     if sum(len(reading.parts) for reading in readings) > _MAX_PARTS or written > _MAX_WRITTEN:
-        raise error_at(Code.TOO_MANY, "too many array elements in nested JSON accesses", node, "use one path `$.a.0`")
+        raise error_at(
+            RuleCode.TOO_MANY, "too many array elements in nested JSON accesses", node, "use one path `$.a.0`"
+        )
     return _written("coalesce", readings, kind, node)
 
 
@@ -211,14 +215,14 @@ def _trust(name: str, arguments: Sequence[Frag]) -> Trust | None:
     return None
 
 
-def _written(name: str, arguments: Sequence[Frag], kind: Kind, node: exp.Expr, trust: Trust | None = None) -> Frag:
+def _written(name: str, arguments: Sequence[Frag], kind: ExprKind, node: exp.Expr, trust: Trust | None = None) -> Frag:
     pieces: list[str | Frag] = [f"{name}("]
     for number, argument in enumerate(arguments):
         pieces += [", ", argument] if number else [argument]
     return build(kind, node, *pieces, ")", trust=trust)
 
 
-def _reading(value: Frag, operator: str, path: str, kind: Kind, node: exp.Expr, fixed: bool) -> Frag:
+def _reading(value: Frag, operator: str, path: str, kind: ExprKind, node: exp.Expr, fixed: bool) -> Frag:
     found = build(kind, node, "(", value, f" {operator} {path})")
     if fixed:
         return found
@@ -229,21 +233,24 @@ def _reading(value: Frag, operator: str, path: str, kind: Kind, node: exp.Expr, 
 
 def _segments(path: exp.Expr, node: exp.Expr, fixed: bool) -> list[str]:
     if not isinstance(path, exp.Literal):
-        raise error_at(Code.UNSUPPORTED, "the path of a JSON access must be a literal", node, "write it in quotes")
+        raise error_at(RuleCode.UNSUPPORTED, "the path of a JSON access must be a literal", node, "write it in quotes")
     written = str(path.this)
     if not (path.is_string and written.startswith("$")):
         return [written] if fixed or not path.is_string else written.split(".")
     head, *segments = written.split(".")
     if head != "$" or any("[" in segment for segment in segments):
         raise error_at(
-            Code.UNSUPPORTED, "`[…]` is not supported in a JSON path", node, "write `$.a.0` for the first element of a"
+            RuleCode.UNSUPPORTED,
+            "`[…]` is not supported in a JSON path",
+            node,
+            "write `$.a.0` for the first element of a",
         )
     return segments
 
 
 def _rooted(path: exp.Expr, node: exp.Expr) -> exp.Expr:
     if isinstance(path, exp.Literal) and path.is_string and not str(path.this).startswith("$"):
-        raise error_at(Code.UNSUPPORTED, "this JSON path must start with `$`", node, "write `$.key`")
+        raise error_at(RuleCode.UNSUPPORTED, "this JSON path must start with `$`", node, "write `$.key`")
     return path
 
 
@@ -251,7 +258,7 @@ def _sqlite_paths(segments: Sequence[str], node: exp.Expr) -> list[str]:
     """The SQLite paths for all readings of the segments. SQLite distinguishes array elements from keys, but the
     language does not, so every number is read both ways."""
     if sum(map(_is_index, segments)) > _MAX_INDEX_SEGMENTS:
-        raise error_at(Code.TOO_MANY, f"more than {_MAX_INDEX_SEGMENTS} array elements in one JSON path", node)
+        raise error_at(RuleCode.TOO_MANY, f"more than {_MAX_INDEX_SEGMENTS} array elements in one JSON path", node)
     readings = [[f"[{segment}]", _key(segment)] if _is_index(segment) else [_key(segment)] for segment in segments]
     return ["$" + "".join(reading) for reading in product(*readings)]
 
@@ -273,7 +280,7 @@ def _moment(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], nod
     before = 1 if name == "strftime" else 0
     if len(arguments) <= before:
         raise error_at(
-            Code.UNKNOWN_FUNCTION,
+            RuleCode.UNKNOWN_FUNCTION,
             f"`{name}` without a point in time means the current one, but a rule must give the same answer at any time",
             node,
             "write `strftime('%Y-%m-%d', column)`" if before else f"write `{name}(column)`",
@@ -289,14 +296,14 @@ def _moment(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], nod
 def _modifier(name: str, written: exp.Expr, node: exp.Expr) -> str:
     if not (isinstance(written, exp.Literal) and written.is_string):
         message = f"a modifier of `{name}` must be a literal"
-        raise error_at(Code.UNSUPPORTED, message, node, "write it in quotes: '+1 day'")
+        raise error_at(RuleCode.UNSUPPORTED, message, node, "write it in quotes: '+1 day'")
     modifier = str(written.this)
     if modifier.strip().lower() in _MACHINE_ZONE:
         message = f"the modifier '{modifier}' of `{name}` is not allowed: it depends on the time zone of the machine"
-        raise error_at(Code.UNSUPPORTED, message, node, "times are UTC; add an offset like '+02:00'")
+        raise error_at(RuleCode.UNSUPPORTED, message, node, "times are UTC; add an offset like '+02:00'")
     if not _MODIFIER.fullmatch(modifier):
         hint = "use 'unixepoch', 'subsec', '+1 day', '-02:30', 'start of month' or another one of SQLite's"
-        raise error_at(Code.UNSUPPORTED, f"unsupported modifier of `{name}`", node, hint)
+        raise error_at(RuleCode.UNSUPPORTED, f"unsupported modifier of `{name}`", node, hint)
     return modifier
 
 
@@ -415,24 +422,24 @@ def unknown_function(name: str, known: Iterable[str], node: exp.Expr) -> RuleErr
         message = f"`{name}` is not allowed: a rule must give the same answer whenever it is evaluated"
         hint = "compare times on the device, or keep the value in a column of the row"
         return error_at(
-            Code.UNKNOWN_FUNCTION,
+            RuleCode.UNKNOWN_FUNCTION,
             message,
             node,
             hint if name in _CLOCKS else "keep the value in a column of the row",
         )
     if name in _AGGREGATES:
-        return error_at(Code.UNKNOWN_FUNCTION, f"`{name}` is an aggregate and not supported", node, _ONE_ROW)
+        return error_at(RuleCode.UNKNOWN_FUNCTION, f"`{name}` is an aggregate and not supported", node, _ONE_ROW)
     if name in _WINDOWS:
-        return error_at(Code.UNKNOWN_FUNCTION, f"`{name}` is a window function and not supported", node, _ONE_ROW)
+        return error_at(RuleCode.UNKNOWN_FUNCTION, f"`{name}` is a window function and not supported", node, _ONE_ROW)
     if name in _INEXACT:
         message = f"`{name}` is not supported: its last digits depend on the machine"
-        return error_at(Code.UNKNOWN_FUNCTION, message, node, "compute the value in Postgres, or on the device")
+        return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, "compute the value in Postgres, or on the device")
     names = sorted(known)
     hint = _INSTEAD.get(name) or did_you_mean(name, names) or f"the functions are {', '.join(names)}"
-    return error_at(Code.UNKNOWN_FUNCTION, f"unknown function `{name}`", node, hint)
+    return error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown function `{name}`", node, hint)
 
 
 def single_extreme(name: str, node: exp.Expr) -> RuleError:
     """The error for `max(x)`, which is an aggregate elsewhere."""
     message = f"`{name}` of one argument is an aggregate and not supported"
-    return error_at(Code.UNKNOWN_FUNCTION, message, node, f"give it two or more arguments; {_ONE_ROW}")
+    return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, f"give it two or more arguments; {_ONE_ROW}")

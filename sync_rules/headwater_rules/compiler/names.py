@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from headwater_rules.compiler.checks import QueryChecks, SourceChecks
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref
-from headwater_rules.compiler.relations import Each, Relation, Table
-from headwater_rules.compiler.request_values import Requests, Semantics
+from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref
+from headwater_rules.compiler.relations import ExpandedArray, Relation, TableRef
+from headwater_rules.compiler.request_values import RequestNames, Semantics
 from headwater_rules.compiler.trust import NEITHER, element
-from headwater_rules.errors import Code, Report, Severity, did_you_mean
+from headwater_rules.errors import Report, RuleCode, Severity, did_you_mean
 from headwater_rules.plan import RowFunction, TablePattern
 from headwater_rules.text.sqltext import SqlText, error_at, identifier
 
@@ -49,7 +49,7 @@ class Context:
     ctes: Mapping[str, SqlText]
     default_schema: str
     report: Report
-    instances: list[Table | Each] = field(default_factory=list)
+    instances: list[TableRef | ExpandedArray] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     checks: SourceChecks | None = None
     hidden: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class Context:
         """Raises RuleError where a CTE uses another one like a column, which would silently give nothing."""
         if identifier(node.this) in self.hidden and not node.args.get("table"):
             message = "the queries under `with` cannot name each other"
-            raise error_at(Code.UNSUPPORTED, message, node, "write the subquery in full")
+            raise error_at(RuleCode.UNSUPPORTED, message, node, "write the subquery in full")
 
     def warn_of_hidden(self, node: exp.Table) -> None:
         """Warn where a CTE reads a table with the name of another CTE. Its own name is allowed."""
@@ -72,9 +72,9 @@ class Context:
             return
         message = f"`{name}` means the table here: the queries under `with` cannot name each other"
         hint = f"write `{self.default_schema}.{name}` if that is meant, else the subquery in full"
-        self.report.add(error_at(Code.NOT_THE_CTE, message, node, hint, Severity.WARNING))
+        self.report.add(error_at(RuleCode.NOT_THE_CTE, message, node, hint, Severity.WARNING))
 
-    def naming(self, requests: Requests) -> Context:
+    def naming(self, requests: RequestNames) -> Context:
         """The same context with other names for request values."""
         return replace(self, semantics=self.semantics.naming(requests))
 
@@ -84,35 +84,37 @@ class Context:
         if number == REQUEST:
             return REQUEST
         instance = self.instances[number]
-        if isinstance(instance, Each):
+        if isinstance(instance, ExpandedArray):
             tables = instance.array.sources - {REQUEST}
             return self.owner(next(iter(tables))) if tables else number
         return number
 
-    def add(self, instance: Table | Each) -> int:
+    def add(self, instance: TableRef | ExpandedArray) -> int:
         """Add a table or array, and return its number. Raises RuleError beyond MAX_TABLES."""
         if len(self.instances) >= MAX_TABLES:
             message = f"the query reads more than {MAX_TABLES} tables and arrays"
-            raise error_at(Code.TOO_MANY, message, instance.node, "split the query")
+            raise error_at(RuleCode.TOO_MANY, message, instance.node, "split the query")
         self.instances.append(instance)
         return len(self.instances) - 1
 
     def add_each(self, array: Frag) -> int:
         """Expand an array, and return its number. Raises RuleError when its values mix sources."""
-        nested = any(source != REQUEST and isinstance(self.instances[source], Each) for source in array.sources)
+        nested = any(
+            source != REQUEST and isinstance(self.instances[source], ExpandedArray) for source in array.sources
+        )
         if len(array.sources) > 1 or nested:
             message = "an expanded array must come from one row, or from the request"
-            raise error_at(Code.MIXED_FILTER, message, array.node)
-        return self.add(Each(array))
+            raise error_at(RuleCode.MIXED_FILTER, message, array.node)
+        return self.add(ExpandedArray(array))
 
-    def table(self, node: exp.Table) -> Table:
+    def table(self, node: exp.Table) -> TableRef:
         """The source table that a name in FROM refers to."""
         alias = node.args.get("alias")
         schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
         tag, dot, rest = schema.partition(".")
         pattern = TablePattern(tag if dot else "default", rest if dot else schema, identifier(node.this))
         quoted = bool(alias and alias.this.args.get("quoted"))
-        return Table(pattern, identifier(alias.this) if alias else None, quoted, node)
+        return TableRef(pattern, identifier(alias.this) if alias else None, quoted, node)
 
 
 class ScopeNames:
@@ -130,35 +132,35 @@ class ScopeNames:
         if isinstance(relation, dict):
             if name not in relation:
                 hint = did_you_mean(name, relation)
-                raise error_at(Code.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
+                raise error_at(RuleCode.UNKNOWN_NAME, f"the subquery has no column `{name}`", node, hint)
             return relation[name]
         instance = self.context.instances[relation]
-        if isinstance(instance, Each) and name not in ELEMENT:
+        if isinstance(instance, ExpandedArray) and name not in ELEMENT:
             hint = "there are `value` and `key`"
-            raise error_at(Code.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
+            raise error_at(RuleCode.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
         if name == _SUFFIX and self._has_suffix(relation):
             name = RowFunction.TABLE_SUFFIX.value
-        elif isinstance(instance, Table):
+        elif isinstance(instance, TableRef):
             self.checks.column(instance, name, node.this)
-        trust = element(instance.array.trust) if isinstance(instance, Each) else NEITHER
-        return Frag((Ref(relation, name),), Kind.ANY, node, trust)
+        trust = element(instance.array.trust) if isinstance(instance, ExpandedArray) else NEITHER
+        return Frag((Ref(relation, name),), ExprKind.ANY, node, trust)
 
     def _has_suffix(self, relation: int) -> bool:
         """Whether the older name of `table_suffix()`, which is a column, applies."""
         table = self.context.instances[relation]
-        return isinstance(table, Table) and table.pattern.name.endswith("%")
+        return isinstance(table, TableRef) and table.pattern.name.endswith("%")
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
         """The value of `alias.table_suffix()` and similar functions."""
         relation = self.relation(qualifier, node) if qualifier else self.only_relation(node)
         table = self.context.instances[relation] if isinstance(relation, int) else None
-        if not isinstance(relation, int) or not isinstance(table, Table):
-            raise error_at(Code.UNKNOWN_NAME, f"`{name}()` needs a table", node)
+        if not isinstance(relation, int) or not isinstance(table, TableRef):
+            raise error_at(RuleCode.UNKNOWN_NAME, f"`{name}()` needs a table", node)
         if name == "table_suffix" and table.pattern.exact:
             message = "`table_suffix()` is empty: the table is named without a wildcard"
             hint = 'name the table `"prefix_%"`'
-            self.context.report.add(error_at(Code.NO_EFFECT, message, node, hint, Severity.WARNING))
-        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), Kind.ANY, node)
+            self.context.report.add(error_at(RuleCode.NO_EFFECT, message, node, hint, Severity.WARNING))
+        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), ExprKind.ANY, node)
 
     def _holder(self, name: str, node: exp.Expr) -> Relation:
         """The relation that has the unqualified column `name`. Columns of subqueries and of `json_each` are known; any
@@ -174,13 +176,15 @@ class ScopeNames:
         return self.is_table(relation) or name in ELEMENT
 
     def is_table(self, relation: Relation) -> bool:
-        return isinstance(relation, int) and isinstance(self.context.instances[relation], Table)
+        return isinstance(relation, int) and isinstance(self.context.instances[relation], TableRef)
 
     def only_relation(self, node: exp.Expr) -> Relation:
         relations = self.scope.relations
         if len(relations) != 1:
             hint = f"write `{next(iter(relations))}.…`" if relations else ""
-            raise error_at(Code.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint)
+            raise error_at(
+                RuleCode.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint
+            )
         return next(iter(relations.values()))
 
     def relation(self, name: str, node: exp.Expr) -> Relation:
@@ -191,4 +195,4 @@ class ScopeNames:
             scope = scope.outer
         known = list(self.scope.relations)
         hint = did_you_mean(name, known) or f"in scope: {', '.join(known) or 'nothing'}"
-        raise error_at(Code.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)
+        raise error_at(RuleCode.UNKNOWN_NAME, f"no table `{name}` in scope", node, hint)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import Frag, Kind, Ref, text, to_expr
+from headwater_rules.compiler.fragment import ExprKind, Frag, Ref, text, to_expr
 from headwater_rules.plan import (
     Expr,
     FromRequest,
@@ -23,7 +23,7 @@ from headwater_rules.plan import (
 _UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
 """Values that are unique within a table."""
 
-_COLUMN = Frag((Ref(0, "id"),), Kind.ANY, exp.Null())
+_COLUMN = Frag((Ref(0, "id"),), ExprKind.ANY, exp.Null())
 _FORMS = frozenset(to_expr(form, lambda ref: ref.column).sql for form in (_COLUMN, text(_COLUMN)))
 """A column as it is and as text. Other forms of a unique value need not be unique."""
 

@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import REQUEST, Frag, Kind, Ref, build, to_expr
+from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, to_expr
 from headwater_rules.compiler.names import Context
-from headwater_rules.compiler.relations import Atom, Column, Condition, Each, Everything, Selection, Table, dependencies
-from headwater_rules.compiler.trust import Proof, Trust, element
-from headwater_rules.errors import Code, EvaluationError, RuleError
+from headwater_rules.compiler.relations import (
+    Atom,
+    Condition,
+    ExpandedArray,
+    SelectedColumn,
+    SelectedStar,
+    Selection,
+    TableRef,
+    dependencies,
+)
+from headwater_rules.compiler.trust import TokenProof, Trust, element
+from headwater_rules.errors import EvaluationError, RuleCode, RuleError
 from headwater_rules.evaluate.engine import small_engine
 from headwater_rules.evaluate.naming import expr_order
 from headwater_rules.plan import (
@@ -99,15 +108,15 @@ class VariantDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class QueryTarget:
     """The synced table of a query, and the columns selected from it."""
 
     table: int
     output_table: str | None
-    columns: tuple[Column | Everything, ...]
+    columns: tuple[SelectedColumn | SelectedStar, ...]
 
 
-def find_target(context: Context, selection: Selection, node: exp.Expr) -> Target:
+def find_target(context: Context, selection: Selection, node: exp.Expr) -> QueryTarget:
     """The one table that all selected columns come from. Raises RuleError when there is none or more than one, and for
     columns that are not values of a row."""
     owners: dict[int, exp.Expr] = {}
@@ -117,32 +126,32 @@ def find_target(context: Context, selection: Selection, node: exp.Expr) -> Targe
     if foreign:
         raise foreign[-1]
     for column in selection.columns:
-        if isinstance(column, Everything):
+        if isinstance(column, SelectedStar):
             owners.setdefault(column.table, column.node)
             continue
         for source in column.value.sources:
             owners.setdefault(context.owner(source), column.value.node)
-    tables = [number for number in sorted(selection.tables) if isinstance(context.instances[number], Table)]
+    tables = [number for number in sorted(selection.tables) if isinstance(context.instances[number], TableRef)]
     if not owners and len(tables) == 1:
         owners[tables[0]] = node
     if len(owners) != 1:
         message = "all selected columns must come from one table" if owners else "no column of a table is selected"
-        raise error_at(Code.SINGLE_TABLE, message, list(owners.values())[-1] if owners else node,
+        raise error_at(RuleCode.SINGLE_TABLE, message, list(owners.values())[-1] if owners else node,
                         "sync the other table by a query of its own, under `queries`")  # fmt: skip
     number = next(iter(owners))
     table = context.instances[number]
-    assert isinstance(table, Table)
+    assert isinstance(table, TableRef)
     name = table.alias or (None if table.pattern.name.endswith("%") else table.pattern.name)
-    return Target(number, name, selection.columns)
+    return QueryTarget(number, name, selection.columns)
 
 
-def _foreign(context: Context, column: Column | Everything) -> RuleError | None:
+def _foreign(context: Context, column: SelectedColumn | SelectedStar) -> RuleError | None:
     """The error for a selected value that is not a row's: of the request, or of an array's elements. A device has a row
     once, however many of its elements pass."""
-    if isinstance(column, Everything):
+    if isinstance(column, SelectedStar):
         return None
     arrays = [context.instances[source] for source in column.value.sources - {REQUEST}]
-    elements = [instance for instance in arrays if isinstance(instance, Each)]
+    elements = [instance for instance in arrays if isinstance(instance, ExpandedArray)]
     hint = "select columns of the synced table"
     if REQUEST in column.value.sources or any(REQUEST in instance.array.sources for instance in elements):
         message = f"column `{column.name}` is a value of the request, which cannot be synced"
@@ -151,10 +160,10 @@ def _foreign(context: Context, column: Column | Everything) -> RuleError | None:
         hint = "select the array, and expand it in the device's own query"
     else:
         return None
-    return error_at(Code.SINGLE_TABLE, message, column.node, hint)
+    return error_at(RuleCode.SINGLE_TABLE, message, column.node, hint)
 
 
-def plan_term(context: Context, target: Target, tables: frozenset[int], term: Sequence[Atom]) -> VariantDraft:
+def plan_term(context: Context, target: QueryTarget, tables: frozenset[int], term: Sequence[Atom]) -> VariantDraft:
     """The variant for the rows for which every atom of `term` holds. `tables` are those of the whole query; atoms may
     add further ones. Raises RuleError for a condition that can't be split."""
     joined = tables.union(*(atom.tables for atom in term))
@@ -175,7 +184,7 @@ def find_mixed(context: Context, condition: Condition) -> None:
 def _sources(context: Context, frag: Frag) -> set[int]:
     """Where a value comes from: the request, including its arrays, or tables."""
     owners = dependencies(frag, context.owner)
-    return {owner if isinstance(context.instances[owner], Table) else REQUEST for owner in owners - {REQUEST}} | (
+    return {owner if isinstance(context.instances[owner], TableRef) else REQUEST for owner in owners - {REQUEST}} | (
         owners & {REQUEST}
     )
 
@@ -184,7 +193,7 @@ def _mixed(context: Context, atom: Atom) -> RuleError:
     owners = dependencies(atom.frag, context.owner)
     what = "the request with a table" if REQUEST in owners and len(owners) == 2 else "several tables"
     hint = "connect them by `a = b` or `a IN (…)`, with the values of one side only on each side of it"
-    return error_at(Code.MIXED_FILTER, f"this condition combines {what} other than by `=`", atom.node, hint)
+    return error_at(RuleCode.MIXED_FILTER, f"this condition combines {what} other than by `=`", atom.node, hint)
 
 
 _ELEMENTS = -2
@@ -215,7 +224,7 @@ class _Parts:
 
 
 class _Term:
-    def __init__(self, context: Context, target: Target, joined: frozenset[int]) -> None:
+    def __init__(self, context: Context, target: QueryTarget, joined: frozenset[int]) -> None:
         self._context = context
         self._target = target
         self._parts: dict[int, _Parts] = {}
@@ -225,7 +234,7 @@ class _Term:
         self._gates: list[Frag] = []
         for number in sorted(joined):
             owner = context.owner(number)
-            if isinstance(context.instances[owner], Each):
+            if isinstance(context.instances[owner], ExpandedArray):
                 self._request_arrays[owner] = 0
             else:
                 parts = self._parts.setdefault(owner, _Parts())
@@ -246,7 +255,7 @@ class _Term:
         for number, uses in self._request_arrays.items():
             if not uses:
                 array = self._array(number)
-                self._gates.append(build(Kind.CERTAIN, array.node, "EXISTS (SELECT 1 FROM json_each(", array, "))"))
+                self._gates.append(build(ExprKind.CERTAIN, array.node, "EXISTS (SELECT 1 FROM json_each(", array, "))"))
         return VariantDraft(
             self._row_source(tuple(row_params)),
             tuple(self._sorted(self._gates)),
@@ -332,8 +341,8 @@ class _Term:
         repeated = frozenset[object]().union(*(test.repeated for test in tests))
         if any(trust.bound or parts in repeated for trust, parts in leading):
             return False
-        needed = Proof.TOKEN if any(trust.client for trust, _ in leading) else Proof.REPEATED
-        return max((test.true for test in tests), default=Proof.NONE) < needed
+        needed = TokenProof.TOKEN if any(trust.client for trust, _ in leading) else TokenProof.REPEATED
+        return max((test.true for test in tests), default=TokenProof.NONE) < needed
 
     def _leading(self) -> Iterator[tuple[Trust, object]]:
         """The values of the request that tables are searched by: the trust in them, and their SQL."""
@@ -380,7 +389,7 @@ class _Term:
         earlier = {other: stage for other, stage in provided.items() if stage < provided[table]}
         pairs = [(key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources]
         instance = self._context.instances[table]
-        assert isinstance(instance, Table)
+        assert isinstance(instance, TableRef)
         return LookupDraft(
             instance.pattern,
             tuple(self._sorted(self._parts[table].filters)),
@@ -426,7 +435,7 @@ class _Term:
 
     def _row_source(self, params: tuple[Expr, ...]) -> RowSource:
         table = self._context.instances[self._target.table]
-        assert isinstance(table, Table)
+        assert isinstance(table, TableRef)
         return RowSource(
             table.pattern,
             self._target.output_table,
@@ -436,8 +445,8 @@ class _Term:
             tuple(self._projected(column) for column in self._target.columns),
         )
 
-    def _projected(self, column: Column | Everything) -> Output | Star:
-        if isinstance(column, Everything):
+    def _projected(self, column: SelectedColumn | SelectedStar) -> Output | Star:
+        if isinstance(column, SelectedStar):
             return Star(self._context.semantics.star_is_all)
         return Output(column.name, self._expr(column.value))
 
@@ -450,7 +459,7 @@ class _Term:
 
     def _array(self, number: int) -> Frag:
         instance = self._context.instances[number]
-        assert isinstance(instance, Each)
+        assert isinstance(instance, ExpandedArray)
         return instance.array
 
     def _sorted(self, frags: Sequence[Frag]) -> list[Expr]:
@@ -460,7 +469,7 @@ class _Term:
         return to_expr(frag, self._input)
 
     def _input(self, ref: Ref) -> str:
-        if ref.table == REQUEST or not isinstance(self._context.instances[ref.table], Each):
+        if ref.table == REQUEST or not isinstance(self._context.instances[ref.table], ExpandedArray):
             return ref.column
         parts = self._parts.get(self._context.owner(ref.table), self._elements)
         return element_input(ref.column, parts.arrays.index(ref.table))

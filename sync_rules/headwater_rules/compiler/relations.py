@@ -8,9 +8,9 @@ from itertools import product
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import Frag, Kind, joined
+from headwater_rules.compiler.fragment import ExprKind, Frag, joined
 from headwater_rules.compiler.trust import Trust, any_of, every
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from headwater_rules.plan import TablePattern
 from headwater_rules.text.sqltext import error_at
 
@@ -77,7 +77,7 @@ def bound_terms(size: int, node: exp.Expr) -> None:
     """Raise RuleError for more than MAX_TERMS alternatives."""
     if size > MAX_TERMS:
         message = f"the condition has more than {MAX_TERMS} combinations of AND and OR"
-        raise error_at(Code.TOO_MANY, message, node, "split the query, or compare with a list: `x IN (…)`")
+        raise error_at(RuleCode.TOO_MANY, message, node, "split the query, or compare with a list: `x IN (…)`")
 
 
 def _gather(condition: Condition, owner: Owner) -> Condition:
@@ -140,12 +140,12 @@ def _atoms(condition: Condition) -> Iterator[Atom | None]:
 
 def _combined(atoms: list[Atom], between: str, trusted: Callable[[list[Trust]], Trust]) -> Atom:
     trust = trusted([atom.frag.trust for atom in atoms])
-    frag = joined(Kind.CERTAIN, atoms[0].node, [atom.frag for atom in atoms], between, trust)
+    frag = joined(ExprKind.CERTAIN, atoms[0].node, [atom.frag for atom in atoms], between, trust)
     return Atom(frag, tables=frozenset[int]().union(*(atom.tables for atom in atoms)))
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableRef:
     """One use of a source table."""
 
     pattern: TablePattern
@@ -155,7 +155,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class ExpandedArray:
     """The elements of a JSON array, as a table with the columns `value` and `key`."""
 
     array: Frag
@@ -166,7 +166,7 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class SelectedStar:
     """`*`: all columns of a table."""
 
     table: int
@@ -174,7 +174,7 @@ class Everything:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SelectedColumn:
     """A selected value and its name."""
 
     name: str
@@ -189,7 +189,7 @@ class Column:
 class Selection:
     """A flattened SELECT. `tables` are the numbers of all tables that it joins."""
 
-    columns: tuple[Column | Everything, ...]
+    columns: tuple[SelectedColumn | SelectedStar, ...]
     condition: Condition
     tables: frozenset[int]
 
@@ -198,12 +198,12 @@ class Selection:
         names."""
         columns: dict[str, Frag] = {}
         for column in self.columns:
-            if isinstance(column, Everything):
+            if isinstance(column, SelectedStar):
                 message = "`*` is not supported in a subquery or a `with` query"
-                raise error_at(Code.UNSUPPORTED, message, column.node, "name the columns")
+                raise error_at(RuleCode.UNSUPPORTED, message, column.node, "name the columns")
             if column.name in columns:
                 message = f"two columns of this subquery are called `{column.name}`"
-                raise error_at(Code.UNKNOWN_NAME, message, column.node, "give one of them another name")
+                raise error_at(RuleCode.UNKNOWN_NAME, message, column.node, "give one of them another name")
             columns[column.name] = column.value
         return columns
 

@@ -7,14 +7,14 @@ from enum import Enum
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import Frag, Kind, build, request_value
+from headwater_rules.compiler.fragment import ExprKind, Frag, build, request_value
 from headwater_rules.compiler.functions import json_access, quoted
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from headwater_rules.plan import RequestInput
 from headwater_rules.text.sqltext import error_at
 
 
-class Requests(Enum):
+class RequestNames(Enum):
     """How a query names request values, if it can."""
 
     STREAM = "auth, connection and subscription"
@@ -31,7 +31,7 @@ class Semantics:
 
     edition: int
     fixed_paths: bool
-    requests: Requests = Requests.STREAM
+    requests: RequestNames = RequestNames.STREAM
 
     @property
     def null_differs(self) -> bool:
@@ -48,24 +48,24 @@ class Semantics:
         """Whether a subscription without parameters has an empty object rather than null."""
         return self.edition == 2
 
-    def naming(self, requests: Requests) -> Semantics:
+    def naming(self, requests: RequestNames) -> Semantics:
         """The same meaning with other names for request values."""
         return replace(self, requests=requests)
 
 
 _SCHEMAS = {
-    Requests.STREAM: {
+    RequestNames.STREAM: {
         "auth": RequestInput.CLAIMS, "connection": RequestInput.CONNECTION, "subscription": RequestInput.SUBSCRIPTION,
     },
-    Requests.PARAMETERS: {"request": RequestInput.CONNECTION},
-    Requests.NONE: {},
+    RequestNames.PARAMETERS: {"request": RequestInput.CONNECTION},
+    RequestNames.NONE: {},
 }  # fmt: skip
 _TABLES = frozenset({"token_parameters", "user_parameters"})
 _CALLED = {
-    Requests.STREAM: "values of the request are called `auth.…`, `connection.…` and `subscription.…`",
-    Requests.PARAMETERS: "values of the request are called `request.user_id()`, `request.jwt()` and "
+    RequestNames.STREAM: "values of the request are called `auth.…`, `connection.…` and `subscription.…`",
+    RequestNames.PARAMETERS: "values of the request are called `request.user_id()`, `request.jwt()` and "
     "`request.parameters()`",
-    Requests.NONE: "select it in a query under `parameters`, and compare with `bucket.…` here",
+    RequestNames.NONE: "select it in a query under `parameters`, and compare with `bucket.…` here",
 }
 
 _ELSEWHERE = {"jwt": "write `auth.parameters()`", **dict.fromkeys(("uid", "sub"), "write `auth.user_id()`")}
@@ -76,7 +76,7 @@ REQUEST_SCHEMAS = frozenset(schema for schemas in _SCHEMAS.values() for schema i
 
 def is_request_table(name: str, semantics: Semantics) -> bool:
     """Whether `name.column` is a request value."""
-    return name in _TABLES and semantics.requests is Requests.PARAMETERS
+    return name in _TABLES and semantics.requests is RequestNames.PARAMETERS
 
 
 def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: exp.Expr) -> Frag:
@@ -85,9 +85,9 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: e
     source = _SCHEMAS[semantics.requests].get(schema)
     if source is None:
         message = f"`{schema}.{name}` is not available in this query"
-        raise error_at(Code.UNKNOWN_FUNCTION, message, node, _CALLED[semantics.requests])
+        raise error_at(RuleCode.UNKNOWN_FUNCTION, message, node, _CALLED[semantics.requests])
     if name == "user_id" and not arguments and schema in {"auth", "request"}:
-        return request_value(RequestInput.USER_ID, Kind.ANY, node)
+        return request_value(RequestInput.USER_ID, ExprKind.ANY, node)
     if name == "jwt" and not arguments and schema == "request":
         return _whole(RequestInput.CLAIMS, semantics, node)
     if name == "parameters" and not arguments:
@@ -95,22 +95,22 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: e
     if name == "parameter" and len(arguments) == 1:
         return json_access(_whole(source, semantics, node), arguments[0], "->>", node, fixed=semantics.fixed_paths)
     if schema == "auth" and name in _ELSEWHERE:
-        raise error_at(Code.UNKNOWN_FUNCTION, f"unknown use of `auth.{name}`", node, _ELSEWHERE[name])
+        raise error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown use of `auth.{name}`", node, _ELSEWHERE[name])
     user = f"`{schema}.user_id()`, " if schema in {"auth", "request"} else ""
     token = "`request.jwt()`, " if schema == "request" else ""
     hint = f"there are {user}{token}`{schema}.parameters()` and `{schema}.parameter('name')`"
-    raise error_at(Code.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", node, hint)
+    raise error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", node, hint)
 
 
 def request_column(table: str, name: str, node: exp.Expr) -> Frag:
     """`token_parameters.user_id` is the claim `sub`, other columns of it are claims under `parameters`;
     `user_parameters.x` is a client parameter."""
     if table == "token_parameters" and name == "user_id":
-        return request_value(RequestInput.USER_ID, Kind.ANY, node)
+        return request_value(RequestInput.USER_ID, ExprKind.ANY, node)
     source = RequestInput.CLAIMS if table == "token_parameters" else RequestInput.CONNECTION
-    whole = request_value(source, Kind.TEXT, node)
+    whole = request_value(source, ExprKind.TEXT, node)
     path = '$."parameters"' if table == "token_parameters" else "$"
-    return build(Kind.ANY, node, "(", whole, f" ->> {quoted(path + _key(name))})")
+    return build(ExprKind.ANY, node, "(", whole, f" ->> {quoted(path + _key(name))})")
 
 
 def _key(name: str) -> str:
@@ -119,7 +119,7 @@ def _key(name: str) -> str:
 
 
 def _whole(source: RequestInput, semantics: Semantics, node: exp.Expr) -> Frag:
-    whole = request_value(source, Kind.TEXT, node)
+    whole = request_value(source, ExprKind.TEXT, node)
     if source is RequestInput.SUBSCRIPTION and semantics.empty_subscription:
-        return build(Kind.TEXT, node, "ifnull(", whole, ", '{}')")
+        return build(ExprKind.TEXT, node, "ifnull(", whole, ", '{}')")
     return whole

@@ -9,8 +9,8 @@ from sqlglot import exp
 
 from headwater_rules.compiler import functions
 from headwater_rules.compiler.fragment import (
+    ExprKind,
     Frag,
-    Kind,
     build,
     chain,
     choice,
@@ -24,7 +24,7 @@ from headwater_rules.compiler.fragment import (
 from headwater_rules.compiler.names import ScopeNames
 from headwater_rules.compiler.request_values import REQUEST_SCHEMAS, is_request_table, request_call, request_column
 from headwater_rules.compiler.trust import NEITHER, any_of, element, every, opposite, repeating
-from headwater_rules.errors import Code, RuleError, did_you_mean
+from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.evaluate.engine import MAX_PATTERN
 from headwater_rules.text.sqltext import error_at, identifier, source_of
 
@@ -33,16 +33,16 @@ _ARITHMETIC: dict[type[exp.Expr], str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.BitwiseAnd: "&", exp.BitwiseOr: "|",
     exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>",
 }  # fmt: skip
-_CASTS: dict[exp.DType, tuple[str, Kind]] = {
-    exp.DType.TEXT: ("TEXT", Kind.TEXT),
-    exp.DType.VARCHAR: ("TEXT", Kind.TEXT),
-    exp.DType.INT: ("INTEGER", Kind.INTEGER),
-    exp.DType.BIGINT: ("INTEGER", Kind.INTEGER),
-    exp.DType.DECIMAL: ("NUMERIC", Kind.NUMBER),
-    exp.DType.FLOAT: ("REAL", Kind.NUMBER),
-    exp.DType.DOUBLE: ("REAL", Kind.NUMBER),
-    exp.DType.VARBINARY: ("BLOB", Kind.ANY),
-    exp.DType.BLOB: ("BLOB", Kind.ANY),
+_CASTS: dict[exp.DType, tuple[str, ExprKind]] = {
+    exp.DType.TEXT: ("TEXT", ExprKind.TEXT),
+    exp.DType.VARCHAR: ("TEXT", ExprKind.TEXT),
+    exp.DType.INT: ("INTEGER", ExprKind.INTEGER),
+    exp.DType.BIGINT: ("INTEGER", ExprKind.INTEGER),
+    exp.DType.DECIMAL: ("NUMERIC", ExprKind.NUMBER),
+    exp.DType.FLOAT: ("REAL", ExprKind.NUMBER),
+    exp.DType.DOUBLE: ("REAL", ExprKind.NUMBER),
+    exp.DType.VARBINARY: ("BLOB", ExprKind.ANY),
+    exp.DType.BLOB: ("BLOB", ExprKind.ANY),
 }
 _CAST_HINTS = {
     exp.DType.BOOLEAN: "booleans are 1 and 0: write `iif(x, 1, 0)`",
@@ -122,42 +122,42 @@ class Scalars:
                 word = name.rstrip("_")
                 hint = _HINTS.get(word, "")
                 message = f"`{_WORDS.get(word, word.upper())}` is not supported"
-                self._checks.report.add(error_at(Code.UNSUPPORTED, message, where, hint))
+                self._checks.report.add(error_at(RuleCode.UNSUPPORTED, message, where, hint))
 
     def refused(self, node: exp.Expr) -> RuleError:
         for kind, (message, suggestion) in _REFUSED.items():
             if isinstance(node, kind):
-                return error_at(Code.UNSUPPORTED, message, node, suggestion)
+                return error_at(RuleCode.UNSUPPORTED, message, node, suggestion)
         what = source_of(node)
         named = f" `{what}`" if 0 < len(what) <= 60 else ""
-        return error_at(Code.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
+        return error_at(RuleCode.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
 
     def _literal(self, node: exp.Literal) -> Frag:
         value = str(node.this)
         if node.is_string:
             if "\0" in value:
-                raise error_at(Code.UNSUPPORTED, "a text may not contain the NUL character", node)
-            return build(Kind.TEXT, node, functions.quoted(value))
+                raise error_at(RuleCode.UNSUPPORTED, "a text may not contain the NUL character", node)
+            return build(ExprKind.TEXT, node, functions.quoted(value))
         if value.isdecimal() and len(value) <= _MOST_DIGITS and int(value) <= _LARGEST:
-            return build(Kind.INTEGER, node, str(int(value)))
+            return build(ExprKind.INTEGER, node, str(int(value)))
         try:
-            return build(Kind.NUMBER, node, repr(float(value)).replace("inf", "9e999"))
+            return build(ExprKind.NUMBER, node, repr(float(value)).replace("inf", "9e999"))
         except ValueError:
             raise self.refused(node) from None
 
     def _minus(self, node: exp.Neg) -> Frag:
         if isinstance(node.this, exp.Literal) and not node.this.is_string and node.this.name == str(_LARGEST + 1):
-            return build(Kind.INTEGER, node, f"(-{_LARGEST + 1})")  # the digits without the sign would be a real
-        return build(Kind.NUMBER, node, "(- ", self.frag(node.this), ")")
+            return build(ExprKind.INTEGER, node, f"(-{_LARGEST + 1})")  # the digits without the sign would be a real
+        return build(ExprKind.NUMBER, node, "(- ", self.frag(node.this), ")")
 
     def _column(self, node: exp.Column) -> Frag:
         if isinstance(node.this, exp.Star):
-            raise error_at(Code.UNSUPPORTED, "`*` is not supported here", node, "name the column")
+            raise error_at(RuleCode.UNSUPPORTED, "`*` is not supported here", node, "name the column")
         if not node.table and str(node.name).lower() in _MOMENTS and not node.this.args.get("quoted"):
             return functions.call(str(node.name).lower(), [], node)  # raises
         if node.args.get("db") or node.args.get("catalog"):
             raise error_at(
-                Code.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
+                RuleCode.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
             )
         if node.table and is_request_table(table := identifier(node.args["table"]), self._semantics):
             return request_column(table, identifier(node.this), node)
@@ -183,10 +183,10 @@ class Scalars:
             return request_call(qualifier, function, self._semantics, node)
         if name in functions.ROW_FUNCTIONS:
             if function.expressions:
-                raise error_at(Code.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
+                raise error_at(RuleCode.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
             return self._names.row_function(qualifier, name, node)
         hint = did_you_mean(qualifier, REQUEST_SCHEMAS)
-        raise error_at(Code.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
+        raise error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
 
     def _equal(self, node: exp.Binary) -> Frag:
         left, right = self.frag(node.this), self.frag(node.expression)
@@ -197,29 +197,29 @@ class Scalars:
         if self._semantics.null_differs:
             return negated(self._equal(node))
         left, right = self.frag(node.this), self.frag(node.expression)
-        unequal = build(Kind.LOGICAL, node, "(", left, " <> ", right, ")")
+        unequal = build(ExprKind.LOGICAL, node, "(", left, " <> ", right, ")")
         self._checks.compared(left, right, node)
         return unequal
 
     def _compare(self, node: exp.Binary) -> Frag:
         left, right = self.frag(node.this), self.frag(node.expression)
         sign = _COMPARISONS[type(node)]
-        compared = build(Kind.LOGICAL, node, "(", left, _collation(left, right), f" {sign} ", right, ")")
+        compared = build(ExprKind.LOGICAL, node, "(", left, _collation(left, right), f" {sign} ", right, ")")
         self._checks.compared(left, right, node, equality=False)
         return compared
 
     def _arithmetic(self, node: exp.Binary) -> Frag:
         left, right = self.frag(node.this), self.frag(node.expression)
-        return build(Kind.NUMBER, node, "(", left, f" {_ARITHMETIC[type(node)]} ", right, ")")
+        return build(ExprKind.NUMBER, node, "(", left, f" {_ARITHMETIC[type(node)]} ", right, ")")
 
     def _concat(self, node: exp.DPipe) -> Frag:
         items = [text(self.frag(item)) for item in node.flatten()]
-        return joined(Kind.TEXT, node, items, " || ", chain(items))
+        return joined(ExprKind.TEXT, node, items, " || ", chain(items))
 
     def _logic(self, node: exp.Connector, between: str) -> Frag:
         items = [truth(self.frag(item)) for item in node.flatten()]
         trust = (every if isinstance(node, exp.And) else any_of)([item.trust for item in items])
-        return joined(Kind.CERTAIN, node, items, between, trust)
+        return joined(ExprKind.CERTAIN, node, items, between, trust)
 
     def _is(self, node: exp.Is) -> Frag:
         wanted = node.expression
@@ -230,21 +230,21 @@ class Scalars:
         else:
             raise self.refused(node)
         value, negate = self.frag(node.this), bool(node.args.get("negate"))
-        tested = build(Kind.CERTAIN, value.node, "(", value, f" {'IS NOT' if negate else 'IS'} {against})")
+        tested = build(ExprKind.CERTAIN, value.node, "(", value, f" {'IS NOT' if negate else 'IS'} {against})")
         same = equality(value, replace(tested, parts=(against,), trust=NEITHER))
         return replace(tested, node=node, trust=opposite(same) if negate else same)
 
     def _distinct(self, node: exp.Binary, sign: str) -> Frag:
         left, right = self.frag(node.this), self.frag(node.expression)
         trust = equality(left, right) if sign == "IS" else opposite(equality(left, right))
-        return build(Kind.CERTAIN, node, "(", left, f" {sign} ", right, ")", trust=trust)
+        return build(ExprKind.CERTAIN, node, "(", left, f" {sign} ", right, ")", trust=trust)
 
     def _like(self, node: exp.Like, escape: str = "") -> Frag:
         pattern = node.expression
         if isinstance(pattern, exp.Literal) and len(str(pattern.this).encode()) > MAX_PATTERN:
-            raise error_at(Code.TOO_MANY, f"the pattern of `LIKE` is longer than {MAX_PATTERN} bytes", node)
+            raise error_at(RuleCode.TOO_MANY, f"the pattern of `LIKE` is longer than {MAX_PATTERN} bytes", node)
         left, right = text(self.frag(node.this)), text(self.frag(pattern))
-        matches = build(Kind.LOGICAL, node, "(", left, " LIKE ", right, escape, ")")
+        matches = build(ExprKind.LOGICAL, node, "(", left, " LIKE ", right, escape, ")")
         return negated(matches) if node.args.get("negate") else matches
 
     def _escaped_like(self, node: exp.Escape) -> Frag:
@@ -252,7 +252,7 @@ class Scalars:
         if not isinstance(node.this, exp.Like):
             raise self.refused(node.this)
         if not (isinstance(character, exp.Literal) and len(str(character.this)) == 1):
-            raise error_at(Code.UNSUPPORTED, "`ESCAPE` takes one character", node, "write `LIKE 'a!%' ESCAPE '!'`")
+            raise error_at(RuleCode.UNSUPPORTED, "`ESCAPE` takes one character", node, "write `LIKE 'a!%' ESCAPE '!'`")
         return self._like(node.this, f" ESCAPE {functions.quoted(str(character.this))}")
 
     def _access(self, node: exp.Binary, operator: str) -> Frag:
@@ -274,21 +274,23 @@ class Scalars:
         listed = [self.frag(item) for item in literals]
         for item in listed:
             self._checks.compared(left, item, item.node)
-        items = joined(Kind.ANY, left.node, listed, ", ")
+        items = joined(ExprKind.ANY, left.node, listed, ", ")
         trust = any_of([equality(left, item) for item in listed])
-        return build(Kind.LOGICAL, node, "(", left, " IN ", items, ")", trust=trust)
+        return build(ExprKind.LOGICAL, node, "(", left, " IN ", items, ")", trust=trust)
 
     def in_array(self, left: Frag, array: Frag) -> Frag:
         """Whether `left` is an element of a JSON array text."""
         trust = repeating(left.trust, element(array.trust), (left.parts, None))
-        return build(Kind.LOGICAL, left.node, "(", left, " IN (SELECT value FROM json_each(", array, ")))", trust=trust)
+        return build(
+            ExprKind.LOGICAL, left.node, "(", left, " IN (SELECT value FROM json_each(", array, ")))", trust=trust
+        )
 
     def refuse_ambiguous(self, node: exp.In) -> None:
         """Reject `x IN (y)`, which is a comparison in SQL and a search in an array in the rule language."""
         listed = node.expressions
         if len(listed) == 1 and not isinstance(listed[0], exp.Literal | exp.Boolean | exp.Null | exp.Neg):
             raise error_at(
-                Code.UNSUPPORTED,
+                RuleCode.UNSUPPORTED,
                 "`IN` with one computed value in brackets is ambiguous",
                 node,
                 "leave the brackets out to search a JSON array, or compare with `=`",
@@ -298,7 +300,7 @@ class Scalars:
         self.only(node, frozenset({"this", "low", "high"}))
         value, low, high = (self.frag(node.args[name]) for name in ("this", "low", "high"))
         collation = _collation(value, low) or _collation(value, high)
-        between = build(Kind.LOGICAL, node, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
+        between = build(ExprKind.LOGICAL, node, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
         for bound in (low, high):
             self._checks.compared(value, bound, node, equality=False)
         return between
@@ -321,21 +323,26 @@ class Scalars:
             values.append(self.frag(default))
             pieces += [" ELSE ", values[-1]]
         trust = choice(values, conditions)
-        return build(Kind.ANY, node, *pieces, " END)", trust=trust)
+        return build(ExprKind.ANY, node, *pieces, " END)", trust=trust)
 
     def _cast(self, node: exp.Cast) -> Frag:
         target = _CASTS.get(node.to.this)
         if target is None or node.to.expressions:
             hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")
-            raise error_at(Code.UNSUPPORTED, "unsupported type in a cast", node, hint)
+            raise error_at(RuleCode.UNSUPPORTED, "unsupported type in a cast", node, hint)
         name, kind = target
         value = self.frag(node.this)
         if name == "TEXT":
             return text(value)
         if name == "BLOB":
-            return build(Kind.ANY, node, "hw_blob(", value, ")")
-        if name == "INTEGER" and value.kind not in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.TEXT}:
-            value = build(Kind.ANY, node, "hw_floor(", value, ")")
+            return build(ExprKind.ANY, node, "hw_blob(", value, ")")
+        if name == "INTEGER" and value.kind not in {
+            ExprKind.CERTAIN,
+            ExprKind.LOGICAL,
+            ExprKind.INTEGER,
+            ExprKind.TEXT,
+        }:
+            value = build(ExprKind.ANY, node, "hw_floor(", value, ")")
         # the plus removes the affinity that a cast would add to a comparison
         return build(kind, node, "(+CAST(", value, f" AS {name}))")
 
@@ -354,7 +361,7 @@ def _collation(left: Frag, right: Frag) -> str:
     """The collation for comparing texts by UTF-16 code units. SQLite's order by bytes is the same unless both sides can
     contain characters beyond U+D7FF."""
     for side in (left, right):
-        if side.kind in {Kind.CERTAIN, Kind.LOGICAL, Kind.INTEGER, Kind.NUMBER}:
+        if side.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER}:
             return ""
         literal = side.parts[0] if side.simple else None
         if isinstance(literal, str) and all(character < "\ud800" for character in literal):
@@ -365,8 +372,8 @@ def _collation(left: Frag, right: Frag) -> str:
 _RULES: dict[type[exp.Expr], Callable[..., Frag]] = {
     exp.Paren: lambda self, node: self.frag(node.this),
     exp.Literal: Scalars._literal,
-    exp.Boolean: lambda _, node: build(Kind.CERTAIN, node, str(int(bool(node.this)))),
-    exp.Null: lambda _, node: build(Kind.ANY, node, "NULL"),
+    exp.Boolean: lambda _, node: build(ExprKind.CERTAIN, node, str(int(bool(node.this)))),
+    exp.Null: lambda _, node: build(ExprKind.ANY, node, "NULL"),
     exp.Column: Scalars._column,
     exp.Dot: Scalars._qualified_call,
     exp.Anonymous: Scalars._call,
@@ -381,7 +388,7 @@ _RULES: dict[type[exp.Expr], Callable[..., Frag]] = {
     exp.NullSafeNEQ: lambda self, node: self._distinct(node, "IS NOT"),
     exp.Like: Scalars._like,
     exp.Escape: Scalars._escaped_like,
-    exp.BitwiseNot: lambda self, node: build(Kind.NUMBER, node, "(~ ", self.frag(node.this), ")"),
+    exp.BitwiseNot: lambda self, node: build(ExprKind.NUMBER, node, "(~ ", self.frag(node.this), ")"),
     exp.DPipe: Scalars._concat,
     exp.JSONExtract: lambda self, node: self._access(node, "->"),
     exp.JSONExtractScalar: lambda self, node: self._access(node, "->>"),

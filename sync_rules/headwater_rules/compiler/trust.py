@@ -13,7 +13,7 @@ from enum import IntEnum
 from itertools import groupby
 
 
-class Proof(IntEnum):
+class TokenProof(IntEnum):
     """What the outcome of a condition says about the token."""
 
     NONE = 0
@@ -33,8 +33,8 @@ class Trust:
     token: bool = False
     client: bool = False
     bound: bool = False
-    true: Proof = Proof.NONE
-    untrue: Proof = Proof.NONE
+    true: TokenProof = TokenProof.NONE
+    untrue: TokenProof = TokenProof.NONE
     repeated: frozenset[object] = frozenset()
 
     @property
@@ -43,7 +43,7 @@ class Trust:
 
 
 NEITHER = Trust()
-TOKEN = Trust(token=True, bound=True, true=Proof.TOKEN, untrue=Proof.TOKEN)
+TOKEN = Trust(token=True, bound=True, true=TokenProof.TOKEN, untrue=TokenProof.TOKEN)
 CLIENT = Trust(client=True)
 _MIXED = Trust(token=True, client=True)
 
@@ -78,7 +78,7 @@ def any_of(parts: list[Trust]) -> Trust:
     found = together(parts)
     if not found.mixed:
         return found
-    doubtful = [part.repeated for part in parts if part.true is not Proof.TOKEN]
+    doubtful = [part.repeated for part in parts if part.true is not TokenProof.TOKEN]
     repeated = frozenset[object].intersection(*doubtful) if doubtful else frozenset[object]()
     true, untrue = min(part.true for part in parts), max(part.untrue for part in parts)
     return replace(found, true=true, untrue=untrue, repeated=repeated)
@@ -119,5 +119,5 @@ def repeating(left: Trust, right: Trust, written: tuple[object, object | None]) 
     if not found.mixed or not (left.bound or right.bound):
         return found
     repeated = [text for text, other in zip(written, (right, left), strict=True) if other.bound and text is not None]
-    proof = Proof.TOKEN if NEITHER in {left, right} else Proof.REPEATED
+    proof = TokenProof.TOKEN if NEITHER in {left, right} else TokenProof.REPEATED
     return replace(found, true=proof, repeated=frozenset(repeated))

@@ -15,7 +15,7 @@ from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.planner import (
     LookupDraft,
-    Target,
+    QueryTarget,
     VariantDraft,
     every_user_passes,
     find_target,
@@ -23,9 +23,9 @@ from headwater_rules.compiler.planner import (
     plan_term,
     samples,
 )
-from headwater_rules.compiler.relations import All, Column, Condition, Everything, Selection, Table, terms
-from headwater_rules.compiler.request_values import Requests, Semantics
-from headwater_rules.errors import Code, EvaluationError, Report, RuleError, Severity
+from headwater_rules.compiler.relations import All, Condition, SelectedColumn, SelectedStar, Selection, TableRef, terms
+from headwater_rules.compiler.request_values import RequestNames, Semantics
+from headwater_rules.errors import EvaluationError, Report, RuleCode, RuleError, Severity
 from headwater_rules.evaluate.binding import Bound, Layout
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.inputs import stage_statement
@@ -44,7 +44,7 @@ from headwater_rules.plan import (
     Variant,
 )
 from headwater_rules.text.config import Options
-from headwater_rules.text.document import Item
+from headwater_rules.text.document import YamlItem
 from headwater_rules.text.sqltext import SqlText, error_at, span_of
 
 MAX_VARIANTS = 100
@@ -111,7 +111,7 @@ def merged(variants: Iterable[Variant]) -> tuple[Variant, ...]:
 def _check_digest(known: str, digest: str, name: str, node: exp.Expr) -> None:
     if known != digest:
         message = f"two different queries of this config would share the name {name}"
-        raise error_at(Code.INTERNAL, message, node, "add a condition such as `id IS NOT NULL` to one of them")
+        raise error_at(RuleCode.INTERNAL, message, node, "add a condition such as `id IS NOT NULL` to one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Compilation:
     checks: SourceChecks | None = None
     everybody: list[ForEverybody] = field(default_factory=list)
 
-    def semantics(self, requests: Requests) -> Semantics:
+    def semantics(self, requests: RequestNames) -> Semantics:
         """The edition's meaning of SQL."""
         return Semantics(self.options.edition, self.options.fixed_paths, requests)
 
@@ -149,7 +149,7 @@ def draft_query(
     RuleError for a query that can't be synced."""
     target = find_target(context, selection, node)
     table = context.instances[target.table]
-    assert isinstance(table, Table)
+    assert isinstance(table, TableRef)
     QueryChecks(context.checks, context.instances, context.report).selected(table, target.columns, node)
     _warn_of_columns(target, context)
     _warn_of_alias(context, selection, target)
@@ -202,7 +202,7 @@ def check_danger(job: Compilation, draft: VariantDraft, node: exp.Expr) -> None:
     if not draft.dangerous:
         return
     warning = error_at(
-        Code.DANGEROUS,
+        RuleCode.DANGEROUS,
         "clients can send any value for the parameters of this query, and so read every row",
         node,
         "compare with a value of the token too, or set `accept_potentially_dangerous_queries: true`",
@@ -211,29 +211,31 @@ def check_danger(job: Compilation, draft: VariantDraft, node: exp.Expr) -> None:
     job.report.add(warning.as_fatal() if job.options.strict else warning)
 
 
-def check_number(variants: list[Variant], what: str, key: Item) -> None:
+def check_number(variants: list[Variant], what: str, key: YamlItem) -> None:
     """Report a stream that needs too many bucket definitions."""
     kinds = {bucket for variant in variants for bucket in variant.buckets}
     if len(kinds) > MAX_VARIANTS:
-        key.reject(f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}", "split it", Code.TOO_MANY)
+        key.reject(
+            f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}", "split it", RuleCode.TOO_MANY
+        )
 
 
-def _warn_of_columns(target: Target, context: Context) -> None:
+def _warn_of_columns(target: QueryTarget, context: Context) -> None:
     named = False
     for column in target.columns:
-        if isinstance(column, Everything) and named and context.semantics.star_is_all:
+        if isinstance(column, SelectedStar) and named and context.semantics.star_is_all:
             message = "`*` after other columns replaces those of the same name"
-            warning = error_at(Code.ALIAS_BEFORE_STAR, message, column.node, "put `*` first", Severity.WARNING)
+            warning = error_at(RuleCode.ALIAS_BEFORE_STAR, message, column.node, "put `*` first", Severity.WARNING)
             context.report.add(warning)
-        named = named or isinstance(column, Column)
+        named = named or isinstance(column, SelectedColumn)
 
 
-def _warn_of_alias(context: Context, selection: Selection, target: Target) -> None:
+def _warn_of_alias(context: Context, selection: Selection, target: QueryTarget) -> None:
     table = context.instances[target.table]
-    if isinstance(table, Table) and table.alias and not table.alias_quoted and len(selection.tables) > 1:
+    if isinstance(table, TableRef) and table.alias and not table.alias_quoted and len(selection.tables) > 1:
         message = f"the synced table will be called `{table.alias}` on the device, by its alias"
         hint = f'quote the alias ("{table.alias}") if that is meant, or use the full name'
-        context.report.add(error_at(Code.JOINED_ALIAS, message, table.node, hint, Severity.WARNING))
+        context.report.add(error_at(RuleCode.JOINED_ALIAS, message, table.node, hint, Severity.WARNING))
 
 
 def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
@@ -268,9 +270,9 @@ def _check_bound(
 def _not_accepted(reason: str, node: exp.Expr) -> RuleError:
     if _BEYOND_LIMITS.search(reason):
         message = f"this query has more parts than SQLite takes: {reason}"
-        return error_at(Code.TOO_MANY, message, node, "split it, or compare with a list: `x IN (…)`")
+        return error_at(RuleCode.TOO_MANY, message, node, "split it, or compare with a list: `x IN (…)`")
     message = f"SQLite does not accept an expression of this query: {reason}"
-    return error_at(Code.INTERNAL, message, node, "write the expression in a simpler way")
+    return error_at(RuleCode.INTERNAL, message, node, "write the expression in a simpler way")
 
 
 def _for_everybody(
@@ -312,7 +314,7 @@ def everybody_warnings(found: Iterable[ForEverybody]) -> Iterator[RuleError]:
             "compare with a value of the token in each alternative (policies of the source do not apply); if it is"
             " meant, write `# headwater: everybody` on the line above"
         )
-        yield RuleError(Code.EVERYBODY, message, query.span(), hint, Severity.WARNING)
+        yield RuleError(RuleCode.EVERYBODY, message, query.span(), hint, Severity.WARNING)
 
 
 def _is_open(draft: VariantDraft) -> bool:

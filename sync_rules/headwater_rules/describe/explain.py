@@ -30,7 +30,7 @@ _VALUE = re.compile(r"\b(?:auth|connection|subscription)\.[a-z_]+\((?:'(?:[^']|'
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RequestStep:
     """A step of a request. It finds rows of `table` that pass `filters` and whose `keys` (column, value) match, and
     takes `outputs`. Without a table, the rows are the elements of the request's `arrays`."""
 
@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SentRows:
     """The rows of one query: those of `table` that pass `filters`, sent as `output_table` with `columns`. `parameters`
     are the row's values that determine its bucket, and the sources of the matching values of a request."""
 
@@ -54,14 +54,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BucketPath:
     """One way from a request to buckets. `limits` are those that a device with much data can reach."""
 
     buckets: tuple[str, ...]
     priority: int
     gates: tuple[str, ...]
-    steps: tuple[Step, ...]
-    rows: tuple[Rows, ...]
+    steps: tuple[RequestStep, ...]
+    rows: tuple[SentRows, ...]
     limits: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ class StreamWords:
     default: bool
     priority: int
     reads: tuple[str, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[BucketPath, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ def _from_request(sources: Iterable[ParamSource]) -> list[Expr]:
     return [source.expr for source in sources if isinstance(source, FromRequest)]
 
 
-def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, int]) -> Way:
+def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, int]) -> BucketPath:
     steps = tuple(_step(plan, variant, stage) for stage in variant.stages)
     definitions = [plan.buckets[number] for number in variant.buckets]
     rows = tuple(_rows(plan, variant, source) for each in definitions for source in each.sources)
-    return Way(
+    return BucketPath(
         tuple(each.name for each in definitions),
         stream.priority if variant.priority is None else variant.priority,
         tuple(request_words(gate) for gate in variant.gates),
@@ -139,15 +139,15 @@ def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, in
     )
 
 
-def _step(plan: SyncPlan, variant: Variant, stage: LookupStage | RequestStage) -> Step:
+def _step(plan: SyncPlan, variant: Variant, stage: LookupStage | RequestStage) -> RequestStep:
     if isinstance(stage, RequestStage):
         arrays = tuple(request_words(array) for array in stage.arrays)
         filters = tuple(request_words(each, stage.arrays) for each in stage.filters)
         outputs = tuple(request_words(each, stage.arrays) for each in stage.outputs)
-        return Step(None, arrays, filters, (), outputs)
+        return RequestStep(None, arrays, filters, (), outputs)
     lookup = plan.lookups[stage.lookup]
     keys = zip(lookup.keys, stage.keys, strict=True)
-    return Step(
+    return RequestStep(
         _name(lookup.table),
         (),
         tuple(row_words(each, lookup.each) for each in lookup.filters),
@@ -156,9 +156,9 @@ def _step(plan: SyncPlan, variant: Variant, stage: LookupStage | RequestStage) -
     )
 
 
-def _rows(plan: SyncPlan, variant: Variant, source: RowSource) -> Rows:
+def _rows(plan: SyncPlan, variant: Variant, source: RowSource) -> SentRows:
     parameters = zip(source.params, variant.params, strict=True)
-    return Rows(
+    return SentRows(
         _name(source.table),
         source.output_table,
         tuple(row_words(each, source.each) for each in source.filters),
@@ -191,7 +191,7 @@ def _given(plan: SyncPlan, variant: Variant, stage: int, output: int) -> str:
     return f"{row_words(lookup.outputs[output], lookup.each)} of {_name(lookup.table)} (step {stage + 1})"
 
 
-def _limits(variant: Variant, steps: Sequence[Step], limits: tuple[int, int]) -> Iterable[str]:
+def _limits(variant: Variant, steps: Sequence[RequestStep], limits: tuple[int, int]) -> Iterable[str]:
     if any(all(map(_many, sources)) for sources in variant.params):
         yield f"a device gets at most {limits[0]:,} buckets, of all its streams together"
     if any(step.table for step in steps):
@@ -274,7 +274,7 @@ def _stream_lines(stream: StreamWords, width: int) -> Iterator[str]:
         yield from _way_lines(way, width)
 
 
-def _way_lines(way: Way, width: int) -> Iterator[str]:
+def _way_lines(way: BucketPath, width: int) -> Iterator[str]:
     yield from _labelled("only if", way.gates, width)
     for number, step in enumerate(way.steps, 1):
         yield from _labelled(f"step {number}", [_step_text(step)], width)
@@ -285,7 +285,7 @@ def _way_lines(way: Way, width: int) -> Iterator[str]:
     yield from _labelled("limits", way.limits, width)
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: RequestStep) -> str:
     conditions = [f"{key} = {value}" for key, value in step.keys] + list(step.filters)
     taken = f"; take {', '.join(step.outputs)}" if step.outputs else "; there has to be one"
     if step.table is None:
@@ -293,7 +293,7 @@ def _step_text(step: Step) -> str:
     return f"look up {step.table}{_where(conditions)}{taken}"
 
 
-def _rows_text(rows: Rows) -> str:
+def _rows_text(rows: SentRows) -> str:
     name = "the table's own name" if rows.output_table is None else rows.output_table
     called = "" if rows.output_table == rows.table else f" as {name}"
     parameters = [f"{param} = {' and = '.join(sources)}" for param, sources in rows.parameters]

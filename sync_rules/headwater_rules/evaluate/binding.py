@@ -89,7 +89,7 @@ class Layout:
         return len(self.columns) + 1 + self._constants.index(value)
 
 
-class Statement:
+class RowStatement:
     """A prepared SELECT of `values` over the elements of `arrays` that pass the `filters`. In all of them `?i` is the
     value at the i-th of `positions` in a row."""
 
@@ -145,11 +145,11 @@ class Bound:
             self._computed.append(sql)
         return -1 - self._computed.index(sql)
 
-    def statement(self) -> Statement | None:
+    def statement(self) -> RowStatement | None:
         """The statement to run for a row; None when every value is a plain column and every row passes."""
         if not (self._filters or self._arrays or self._computed):
             return None
-        return Statement(self._computed[::-1], self._arrays, self._filters, tuple(self._bindings))
+        return RowStatement(self._computed[::-1], self._arrays, self._filters, tuple(self._bindings))
 
     def _sql(self, expr: Expr) -> str:
         return renumber(expr.sql, [self._target(name) for name in expr.inputs])
@@ -185,9 +185,9 @@ _PASSED: Sequence[Row] = ((),)
 _LEFT_OUT: Sequence[Row] = ()
 
 
-def run_together(statements: Sequence[Statement]) -> list[Group]:
+def run_together(statements: Sequence[RowStatement]) -> list[Group]:
     """Groups of the statements, all of which must be `simple`, in their order."""
-    groups: list[list[Statement]] = []
+    groups: list[list[RowStatement]] = []
     columns = characters = 0
     for statement in statements:
         size = sum(map(len, statement.values or statement.filters)) + _EACH * statement.width
@@ -204,7 +204,7 @@ class Group:
 
     __slots__ = ("_parts", "_pick", "_sql")
 
-    def __init__(self, statements: Sequence[Statement]) -> None:
+    def __init__(self, statements: Sequence[RowStatement]) -> None:
         bindings: dict[int, int] = {}
         columns: list[str] = []
         self._parts: list[tuple[int, int]] = []  # where the values of a statement begin and end; no end for a filter
@@ -217,8 +217,8 @@ class Group:
         self._pick = picker(tuple(bindings))
 
     def rows(self, row: Row) -> Iterator[Sequence[Row] | None]:
-        """What `Statement.rows` gives, for each of the statements; None for all when one fails, since only by itself it
-        says which."""
+        """What `RowStatement.rows` gives, for each of the statements; None for all when one fails, since only by itself
+        it says which."""
         try:
             (values,) = engine().rows(self._sql, self._pick(row))
         except EvaluationError:
@@ -226,7 +226,7 @@ class Group:
         return ((values[start:end],) if end else _PASSED if values[start] else _LEFT_OUT for start, end in self._parts)
 
 
-def _columns(statement: Statement) -> Sequence[str]:
+def _columns(statement: RowStatement) -> Sequence[str]:
     if statement.values:
         return statement.values
     return [f"({' AND '.join(f'({each})' for each in statement.filters)}) IS TRUE"]

@@ -35,7 +35,7 @@ _ALLOWED_FUNCTIONS: Final = natives.FUNCTIONS.keys() | {
 }  # fmt: skip
 
 
-class Engine:
+class SqliteEngine:
     """Runs prepared expressions. Belongs to one thread; get it from `engine()`."""
 
     __slots__ = ("_connection", "_cursor", "_deadline", "_max_seconds", "_max_ticks", "_ticks")
@@ -88,22 +88,22 @@ class Engine:
 _local = threading.local()
 
 
-def engine() -> Engine:
+def engine() -> SqliteEngine:
     """The calling thread's engine."""
     try:
-        found: Engine = _local.engine
+        found: SqliteEngine = _local.engine
     except AttributeError:
-        found = _local.engine = Engine()
+        found = _local.engine = SqliteEngine()
     return found
 
 
-def small_engine() -> Engine:
+def small_engine() -> SqliteEngine:
     """The calling thread's engine for values that are tried while rules are compiled: what needs more than 100,000
     steps or bytes fails."""
     try:
-        found: Engine = _local.small
+        found: SqliteEngine = _local.small
     except AttributeError:
-        found = _local.small = Engine(max_ticks=100, max_bytes=100_000)
+        found = _local.small = SqliteEngine(max_ticks=100, max_bytes=100_000)
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from headwater_rules.results import LeftOut
+from headwater_rules.results import OmittedSubscription
 
 LIMIT_CODE = "PSYNC_S2305"
 """A subscription exceeds a limit of its request, so it is left out."""
@@ -51,7 +51,7 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The limits of one request. `left_out` are the keys of subscriptions that are currently left out. Each comes back
     only below nine tenths of the limit; otherwise, around the limit, it would come and go with every change."""
 
@@ -66,36 +66,36 @@ class Limits:
             return limit
         return max(1, (limit * 9 - 1) // 10)
 
-    def beyond_buckets(self, asker: Asker, own: str, total: str) -> LeftOut:
+    def beyond_buckets(self, asker: Asker, own: str, total: str) -> OmittedSubscription:
         """The result for an asker that needs `own` buckets, which would make `total` in the request."""
         reason = f"the {own} buckets of stream {asker.stream} would make {total} in all"
         return self._left_out(asker, Setting.BUCKETS, reason)
 
-    def beyond_results(self, asker: Asker, what: str) -> LeftOut:
+    def beyond_results(self, asker: Asker, what: str) -> OmittedSubscription:
         """The result for an asker with a step that needs too many lookups or finds too many rows."""
         most = self.most(Setting.RESULTS, asker)
         return self._left_out(
             asker, Setting.RESULTS, f"a step of stream {asker.stream} needs more than {most:,} {what}"
         )
 
-    def beyond_patience(self, asker: Asker) -> LeftOut:
+    def beyond_patience(self, asker: Asker) -> OmittedSubscription:
         """The result for an asker that was not evaluated because too many before were left out."""
         reason = f"stream {asker.stream} was not evaluated, because too many subscriptions exceed the limit already"
         return self._left_out(asker, Setting.BUCKETS, reason)
 
-    def beyond_steps(self, asker: Asker) -> LeftOut:
+    def beyond_steps(self, asker: Asker) -> OmittedSubscription:
         """The result for an asker that was not evaluated because those before lead to too many buckets."""
         reason = (
             f"stream {asker.stream} was not evaluated, because other subscriptions lead to too many buckets already"
         )
         return self._left_out(asker, Setting.BUCKETS, reason)
 
-    def _left_out(self, asker: Asker, setting: Setting, reason: str) -> LeftOut:
+    def _left_out(self, asker: Asker, setting: Setting, reason: str) -> OmittedSubscription:
         limit, most = self._of(setting), self.most(setting, asker)
         back = "" if most == limit else f", and it comes back at {most:,} or less"
         allowed = f"{setting.value} allows {limit:,}{back}"
         message = f"left out by a limit: {reason}; {allowed}; narrow its query, or raise the setting"
-        return LeftOut(asker.key(setting), asker.stream, message)
+        return OmittedSubscription(asker.key(setting), asker.stream, message)
 
     def _of(self, setting: Setting) -> int:
         return self.buckets if setting is Setting.BUCKETS else self.results

@@ -14,7 +14,14 @@ import orjson
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.inputs import Canonical, Inputs
-from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS, Asker, Limits, Setting, TooManyResultsError
+from headwater_rules.evaluate.limits import (
+    MOST_BUCKETS,
+    MOST_RESULTS,
+    Asker,
+    RequestLimits,
+    Setting,
+    TooManyResultsError,
+)
 from headwater_rules.evaluate.naming import key_text
 from headwater_rules.plan import (
     FromRequest,
@@ -29,8 +36,8 @@ from headwater_rules.plan import (
     Variant,
 )
 from headwater_rules.results import (
-    LeftOut,
     LookupReader,
+    OmittedSubscription,
     Resolution,
     ResolvedBucket,
     StreamStatus,
@@ -74,7 +81,7 @@ def resolve(
 
     A subscription that exceeds a limit is left out entirely and reported. Streams with a more urgent priority are
     fitted in first, then those defined earlier. `left_out` are the keys of subscriptions that were left out before: see
-    `Limits`.
+    `RequestLimits`.
     """
     streams: list[Stream] = []
     entries: list[_Entry] = []
@@ -87,7 +94,7 @@ def resolve(
         if found:
             streams.append(stream)
             entries += found
-    limits = Limits(max_buckets, max_results, left_out)
+    limits = RequestLimits(max_buckets, max_results, left_out)
     resolver = _Resolver(plan, read, limits)
     answers: dict[int, _Answer] = {}
     for number in sorted(range(len(entries)), key=lambda number: entries[number].urgency):
@@ -136,7 +143,7 @@ class _Answer:
     entry: _Entry
     families: dict[Family, int] = field(default_factory=dict)
     messages: dict[str, None] = field(default_factory=dict)
-    left_out: LeftOut | None = None
+    left_out: OmittedSubscription | None = None
 
 
 @dataclass(slots=True)
@@ -185,7 +192,7 @@ def _buckets(plan: SyncPlan, answers: Iterable[_Answer]) -> Iterator[ResolvedBuc
 
 
 class _Resolver:
-    def __init__(self, plan: SyncPlan, read: LookupReader, limits: Limits) -> None:
+    def __init__(self, plan: SyncPlan, read: LookupReader, limits: RequestLimits) -> None:
         self.answers: dict[str, tuple[Found, ...]] = {}
         self._plan = plan
         self._read = read
@@ -308,7 +315,7 @@ class _Resolver:
             self.answers[key] = tuple(tuple(orjson.loads(text)) for text in texts)
 
 
-def _without(answer: _Answer, left_out: LeftOut) -> _Answer:
+def _without(answer: _Answer, left_out: OmittedSubscription) -> _Answer:
     return _Answer(answer.entry, {}, {**answer.messages, left_out.message: None}, left_out)
 
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 import orjson
 
 from headwater_rules.errors import EvaluationError
-from headwater_rules.evaluate.binding import Bound, Layout, Row, Statement, run_together
+from headwater_rules.evaluate.binding import Bound, Layout, Row, RowStatement, run_together
 from headwater_rules.evaluate.naming import as_text, key_text
 from headwater_rules.plan import LookupDefinition, Output, RowSource, Star, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
@@ -132,7 +132,7 @@ class _Source:
     """`shared_at` is the position of its statement among those that are run together; None when it is run alone."""
 
     name: str
-    statement: Statement | None
+    statement: RowStatement | None
     shared_at: int | None = field(default=None, init=False)
 
 
@@ -160,7 +160,7 @@ def _plain(entry: _Entry) -> PlainEntry | None:
     return PlainEntry(entry.definition, entry.name, entry.table, entry.params, positions)
 
 
-def _shared(sources: Sequence[_Source]) -> list[Statement]:
+def _shared(sources: Sequence[_Source]) -> list[RowStatement]:
     """The statements that are run together, if there are several. Tells their sources their positions."""
     sharing = [(source, source.statement) for source in sources if source.statement and source.statement.simple]
     if len(sharing) < _FEWEST:
@@ -170,7 +170,9 @@ def _shared(sources: Sequence[_Source]) -> list[Statement]:
     return [statement for _, statement in sharing]
 
 
-def _matches(source: _Source, statement: Statement, row: Row, known: Sequence[Sequence[Row] | None]) -> Sequence[Row]:
+def _matches(
+    source: _Source, statement: RowStatement, row: Row, known: Sequence[Sequence[Row] | None]
+) -> Sequence[Row]:
     """What `statement.rows` gives."""
     rows = None if source.shared_at is None else known[source.shared_at]
     return statement.rows(row) if rows is None else rows

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 from headwater_rules.propose.outline import OutlinedTable, with_references_by_name
 from headwater_rules.propose.routes import (
+    BucketExplosion,
     Candidate,
-    Crowd,
-    Found,
     Identities,
     People,
     Route,
+    TableRoutes,
     candidates,
     crowds,
     find_people,
     find_routes,
 )
-from headwater_rules.propose.sql import Shown, Writable, conditions, device_names, owner_of, select, writable
+from headwater_rules.propose.sql import StreamTable, Writable, conditions, device_names, owner_of, select, writable
 from headwater_rules.propose.words import is_frameworks_own, is_secret
 
 _WIDTH = 116
@@ -42,10 +42,10 @@ class Proposal:
     given: tuple[str, ...]
     undecided: tuple[str, ...]
     left_out: tuple[str, ...]
-    crowded: tuple[Crowd, ...] = ()
+    crowded: tuple[BucketExplosion, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     users: People | None = None
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[StreamTable, ...] = ()
     writable: tuple[Writable, ...] = ()
 
 
@@ -74,7 +74,7 @@ def propose(tables: Sequence[OutlinedTable], people: str | None = None) -> Propo
         tuple(crowd for each in given for crowd in crowds(each.table, each.routes, found_people)),
         candidates(app),
         found_people,
-        tuple(Shown(each.table, names[each.table.place], owner_of(each)) for each in given),
+        tuple(StreamTable(each.table, names[each.table.place], owner_of(each)) for each in given),
         writable(given, own, identities, names),
     )
 
@@ -87,7 +87,7 @@ class _Writer:
         self._names = names
 
     def lines(
-        self, given: Sequence[Found], undecided: Sequence[Found], left_out: Sequence[OutlinedTable]
+        self, given: Sequence[TableRoutes], undecided: Sequence[TableRoutes], left_out: Sequence[OutlinedTable]
     ) -> Iterator[str]:
         yield from _comment(
             "Proposed from the names of tables and columns, and from foreign keys. Read it: it decides who gets which"
@@ -119,7 +119,7 @@ class _Writer:
             " change auth.user_id() below."
         )
 
-    def _why(self, found: Found) -> str:
+    def _why(self, found: TableRoutes) -> str:
         text = " ".join(dict.fromkeys(_reason(found.table, route) for route in found.routes))
         if secret := [" ".join(c.name.split()) for c in found.table.columns if is_secret(c.name)]:
             text += f" Without {', '.join(secret)}; new columns have to be added here."
@@ -154,7 +154,7 @@ class _Writer:
             text = f"{'OR' if number else 'WHERE'} {condition}"
             yield from [f"      {text}"] if '"' in text else _wrapped(text, " " * 6)
 
-    def _undecided(self, tables: Sequence[Found], *, following: bool) -> Iterator[str]:
+    def _undecided(self, tables: Sequence[TableRoutes], *, following: bool) -> Iterator[str]:
         yield from _comment(
             "Nothing leads from these tables to one user. Without a WHERE every user would get all their rows: take the"
             " # away where that is meant, or write who gets them"

@@ -198,7 +198,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TableRoutes:
     """What is known of one table: the routes by which rows go to users, those that could be added, those by way of
     what users share by their own row, such as `users.organization_id`, and further columns that name users. `notes`
     say why a table that could have routes has none."""
@@ -216,10 +216,10 @@ class Found:
         return not (self.routes or self.further or self.notes)
 
 
-def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], Found]:
+def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], TableRoutes]:
     """What is known of each table, by schema and name."""
     memberships = _memberships(tables, identities)
-    found: dict[tuple[str, str], Found] = {}
+    found: dict[tuple[str, str], TableRoutes] = {}
     for table in tables:
         owner = identities.owner(table)
         own = () if owner is None else (_of_owner(table, owner),)
@@ -228,9 +228,9 @@ def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict
         doubtful = tuple(route for route in members if route.doubt)
         others = tuple(column for column in identities.columns(table) if column != owner)
         if notes := _notes(table, identities):
-            found[table.place] = Found(table, further=(*own, *members), others=others, notes=notes)
+            found[table.place] = TableRoutes(table, further=(*own, *members), others=others, notes=notes)
         else:
-            found[table.place] = Found(table, (*own, *joined), doubtful, others=others)
+            found[table.place] = TableRoutes(table, (*own, *joined), doubtful, others=others)
     found = _spread(found)
     shared = _spread(_of_users(found, identities))
     return {
@@ -249,13 +249,13 @@ def _notes(table: OutlinedTable, identities: Identities) -> tuple[str, ...]:
     return tuple(f"{' '.join(each.split())} may name others than users, as a type stands beside it" for each in several)
 
 
-def _with_shared(known: Found, shared: Found) -> Found:
+def _with_shared(known: TableRoutes, shared: TableRoutes) -> TableRoutes:
     if known.further or known.notes:
         return known
     return replace(known, shared=shared.routes or shared.further, notes=shared.notes)
 
 
-def _spread(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], Found]:
+def _spread(found: dict[tuple[str, str], TableRoutes]) -> dict[tuple[str, str], TableRoutes]:
     """Tables without a route get the shortest one by way of a table that has one."""
     for _ in range(_FURTHEST):
         below = {place: each for place, each in found.items() if each.is_open}
@@ -264,14 +264,14 @@ def _spread(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], Found]
     return found
 
 
-def _reached(known: Found, ways: Sequence[Route]) -> Found:
+def _reached(known: TableRoutes, ways: Sequence[Route]) -> TableRoutes:
     if len(ways) == 1:
         return replace(known, routes=tuple(ways))
     columns = ", ".join(" ".join(way.column.split()) for way in ways)
     return replace(known, further=tuple(ways), notes=(f"it may belong to what {columns} name: keep what is meant",))
 
 
-def _of_users(found: dict[tuple[str, str], Found], identities: Identities) -> dict[tuple[str, str], Found]:
+def _of_users(found: dict[tuple[str, str], TableRoutes], identities: Identities) -> dict[tuple[str, str], TableRoutes]:
     """With routes to what the users' own rows refer to."""
     spread = dict(found)
     for user in found.values():
@@ -290,7 +290,7 @@ def _of_owner(table: OutlinedTable, column: str) -> Route:
     return Route(column, declared=reference.declared if reference else (column,) == table.key)
 
 
-def _below(known: Found, found: Mapping[tuple[str, str], Found]) -> list[Route]:
+def _below(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> list[Route]:
     """The shortest way by way of a table that has one; several if nothing says which of them is meant. A column that
     names a user who is not the owner is none."""
     ways: dict[Route, Reference] = {}
@@ -304,7 +304,9 @@ def _below(known: Found, found: Mapping[tuple[str, str], Found]) -> list[Route]:
     return owning if len(owning) == 1 else shortest
 
 
-def _by_reference(table: OutlinedTable, reference: Reference, found: Mapping[tuple[str, str], Found]) -> Route | None:
+def _by_reference(
+    table: OutlinedTable, reference: Reference, found: Mapping[tuple[str, str], TableRoutes]
+) -> Route | None:
     parent = found.get((reference.schema, reference.table))
     if parent is None or parent.table.place == table.place or not parent.routes:
         return None
@@ -316,7 +318,7 @@ def _by_reference(table: OutlinedTable, reference: Reference, found: Mapping[tup
     return Route(reference.column, reference.declared, parent.table, reference.target, parent.routes)
 
 
-def _further(known: Found, found: Mapping[tuple[str, str], Found]) -> list[Route]:
+def _further(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> list[Route]:
     """Ways that are not taken, as a row that names its user stays with that user."""
     ways = [_by_reference(known.table, each, found) for each in known.table.references]
     taken = {route.column for route in known.routes} | set(known.others)
@@ -388,7 +390,7 @@ _MANY_EACH = MOST_BUCKETS // 20  # on average: some users have far more
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class BucketExplosion:
     """A stream of `table` has a bucket for each row of `parents` that leads to a user: `rows` in all, `each` for a user
     on average, if the users are known."""
 
@@ -413,7 +415,7 @@ class Crowd:
         )
 
 
-def crowds(table: OutlinedTable, routes: Sequence[Route], people: People | None) -> tuple[Crowd, ...]:
+def crowds(table: OutlinedTable, routes: Sequence[Route], people: People | None) -> tuple[BucketExplosion, ...]:
     """What is crowded among the routes of a table."""
     users = people.table.rows if people is not None else None
     found = []
@@ -421,5 +423,5 @@ def crowds(table: OutlinedTable, routes: Sequence[Route], people: People | None)
         rows = parents.rows or 0
         each = None if not users else rows // users
         if rows >= MOST_BUCKETS and (each is None or each >= _MANY_EACH):
-            found.append(Crowd(table, parents, rows, each))
+            found.append(BucketExplosion(table, parents, rows, each))
     return tuple(found)

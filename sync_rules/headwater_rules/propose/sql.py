@@ -10,7 +10,7 @@ from itertools import chain, count
 from typing import Final
 
 from headwater_rules.propose.outline import OutlinedTable, is_number, made_on_devices
-from headwater_rules.propose.routes import Found, Identities, People, Route
+from headwater_rules.propose.routes import Identities, People, Route, TableRoutes
 from headwater_rules.propose.words import MEMBERSHIPS, PRIVILEGES, SERVERS_OWN, is_secret, last_word, snake
 from headwater_rules.schema import ValueKind
 
@@ -114,7 +114,7 @@ _USER = "current_setting('request.jwt.claims', true)::json ->> 'sub'"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StreamTable:
     """A table that has a stream: what it is called on a device, and the column of the user whose row it is."""
 
     table: OutlinedTable
@@ -134,13 +134,16 @@ class Writable:
     policy: str
 
 
-def owner_of(found: Found) -> str | None:
+def owner_of(found: TableRoutes) -> str | None:
     """The column by which a row names its user."""
     return next((route.column for route in found.routes if route.table is None), None)
 
 
 def writable(
-    given: Sequence[Found], tables: Sequence[Found], identities: Identities, names: Mapping[tuple[str, str], str]
+    given: Sequence[TableRoutes],
+    tables: Sequence[TableRoutes],
+    identities: Identities,
+    names: Mapping[tuple[str, str], str],
 ) -> tuple[Writable, ...]:
     """What devices could write to among the `given` tables. `tables` are all of the app."""
     granting = {place for each in tables for place in _granting((*each.routes, *each.further))}
@@ -175,7 +178,7 @@ def _is_open(table: OutlinedTable, identities: Identities) -> bool:
     return bool(table.key) and not closed
 
 
-def _policy(found: Found, owned: Mapping[tuple[str, str], Found], people: People | None) -> str | None:
+def _policy(found: TableRoutes, owned: Mapping[tuple[str, str], TableRoutes], people: People | None) -> str | None:
     if (owner := owner_of(found)) is not None:
         return _is_user(people, found.table, owner, _equals_uploader)
     for route in found.routes:

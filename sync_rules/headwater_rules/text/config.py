@@ -7,9 +7,9 @@ from collections.abc import Mapping as MappingType
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from headwater_rules.plan import ConversionOptions
-from headwater_rules.text.document import Item, Mapping
+from headwater_rules.text.document import Mapping, YamlItem
 from headwater_rules.text.sqltext import SqlText, read_sql
 
 _CUSTOM_WRITE_CHECKPOINTS = frozenset({"write_checkpoints", "checkpoint_requests"})
@@ -45,7 +45,7 @@ class StreamSource:
     """A stream as written. `ctes` are all that it may use, `own_ctes` the names of those defined in it."""
 
     name: str
-    key: Item
+    key: YamlItem
     queries: tuple[SqlText, ...]
     ctes: MappingType[str, SqlText]
     own_ctes: tuple[str, ...]
@@ -59,7 +59,7 @@ class BucketSource:
     """A bucket definition as written. `has_priority`: it sets one for all its buckets."""
 
     name: str
-    key: Item
+    key: YamlItem
     parameters: tuple[SqlText, ...]
     data: tuple[SqlText, ...]
     priority: int
@@ -72,7 +72,7 @@ class EventSource:
     """An event definition as written."""
 
     name: str
-    key: Item
+    key: YamlItem
     payloads: tuple[SqlText, ...]
 
 
@@ -87,7 +87,7 @@ class Config:
     shared_ctes: MappingType[str, SqlText]
 
 
-def read_config(root: Item) -> Config:
+def read_config(root: YamlItem) -> Config:
     """Read everything except SQL. Findings go to the root's report; raises RuleError where reading can't continue."""
     document = root.mapping("the sync config")
     document.check(_ROOT_KEYS)
@@ -102,7 +102,7 @@ def read_config(root: Item) -> Config:
     _refuse_clash(document)
     if not (streams or buckets or root.report.errors):
         item = document.get("streams") or document.get("bucket_definitions") or root
-        item.warn(Code.NO_EFFECT, _NOTHING, "devices get nothing: add at least one")
+        item.warn(RuleCode.NO_EFFECT, _NOTHING, "devices get nothing: add at least one")
     return Config(options, streams, buckets, events, shared)
 
 
@@ -141,11 +141,11 @@ def _digits(config: Mapping, iso: bool) -> int:
     name = config.read("timestamp_max_precision", lambda each: each.string("`timestamp_max_precision`"), "")
     if name not in _PRECISIONS:
         if name:
-            item.reject(f"unknown precision `{name}`", f"use one of {', '.join(_PRECISIONS)}", Code.OPTION)
+            item.reject(f"unknown precision `{name}`", f"use one of {', '.join(_PRECISIONS)}", RuleCode.OPTION)
         return _PRECISIONS["microseconds"]
     if not iso:
         hint = "write `timestamps_iso8601: true`"
-        item.reject("`timestamp_max_precision` needs ISO 8601 timestamps", hint, Code.OPTION)
+        item.reject("`timestamp_max_precision` needs ISO 8601 timestamps", hint, RuleCode.OPTION)
     return _PRECISIONS[name]
 
 
@@ -154,15 +154,15 @@ def _check_ineffective(config: Mapping, edition: int) -> None:
     config.read("storage_version", lambda each: each.integer("`storage_version`", (1, 2, 3)), 2)
     name, default = "versioned_bucket_ids", edition >= 2
     if _flag(config, name, default=default) != default:
-        config.key(name).warn(Code.NO_EFFECT, f"`{name}` has no effect", "remove it")
+        config.key(name).warn(RuleCode.NO_EFFECT, f"`{name}` has no effect", "remove it")
     name = "unstable_sqlite_expression_engine"
     if not _flag(config, name):
         return
     if edition < 3:
-        config.key(name).reject(f"`{name}` needs edition 3", f"remove it, or {_EDITION_HINT}", Code.OPTION)
+        config.key(name).reject(f"`{name}` needs edition 3", f"remove it, or {_EDITION_HINT}", RuleCode.OPTION)
         return
     message = f"`{name}` is ignored: expressions keep their usual meaning, so other rows may pass"
-    config.key(name).warn(Code.NO_EFFECT, message, "remove it, and compare what `headwater rules preview` gives")
+    config.key(name).warn(RuleCode.NO_EFFECT, message, "remove it, and compare what `headwater rules preview` gives")
 
 
 def _check_edition(document: Mapping, edition: int) -> None:
@@ -171,13 +171,13 @@ def _check_edition(document: Mapping, edition: int) -> None:
         key = document.key(name)
         if name == "bucket_definitions" and edition >= 3:
             hint = "write them as `streams`, or `edition: 2` under `config`"
-            key.reject("edition 3 has no `bucket_definitions`", hint, Code.EDITION)
+            key.reject("edition 3 has no `bucket_definitions`", hint, RuleCode.EDITION)
         if name == "streams" and edition < 2:
-            key.reject("`streams` need edition 2 or later", _EDITION_HINT, Code.EDITION)
+            key.reject("`streams` need edition 2 or later", _EDITION_HINT, RuleCode.EDITION)
         if name == "streams" and edition == 2:
-            key.warn(Code.OLD_EDITION, "streams of edition 2 read `!=` and `*` in an older way", _EDITION_HINT)
+            key.warn(RuleCode.OLD_EDITION, "streams of edition 2 read `!=` and `*` in an older way", _EDITION_HINT)
         if name == "with" and edition < 2:
-            key.reject("`with` needs edition 2 or later", _EDITION_HINT, Code.EDITION)
+            key.reject("`with` needs edition 2 or later", _EDITION_HINT, RuleCode.EDITION)
 
 
 # definitions
@@ -188,7 +188,7 @@ def _optional(owner: Mapping, name: str) -> Mapping | None:
     return owner.read(name, lambda item: item.mapping(f"`{name}`"), None)
 
 
-def _entries(document: Mapping, name: str, read: Callable[[str, Item, Item], T]) -> tuple[T, ...]:
+def _entries(document: Mapping, name: str, read: Callable[[str, YamlItem, YamlItem], T]) -> tuple[T, ...]:
     """The definitions of one kind, without those that could not be read."""
     entries = _optional(document, name)
     if entries is None:
@@ -218,7 +218,7 @@ def _ctes(owner: Mapping) -> dict[str, SqlText]:
     return dict(queries)
 
 
-def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText]) -> StreamSource:
+def _stream(name: str, key: YamlItem, item: YamlItem, shared: MappingType[str, SqlText]) -> StreamSource:
     stream = item.mapping(f"stream `{name}`")
     stream.check(_STREAM_KEYS)
     queries: tuple[SqlText, ...] = ()
@@ -237,7 +237,7 @@ def _stream(name: str, key: Item, item: Item, shared: MappingType[str, SqlText])
     )
 
 
-def _queries(name: str, key: Item, stream: Mapping) -> tuple[SqlText, ...]:
+def _queries(name: str, key: YamlItem, stream: Mapping) -> tuple[SqlText, ...]:
     one, several = stream.get("query"), stream.get("queries")
     hint = "give it exactly one of the two"
     if several is None:
@@ -254,7 +254,7 @@ def _queries(name: str, key: Item, stream: Mapping) -> tuple[SqlText, ...]:
     return _texts(items)
 
 
-def _texts(items: list[Item]) -> tuple[SqlText, ...]:
+def _texts(items: list[YamlItem]) -> tuple[SqlText, ...]:
     texts: list[SqlText] = []
     for item in items:
         with item.report.collecting():
@@ -262,13 +262,13 @@ def _texts(items: list[Item]) -> tuple[SqlText, ...]:
     return tuple(texts)
 
 
-def _sql(item: Item, what: str) -> SqlText:
+def _sql(item: YamlItem, what: str) -> SqlText:
     text = read_sql(item, what)
     item.report.spend(text.words() // 5, text.span)  # reading costs less than compiling
     return text
 
 
-def _bucket(name: str, key: Item, item: Item) -> BucketSource:
+def _bucket(name: str, key: YamlItem, item: YamlItem) -> BucketSource:
     what = f"bucket definition `{name}`"
     bucket = item.mapping(what)
     bucket.check(_BUCKET_KEYS)
@@ -277,7 +277,7 @@ def _bucket(name: str, key: Item, item: Item) -> BucketSource:
         raise key.fail(f"{what} has no `data`", "list its data queries under `data`")
     items = data.sequence("`data`")
     if not items:
-        key.warn(Code.NO_EFFECT, f"{what} has no query, and so no rows", "add a SELECT below `data`")
+        key.warn(RuleCode.NO_EFFECT, f"{what} has no query, and so no rows", "add a SELECT below `data`")
     return BucketSource(
         name,
         key,
@@ -289,11 +289,11 @@ def _bucket(name: str, key: Item, item: Item) -> BucketSource:
     )
 
 
-def _parameters(item: Item) -> tuple[SqlText, ...]:
+def _parameters(item: YamlItem) -> tuple[SqlText, ...]:
     return _texts(item.sequence("`parameters`") if item.is_sequence else [item])
 
 
-def _event(name: str, key: Item, item: Item) -> EventSource:
+def _event(name: str, key: YamlItem, item: YamlItem) -> EventSource:
     what = f"event `{name}`"
     if name in _CUSTOM_WRITE_CHECKPOINTS:
         raise key.fail(

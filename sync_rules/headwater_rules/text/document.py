@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.scanner import Scanner, ScannerError
 
-from headwater_rules.errors import Code, Report, RuleError, Severity, Span, did_you_mean, span_in
+from headwater_rules.errors import Report, RuleCode, RuleError, Severity, Span, did_you_mean, span_in
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
@@ -142,7 +142,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Item:
+class YamlItem:
     """A YAML node of `text`. The reading methods raise RuleError, which says what was expected, if the node is another
     one. Findings that don't end the reading go to `report`."""
 
@@ -154,13 +154,13 @@ class Item:
         end = self.node.end_mark.index if isinstance(self.node, ScalarNode) else self.node.start_mark.index
         return span_in(self.text, self.node.start_mark.index, max(end, self.node.start_mark.index))
 
-    def fail(self, message: str, suggestion: str = "", code: Code = Code.STRUCTURE) -> RuleError:
+    def fail(self, message: str, suggestion: str = "", code: RuleCode = RuleCode.STRUCTURE) -> RuleError:
         return RuleError(code, message, self.span(), suggestion)
 
-    def reject(self, message: str, suggestion: str = "", code: Code = Code.STRUCTURE) -> None:
+    def reject(self, message: str, suggestion: str = "", code: RuleCode = RuleCode.STRUCTURE) -> None:
         self.report.add(self.fail(message, suggestion, code))
 
-    def warn(self, code: Code, message: str, suggestion: str) -> None:
+    def warn(self, code: RuleCode, message: str, suggestion: str) -> None:
         self.report.add(RuleError(code, message, self.span(), suggestion, Severity.WARNING))
 
     def mapping(self, what: str) -> Mapping:
@@ -168,10 +168,10 @@ class Item:
             raise self.fail(f"{what} must be a mapping", "write `key: value` lines below it")
         return Mapping(self, what)
 
-    def sequence(self, what: str) -> list[Item]:
+    def sequence(self, what: str) -> list[YamlItem]:
         if not isinstance(self.node, SequenceNode):
             raise self.fail(f"{what} must be a list", "begin each entry with `- `")
-        return [Item(self.text, node, self.report) for node in self.node.value]
+        return [YamlItem(self.text, node, self.report) for node in self.node.value]
 
     @property
     def is_sequence(self) -> bool:
@@ -205,17 +205,17 @@ class Item:
 class Mapping:
     """A YAML mapping with unique text keys."""
 
-    def __init__(self, item: Item, what: str) -> None:
+    def __init__(self, item: YamlItem, what: str) -> None:
         self.what = what
         self.report = item.report
-        self._entries: dict[str, tuple[Item, Item]] = {}
+        self._entries: dict[str, tuple[YamlItem, YamlItem]] = {}
         self._duplicates: list[RuleError] = []
         for key_node, value_node in item.node.value:
             if key_node.tag == TAG + "merge":
-                raise Item(item.text, key_node, item.report).fail(
+                raise YamlItem(item.text, key_node, item.report).fail(
                     "`<<` is not supported", "write the keys here, or give an alias as a whole value: `query: *name`"
                 )
-            key, value = Item(item.text, key_node, item.report), Item(item.text, value_node, item.report)
+            key, value = YamlItem(item.text, key_node, item.report), YamlItem(item.text, value_node, item.report)
             name = str(key_node.value) if isinstance(key_node, ScalarNode) else ""
             if not name:
                 raise key.fail(f"a key of {what} must be a text")
@@ -234,20 +234,20 @@ class Mapping:
                 hint = did_you_mean(name, allowed) or f"the keys here are {', '.join(sorted(allowed))}"
                 self.report.add(key.fail(f"unknown key `{name}` in {self.what}", hint))
 
-    def get(self, name: str) -> Item | None:
+    def get(self, name: str) -> YamlItem | None:
         entry = self._entries.get(name)
         return entry[1] if entry else None
 
-    def key(self, name: str) -> Item:
+    def key(self, name: str) -> YamlItem:
         return self._entries[name][0]
 
     def names(self) -> list[str]:
         return list(self._entries)
 
-    def items(self) -> list[tuple[str, Item]]:
+    def items(self) -> list[tuple[str, YamlItem]]:
         return [(name, value) for name, (_, value) in self._entries.items()]
 
-    def read(self, name: str, reader: Callable[[Item], T], default: T) -> T:
+    def read(self, name: str, reader: Callable[[YamlItem], T], default: T) -> T:
         """The value of `name` read by `reader`, or `default` if it is absent or invalid (which is reported)."""
         item = self.get(name)
         if item is None:
@@ -259,21 +259,21 @@ class Mapping:
             return default
 
 
-def load(text: str, report: Report) -> Item:
+def load(text: str, report: Report) -> YamlItem:
     """The root of the document. Raises RuleError if the text is not one YAML document; later findings go to
     `report`."""
     if len(text) > _MAX_TEXT:
         message = f"the sync config is longer than {_MAX_TEXT:,} characters"
-        raise RuleError(Code.YAML, message, span_in(text, _MAX_TEXT, _MAX_TEXT))
+        raise RuleError(RuleCode.YAML, message, span_in(text, _MAX_TEXT, _MAX_TEXT))
     try:
         node = compose(text)
     except NotYamlError as error:
         span = None if error.start is None or error.end is None else span_in(text, error.start, error.end)
         hint = error.hint or _hint_for_sql(text, span)
-        raise RuleError(Code.YAML, f"not valid YAML: {error.problem}", span, hint) from None
+        raise RuleError(RuleCode.YAML, f"not valid YAML: {error.problem}", span, hint) from None
     if node is None:
-        raise RuleError(Code.YAML, "the sync config is empty", span_in(text, 0, 0), "define at least one stream")
-    return Item(text, node, report)
+        raise RuleError(RuleCode.YAML, "the sync config is empty", span_in(text, 0, 0), "define at least one stream")
+    return YamlItem(text, node, report)
 
 
 def _hint_for_sql(text: str, span: Span | None) -> str:

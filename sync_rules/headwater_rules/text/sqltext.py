@@ -21,8 +21,8 @@ from sqlglot.errors import ParseError, TokenError
 from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.tokenizer_core import Token, TokenType
 
-from headwater_rules.errors import Code, RuleError, Severity, Span, span_in
-from headwater_rules.text.document import AS_BLOCK, SELECT, Item, escape_at
+from headwater_rules.errors import RuleCode, RuleError, Severity, Span, span_in
+from headwater_rules.text.document import AS_BLOCK, SELECT, YamlItem, escape_at
 
 _PROPERTIES = re.compile(r"(?:[&!]\S*+(?:\s++(?:#.*+)?+)*+)*+")
 _HEADER = re.compile(r"[|>][-+0-9]*+[ \t]*+(?:#.*+)?+\r?\n?")
@@ -32,7 +32,7 @@ _SHORT_ESCAPES = {"n": "\n", "t": "\t", "\t": "\t", "r": "\r", '"': '"', "\\": "
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ScalarText:
     """`text` has the line ends of the file. `offsets` are the positions of its characters in the document, and `joined`
     those line ends in `text` that YAML replaces by a space or removes."""
 
@@ -41,27 +41,27 @@ class Written:
     joined: frozenset[int]
 
 
-def read_written(document: str, node: ScalarNode) -> Written:
+def read_written(document: str, node: ScalarNode) -> ScalarText:
     """The text of a scalar. Raises RuleError for one that YAML cuts off, or that an editor shows in another way."""
     start, end = node.start_mark.index, node.end_mark.index
     start = _end(_PROPERTIES, document, start, end)
     unclear = _UNCLEAR.search(document, start, end)
     if unclear:
         message = f"the character U+{ord(unclear[0]):04X} in a query makes editors show its lines in different ways"
-        raise RuleError(Code.CHANGED, message, span_in(document, *unclear.span()), "remove it")
+        raise RuleError(RuleCode.CHANGED, message, span_in(document, *unclear.span()), "remove it")
     if node.style == "|":
         return _literal(document, _end(_HEADER, document, start, end), str(node.value))
     if node.style is None and (cut := _CUT.match(document, end)):
         message = "YAML reads ` #` and what follows as a comment, so it is no part of the query"
         hint = f"put the comment on a line of its own; if it belongs to the SQL, {AS_BLOCK}"
-        raise RuleError(Code.CHANGED, message, span_in(document, *cut.span(1)), hint)
+        raise RuleError(RuleCode.CHANGED, message, span_in(document, *cut.span(1)), hint)
     if node.style == ">":
         start = _end(_HEADER, document, start, end)
     elif node.style is not None:
         start, end = start + 1, end - 1
     written = _collected(_characters(document, start, end, node.style))
     if "".join(written.text.split()) != "".join(str(node.value).split()):
-        raise RuleError(Code.CHANGED, "YAML changes this query", span_in(document, start, end), AS_BLOCK)
+        raise RuleError(RuleCode.CHANGED, "YAML changes this query", span_in(document, start, end), AS_BLOCK)
     return written
 
 
@@ -70,7 +70,7 @@ def _end(pattern: re.Pattern[str], document: str, start: int, end: int) -> int:
     return start if found is None else found.end()
 
 
-def _literal(document: str, position: int, value: str) -> Written:
+def _literal(document: str, position: int, value: str) -> ScalarText:
     """A literal block, which differs from its value in the indentation only."""
     offsets = array("l")
     for line in value.split("\n"):
@@ -80,10 +80,10 @@ def _literal(document: str, position: int, value: str) -> Written:
         offsets.extend(range(shown - len(line), shown))
         offsets.append(line_end)
         position = line_end + 1
-    return Written(value, offsets[:-1], frozenset())
+    return ScalarText(value, offsets[:-1], frozenset())
 
 
-def _collected(characters: Iterator[tuple[str, int, bool]]) -> Written:
+def _collected(characters: Iterator[tuple[str, int, bool]]) -> ScalarText:
     pieces: list[str] = []
     offsets = array("l")
     joined: list[int] = []
@@ -92,7 +92,7 @@ def _collected(characters: Iterator[tuple[str, int, bool]]) -> Written:
             joined.append(len(pieces))
         pieces.append(character)
         offsets.append(offset)
-    return Written("".join(pieces), offsets, frozenset(joined))
+    return ScalarText("".join(pieces), offsets, frozenset(joined))
 
 
 def _characters(document: str, position: int, end: int, style: str | None) -> Iterator[tuple[str, int, bool]]:
@@ -119,7 +119,7 @@ def _escaped(document: str, start: int, end: int) -> tuple[str, int]:
     if meant == "\r" and document.startswith("\\n", after):
         return "\n", after + 2
     if not meant or (meant < " " and meant not in "\t\n"):
-        raise RuleError(Code.CHANGED, message, span_in(document, start, after), AS_BLOCK)
+        raise RuleError(RuleCode.CHANGED, message, span_in(document, start, after), AS_BLOCK)
     return meant, after
 
 
@@ -192,7 +192,7 @@ class SqlText:
     document: str
     start: int
     end: int
-    written: Written
+    written: ScalarText
 
     @property
     def sql(self) -> str:
@@ -241,11 +241,11 @@ class SqlText:
         return offsets[min(max(position, 0), len(offsets) - 1)]
 
 
-def read_sql(item: Item, what: str) -> SqlText:
+def read_sql(item: YamlItem, what: str) -> SqlText:
     """The SQL that a YAML node holds. Raises RuleError for a node that is no text."""
     node = item.node
     if isinstance(node, MappingNode) and SELECT.match(item.text, node.start_mark.index):
-        raise item.fail(f"{what} must be a text, and YAML reads `: ` as the end of a key", AS_BLOCK, Code.CHANGED)
+        raise item.fail(f"{what} must be a text, and YAML reads `: ` as the end of a key", AS_BLOCK, RuleCode.CHANGED)
     item.string(what)
     assert isinstance(node, ScalarNode)  # it has been read as a text
     return SqlText(item.text, node.start_mark.index, node.end_mark.index, read_written(item.text, node))
@@ -259,7 +259,7 @@ def span_of(node: exp.Expr) -> Span:
 
 
 def error_at(
-    code: Code, message: str, node: exp.Expr, suggestion: str = "", severity: Severity = Severity.FATAL
+    code: RuleCode, message: str, node: exp.Expr, suggestion: str = "", severity: Severity = Severity.FATAL
 ) -> RuleError:
     """An error or warning about a node of a parsed SELECT."""
     return RuleError(code, message, span_of(node), suggestion, severity)
@@ -287,7 +287,7 @@ def identifier(node: exp.Expr) -> str:
 def parse_select(text: SqlText) -> exp.Select:
     """The one SELECT in `text`. Raises RuleError for anything else."""
     if len(text.sql) > MAX_SQL:
-        raise RuleError(Code.TOO_MANY, f"a query is longer than {MAX_SQL:,} characters", text.span())
+        raise RuleError(RuleCode.TOO_MANY, f"a query is longer than {MAX_SQL:,} characters", text.span())
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns about statements that are refused below
     dialect = RuleDialect()
     try:
@@ -298,15 +298,15 @@ def parse_select(text: SqlText) -> exp.Select:
         raise _syntax_error(text, error) from None
     except TokenError:
         raise RuleError(
-            Code.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.span(), "close the quote"
+            RuleCode.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.span(), "close the quote"
         ) from None
     except RecursionError:
-        raise RuleError(Code.TOO_MANY, "the SQL is nested too deeply", text.span(), "nest fewer brackets") from None
+        raise RuleError(RuleCode.TOO_MANY, "the SQL is nested too deeply", text.span(), "nest fewer brackets") from None
     if not statements:
-        raise RuleError(Code.SQL_SYNTAX, "the query is empty", text.span(), "write a SELECT statement")
+        raise RuleError(RuleCode.SQL_SYNTAX, "the query is empty", text.span(), "write a SELECT statement")
     if len(statements) > 1:
         raise RuleError(
-            Code.UNSUPPORTED,
+            RuleCode.UNSUPPORTED,
             "only one statement is allowed in a query",
             text.span_of(statements[1]),
             "list further statements under `queries`",
@@ -314,7 +314,7 @@ def parse_select(text: SqlText) -> exp.Select:
     statement = statements[0]
     if not isinstance(statement, exp.Select):
         raise RuleError(
-            Code.UNSUPPORTED,
+            RuleCode.UNSUPPORTED,
             "expected a SELECT statement",
             text.span_of(statement),
             "combine several SELECT statements by listing them under `queries`",
@@ -336,7 +336,7 @@ def _check_tokens(text: SqlText, tokens: list[Token]) -> None:
         quoted = any(quote in text.sql[token.start : behind] for quote in "'\"$")
         if quoted and not text.written.joined.isdisjoint(range(token.start, behind)):
             message = "a quoted text goes over several lines, which YAML joins"
-            raise RuleError(Code.CHANGED, message, text.span(token.start, behind), AS_BLOCK)
+            raise RuleError(RuleCode.CHANGED, message, text.span(token.start, behind), AS_BLOCK)
         if not quoted:
             _check_word(text, token.start, behind)
     _check_comments(text, behind, len(text.sql))
@@ -350,7 +350,7 @@ def _check_word(text: SqlText, start: int, end: int) -> None:
         if not character.isascii() and not f"a{character}".isidentifier():
             message = f"the character U+{ord(character):04X} is no letter, and so would be part of a name"
             hint = "write texts in '…' and names with such characters in \"…\""
-            raise RuleError(Code.SQL_SYNTAX, message, text.span(position, position + 1), hint)
+            raise RuleError(RuleCode.SQL_SYNTAX, message, text.span(position, position + 1), hint)
 
 
 def _check_comments(text: SqlText, start: int, end: int) -> None:
@@ -359,7 +359,7 @@ def _check_comments(text: SqlText, start: int, end: int) -> None:
         offset = text.written.offsets[position]
         if text.sql[position] in "-/*\n" and _HEXADECIMAL.match(text.document, offset):
             message = "an escape stands for a part of a comment"
-            raise RuleError(Code.CHANGED, message, text.span(position, position + 1), AS_BLOCK)
+            raise RuleError(RuleCode.CHANGED, message, text.span(position, position + 1), AS_BLOCK)
 
 
 def _read_brackets(node: exp.In) -> None:
@@ -395,7 +395,7 @@ def _syntax_error(text: SqlText, error: ParseError) -> RuleError:
     end = _position(text.sql, int(found.get("line") or 1), int(found.get("col") or len(text.sql)))
     span = text.span(max(end - len(highlight), 0), end)
     near = f" near `{highlight}`" if highlight else ""
-    return RuleError(Code.SQL_SYNTAX, f"the SQL cannot be parsed{near}", span, "the syntax is that of Postgres")
+    return RuleError(RuleCode.SQL_SYNTAX, f"the SQL cannot be parsed{near}", span, "the syntax is that of Postgres")
 
 
 def _position(sql: str, line: int, column: int) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from headwater_client.protocol.lines import Line
-from headwater_client.protocol.session import Begin, Finish, Outcome, Save, StreamSession
-from headwater_client.storage.store import Store
+from headwater_client.protocol.session import BeginCheckpoint, Finish, FinishOutcome, Save, StreamSession
+from headwater_client.storage.store import DeviceStore
 
 
-def hear_line(session: StreamSession, store: Store, line: Line, now: float = 0.0) -> Outcome | None:
+def hear_line(session: StreamSession, store: DeviceStore, line: Line, now: float = 0.0) -> FinishOutcome | None:
     """Have the store carry out what comes of a line. Returns the outcome of the checkpoint that it ended, if any."""
     outcome = None
     for instruction in session.receive(line):
         match instruction:
-            case Begin():
+            case BeginCheckpoint():
                 store.begin(instruction, include_defaults=True)
             case Save():
                 store.save([instruction.data])

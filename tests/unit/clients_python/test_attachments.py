@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ATTACHMENTS, Attachment, AttachmentQueue, Database
-from headwater_client.attachments import State
+from headwater_client.attachments import AttachmentState
 from headwater_client.database.watch import QueryWatch
 from tests.support.fix_headwater import wait_until
 
@@ -69,7 +69,7 @@ def started(tmp_path: Path, database: Database, storage: PlayedStorage) -> Itera
         queue.stop()
 
 
-def states(queue: AttachmentQueue) -> dict[str, State]:
+def states(queue: AttachmentQueue) -> dict[str, AttachmentState]:
     return {each.filename: each.state for each in queue.all()}
 
 
@@ -81,9 +81,9 @@ def test_a_file_that_a_row_names_is_downloaded(
     queue = started()
     database["users"].insert({"id": "ann", "photo_id": "1"})
     wait_until(storage.asked.is_set, "the storage asked")
-    assert states(queue) == {"1.jpg": State.QUEUED_DOWNLOAD}
+    assert states(queue) == {"1.jpg": AttachmentState.QUEUED_DOWNLOAD}
     storage.away = False
-    wait_until(lambda: states(queue) == {"1.jpg": State.SYNCED}, "the file")
+    wait_until(lambda: states(queue) == {"1.jpg": AttachmentState.SYNCED}, "the file")
     path = queue.path(queue.get("1"))
     assert path is not None
     assert path.read_bytes() == b"a photo"
@@ -101,7 +101,7 @@ def test_a_new_file_is_uploaded_once_the_storage_is_there(
     assert storage.files == {}
     assert database["users"].get("ben")["photo_id"] == saved.id
     storage.away = False
-    wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
+    wait_until(lambda: states(queue) == {saved.filename: AttachmentState.SYNCED}, "the upload")
     assert storage.files == {saved.filename: b"new"}
 
 
@@ -112,14 +112,14 @@ def test_a_file_that_no_row_names_any_more_goes_when_there_are_too_many(
     queue = started(kept=1)
     for number in ("1", "2"):
         database["users"].insert({"id": number, "photo_id": number})
-    wait_until(lambda: set(states(queue).values()) == {State.SYNCED}, "both files")
+    wait_until(lambda: set(states(queue).values()) == {AttachmentState.SYNCED}, "both files")
     database["users"].delete("1")
-    wait_until(lambda: states(queue)["1.jpg"] is State.ARCHIVED, "the first given up")
+    wait_until(lambda: states(queue)["1.jpg"] is AttachmentState.ARCHIVED, "the first given up")
     database["users"].delete("2")
-    wait_until(lambda: states(queue) == {"2.jpg": State.ARCHIVED}, "the older one gone")
+    wait_until(lambda: states(queue) == {"2.jpg": AttachmentState.ARCHIVED}, "the older one gone")
     assert [file.read_bytes() for file in (tmp_path / "files").iterdir()] == [b"2"]
     database["users"].insert({"id": "3", "photo_id": "2"})
-    wait_until(lambda: states(queue) == {"2.jpg": State.SYNCED}, "the kept file is named again")
+    wait_until(lambda: states(queue) == {"2.jpg": AttachmentState.SYNCED}, "the kept file is named again")
 
 
 class Looks:
@@ -149,7 +149,7 @@ def test_a_file_that_is_deleted_while_the_rows_are_looked_at_stays_deleted(
 ) -> None:
     queue = started()
     saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
-    wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
+    wait_until(lambda: states(queue) == {saved.filename: AttachmentState.SYNCED}, "the upload")
     queue.stop()
     looks = Looks(monkeypatch)
     queue.start()
@@ -176,7 +176,7 @@ def test_a_file_is_kept_that_loses_its_name_and_has_it_again_while_the_rows_are_
     looks.go_on()
     assert looks.ended.wait(60)
     database["users"].update("1", {"photo_id": "1"})
-    wait_until(lambda: states(queue) == {"1.jpg": State.SYNCED}, "the file")
+    wait_until(lambda: states(queue) == {"1.jpg": AttachmentState.SYNCED}, "the file")
 
 
 def test_a_deleted_file_goes_everywhere(
@@ -184,7 +184,7 @@ def test_a_deleted_file_goes_everywhere(
 ) -> None:
     queue = started()
     saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
-    wait_until(lambda: states(queue) == {saved.filename: State.SYNCED}, "the upload")
+    wait_until(lambda: states(queue) == {saved.filename: AttachmentState.SYNCED}, "the upload")
     queue.delete(saved.id, then=lambda _: database["users"].update("1", {"photo_id": None}))
     wait_until(lambda: not queue.all(), "the deletion")
     assert storage.files == {}
@@ -197,7 +197,7 @@ def test_an_id_that_leads_out_of_the_folder_has_its_file_within(
     storage.files["../../evil.jpg"] = b"x"
     queue = started()
     database["users"].insert({"id": "1", "photo_id": "../../evil"})
-    wait_until(lambda: states(queue) == {"../../evil.jpg": State.SYNCED}, "the file")
+    wait_until(lambda: states(queue) == {"../../evil.jpg": AttachmentState.SYNCED}, "the file")
     path = queue.path(queue.get("../../evil"))
     assert path is not None
     assert path.parent == tmp_path / "files"
@@ -226,7 +226,7 @@ def test_files_of_the_same_name_are_not_one(database: Database, tmp_path: Path) 
         b"mine", filename="photo.jpg", then=lambda file: database["users"].insert({"id": "2", "photo_id": file.id})
     )
     storage.away = False
-    wait_until(lambda: [each.state for each in queue.all()] == [State.SYNCED] * 2, "both files")
+    wait_until(lambda: [each.state for each in queue.all()] == [AttachmentState.SYNCED] * 2, "both files")
     queue.stop()
     contents = {each.id: path.read_bytes() for each in queue.all() if (path := queue.path(each)) is not None}
     assert contents == storage.files == {mine.id: b"mine", "theirs": b"of another"}
@@ -240,7 +240,7 @@ def test_what_fails_once_is_gone_on_with(
         monkeypatch.setattr(AttachmentQueue, name, once_broken(getattr(AttachmentQueue, name)))
     queue = started()
     database["users"].insert({"id": "ann", "photo_id": "1"})
-    wait_until(lambda: states(queue) == {"1.jpg": State.SYNCED}, "the file")
+    wait_until(lambda: states(queue) == {"1.jpg": AttachmentState.SYNCED}, "the file")
 
 
 def once_broken(method: Callable[..., object]) -> Callable[..., object]:
@@ -267,7 +267,7 @@ def test_a_decision_that_fails_keeps_the_others_going(
     queue = started(give_up=give_up)
     for number in ("1", "2"):
         database["users"].insert({"id": number, "photo_id": number})
-    wait_until(lambda: states(queue).get("2.jpg") is State.SYNCED, "the second file")
+    wait_until(lambda: states(queue).get("2.jpg") is AttachmentState.SYNCED, "the second file")
 
 
 def test_a_queue_rests_once_its_database_is_closed(
@@ -299,7 +299,7 @@ def test_ids_of_any_characters_have_files_of_their_own(
     for each in ids:
         storage.files[f"{each}.jpg"] = each.encode()
         database["users"].insert({"id": f"of {each}", "photo_id": each})
-    wait_until(lambda: states(queue) == {f"{each}.jpg": State.SYNCED for each in ids}, "the files", 20)
+    wait_until(lambda: states(queue) == {f"{each}.jpg": AttachmentState.SYNCED for each in ids}, "the files", 20)
     paths = {each.id: queue.path(each) for each in queue.all()}
     assert {name: path.read_bytes() for name, path in paths.items() if path} == {each: each.encode() for each in ids}
     assert len({str(path).lower() for path in paths.values()}) == len(ids)

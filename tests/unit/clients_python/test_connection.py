@@ -15,7 +15,7 @@ from headwater_client.errors import ConnectError, Retired, SyncedElsewhere
 from headwater_client.protocol.lines import Data, Op
 from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import Tokens
 from headwater_client.sync.status import SyncStatus
 from tests.support.fix_headwater import wait_until
@@ -240,7 +240,7 @@ def test_a_write_between_two_looks_at_the_queue_is_not_taken_for_uploaded(tmp_pa
 def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:
     connection = open_connection(tmp_path / "device.db")
     layout.prepare(connection)
-    store = Store(connection, {})
+    store = DeviceStore(connection, {})
     store.retired.set()
     with pytest.raises(Retired):
         store.save([Data("b", [Op("1", "PUT", 1, "todos", "1", "s", "{}")])])

@@ -19,7 +19,7 @@ from headwater_client.schema import Schema
 from headwater_client.storage import buckets, layout, uploads
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.layout import replace_schema
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from tests.unit.clients_python.hearing import hear_line
 from tests.unit.clients_python.played_server import PRIORITIES, PlayedServer
 
@@ -53,7 +53,7 @@ def live(path: Path, killed: Callable[[str], None] = lambda _: None) -> None:
         each.set_trace_callback(killed)
     layout.prepare(app)
     replace_schema(app, Schema.of({"todos": {"title": "text"}}))
-    store = Store(storing, {})
+    store = DeviceStore(storing, {})
     if app.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ps_crud'").fetchone() is None:
         app.execute("INSERT INTO todos(id, title) VALUES ('mine', 'written')")
         app.commit()
@@ -68,7 +68,7 @@ def live(path: Path, killed: Callable[[str], None] = lambda _: None) -> None:
         each.close()
 
 
-def hear(store: Store, server: PlayedServer) -> None:
+def hear(store: DeviceStore, server: PlayedServer) -> None:
     """A stream that sends what the device lacks of the server's newest state."""
     session, lacking = StreamSession(), {each.bucket: each.after for each in store.positions()}
     if min(lacking.values(), default=0) > server.last_op:

@@ -15,9 +15,9 @@ from headwater_client.errors import ClientError, ProtocolError
 from headwater_client.protocol.lines import (
     BSON,
     NDJSON,
-    BucketSum,
-    Checkpoint,
+    BucketChecksum,
     CheckpointComplete,
+    CheckpointLine,
     Data,
     Line,
     Op,
@@ -28,10 +28,19 @@ from headwater_client.protocol.lines import (
     framing_of,
     parse_line,
 )
-from headwater_client.protocol.session import Begin, Close, Closing, Finish, RenewToken, Save, StreamSession, Tick
+from headwater_client.protocol.session import (
+    BeginCheckpoint,
+    Close,
+    Closing,
+    Finish,
+    RenewToken,
+    Save,
+    StreamSession,
+    Tick,
+)
 from headwater_client.storage import layout
 from headwater_client.storage.connection import open_connection
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from tests.support.examples import examples
 from tests.unit.clients_python.hearing import hear_line
 
@@ -65,7 +74,9 @@ EXAMPLE: list[dict[str, object]] = [
 ]  # fmt: skip
 
 LINES: list[Line] = [
-    Checkpoint("9", (BucketSum("1#mine", -1201, 2, 3, (Subscription(default=0),)),), "2", (StreamInfo("mine", True),)),
+    CheckpointLine(
+        "9", (BucketChecksum("1#mine", -1201, 2, 3, (Subscription(default=0),)),), "2", (StreamInfo("mine", True),)
+    ),
     Data(
         "1#mine",
         [Op("4", "PUT", 3000000000, "todos", "t1", "6b/1f", '{"id":"t1","title":"é"}'), Op("9", "MOVE", 1294966095)],
@@ -132,7 +143,7 @@ def test_a_line_before_the_first_checkpoint_is_an_error() -> None:
 def test_what_a_device_does_about_each_line() -> None:
     session = StreamSession()
     done = [instruction for line in LINES for instruction in session.receive(line)]
-    assert [type(each) for each in done] == [Begin, Save, Finish, Finish, Tick]
+    assert [type(each) for each in done] == [BeginCheckpoint, Save, Finish, Finish, Tick]
     assert [each.priority for each in done if isinstance(each, Finish)] == [1, None]
 
 
@@ -172,20 +183,20 @@ FOREIGN = st.one_of(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[DeviceStore]:
     connection = open_connection(tmp_path / "device.db")
     layout.prepare(connection)
-    yield Store(connection, {})
+    yield DeviceStore(connection, {})
     connection.close()
 
 
-def hear(store: Store, body: bytes, kind: str) -> None:
+def hear(store: DeviceStore, body: bytes, kind: str) -> None:
     session, framing = StreamSession(), framing_of(kind)
     for line in framing.feed(body):
         hear_line(session, store, line)
 
 
-def test_no_lines_however_odd_do_more_than_end_the_stream(store: Store) -> None:
+def test_no_lines_however_odd_do_more_than_end_the_stream(store: DeviceStore) -> None:
     """Whatever they are, the error is one that a device knows, and the file is whole."""
 
     @settings(max_examples=examples(50))
@@ -203,7 +214,7 @@ def test_no_lines_however_odd_do_more_than_end_the_stream(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", [NDJSON, BSON])
-def test_no_bytes_however_random_do_more_than_end_the_stream(store: Store, kind: str) -> None:
+def test_no_bytes_however_random_do_more_than_end_the_stream(store: DeviceStore, kind: str) -> None:
     body = JSON_BODY if kind == NDJSON else bson_body()
 
     @settings(max_examples=examples(50))

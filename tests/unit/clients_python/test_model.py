@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headwater_client.protocol.lines import parse_line
-from headwater_client.protocol.session import Outcome, StreamSession
+from headwater_client.protocol.session import FinishOutcome, StreamSession
 from headwater_client.schema import Schema
 from headwater_client.storage import buckets, layout, uploads
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.layout import replace_schema
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from tests.unit.clients_python.hearing import hear_line
 from tests.unit.clients_python.played_server import PRIORITIES, ModelDevice, PlayedServer
 
@@ -43,7 +43,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.app = open_connection(self.path)
         layout.prepare(self.app)
         replace_schema(self.app, Schema.of({"todos": {"title": "text"}}))
-        self.store = Store(open_connection(self.path), {})
+        self.store = DeviceStore(open_connection(self.path), {})
 
     def teardown(self) -> None:
         self.app.close()
@@ -131,15 +131,15 @@ class DeviceMachine(RuleBasedStateMachine):
         kind = "checkpoint_complete" if priority is None else "partial_checkpoint_complete"
         outcome = self.hear({kind: {"last_op_id": str(self.target), "priority": priority or 0}})
         if self.damaged in involved:
-            assert outcome is Outcome.MISMATCH
+            assert outcome is FinishOutcome.MISMATCH
             self.model.drop(self.damaged)
             self.session = None
             return
         self.model.stored_up_to(involved, self.target)
         if priority != 0 and self.model.waiting and not self.arrived(priority):
-            assert outcome is Outcome.BLOCKED
+            assert outcome is FinishOutcome.BLOCKED
             return
-        assert outcome is Outcome.APPLIED
+        assert outcome is FinishOutcome.APPLIED
         if priority is None:
             self.model.show_all(self.target)
         else:
@@ -153,7 +153,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     uploaded = False
 
-    def hear(self, line: dict[str, object]) -> Outcome | None:
+    def hear(self, line: dict[str, object]) -> FinishOutcome | None:
         assert self.session is not None
         parsed = parse_line(json.dumps(line).encode())
         assert parsed is not None

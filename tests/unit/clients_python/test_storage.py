@@ -11,18 +11,26 @@ from pathlib import Path
 import pytest
 
 from headwater_client.errors import SchemaError
-from headwater_client.protocol.lines import BucketSum, Checkpoint, CheckpointComplete, Data, Line, Op, StreamInfo
-from headwater_client.protocol.session import Outcome, StreamSession
+from headwater_client.protocol.lines import (
+    BucketChecksum,
+    CheckpointComplete,
+    CheckpointLine,
+    Data,
+    Line,
+    Op,
+    StreamInfo,
+)
+from headwater_client.protocol.session import FinishOutcome, StreamSession
 from headwater_client.schema import RawTable, Schema, Statement
 from headwater_client.storage import buckets, layout, streams
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.layout import replace_schema
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.status import SyncStatus
 from tests.unit.clients_python.hearing import hear_line
 
-Sync = Callable[..., Outcome | None]
+Sync = Callable[..., FinishOutcome | None]
 Row = tuple[str, str, dict[str, object] | None]
 
 
@@ -34,7 +42,7 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def sync(store: Store, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...] = ()) -> Outcome | None:
+def sync(store: DeviceStore, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...] = ()) -> FinishOutcome | None:
     """A checkpoint with these rows of one bucket, each (type, id, data or None for a removal), after `start` others."""
     ops = [
         Op(
@@ -44,11 +52,11 @@ def sync(store: Store, *rows: Row, start: int = 0, names: tuple[StreamInfo, ...]
         for number, (kind, row_id, data) in enumerate(rows, 1)
     ]  # fmt: skip
     total = sum(op.checksum for op in ops) % 2**32
-    checkpoint = Checkpoint(str(len(ops)), (BucketSum("b", total, len(ops)),), None, names)
+    checkpoint = CheckpointLine(str(len(ops)), (BucketChecksum("b", total, len(ops)),), None, names)
     return play(store, checkpoint, Data("b", ops[start:]), CheckpointComplete())
 
 
-def play(store: Store, *lines: Line) -> Outcome | None:
+def play(store: DeviceStore, *lines: Line) -> FinishOutcome | None:
     """What came of these lines of a stream."""
     session, outcome = StreamSession(), None
     for line in lines:
@@ -61,25 +69,25 @@ def test_rows_go_into_tables_of_the_app(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE mine(key TEXT PRIMARY KEY, n INTEGER, rest TEXT)")
     put = Statement("INSERT OR REPLACE INTO mine(key, n, rest) VALUES (?, ?, ?)", ["Id", {"Column": "n"}, "Rest"])
     delete = Statement("DELETE FROM mine WHERE key = ?", ["Id"])
-    store = Store(connection, {"todos": RawTable(table_name="kept"), "other": RawTable(put, delete)})
+    store = DeviceStore(connection, {"todos": RawTable(table_name="kept"), "other": RawTable(put, delete)})
     first: list[Row] = [("todos", "1", {"title": "a", "tags": ["x"]}), ("other", "2", {"id": "2", "n": 5, "m": 6})]
-    assert sync(store, *first) is Outcome.APPLIED
+    assert sync(store, *first) is FinishOutcome.APPLIED
     assert connection.execute("SELECT * FROM kept").fetchall() == [("1", "a", '["x"]')]
     assert connection.execute("SELECT * FROM mine").fetchall() == [("2", 5, '{"m": 6}')]
     later: list[Row] = [("todos", "1", {"title": "b"}), ("other", "2", None), ("todos", "3", {"title": "c"})]
-    assert sync(store, *first, *later, start=2) is Outcome.APPLIED
+    assert sync(store, *first, *later, start=2) is FinishOutcome.APPLIED
     assert connection.execute("SELECT id, title FROM kept ORDER BY id").fetchall() == [("1", "b"), ("3", "c")]
     assert connection.execute("SELECT * FROM mine").fetchall() == []
 
 
 def test_a_table_of_the_app_that_is_not_there_is_named(connection: sqlite3.Connection) -> None:
     with pytest.raises(SchemaError, match="raw table todos"):
-        sync(Store(connection, {"todos": RawTable()}), ("todos", "1", {}))
+        sync(DeviceStore(connection, {"todos": RawTable()}), ("todos", "1", {}))
     assert not connection.in_transaction
 
 
 def test_rows_without_a_table_wait_for_one(connection: sqlite3.Connection) -> None:
-    store = Store(connection, {})
+    store = DeviceStore(connection, {})
     sync(store, ("todos", "1", {"title": "a"}), ("todos", "2", {"title": "b"}))
     replace_schema(connection, Schema.of({"todos": {"title": "text"}}))
     assert connection.execute("SELECT id, title FROM todos ORDER BY id").fetchall() == [("1", "a"), ("2", "b")]
@@ -87,7 +95,7 @@ def test_rows_without_a_table_wait_for_one(connection: sqlite3.Connection) -> No
 
 
 def test_a_priority_override_and_a_ttl_are_kept_over_a_restart(connection: sqlite3.Connection) -> None:
-    store, key = Store(connection, {}), StreamKey.of("lists", {"b": 1, "a": "é"})
+    store, key = DeviceStore(connection, {}), StreamKey.of("lists", {"b": 1, "a": "é"})
     streams.subscribe(connection, key, 2, ttl=10, now=100.0)
     (asked,) = store.requested_streams([], now=105.0)
     assert (asked.stream, asked.parameters, asked.priority) == ("lists", {"a": "é", "b": 1}, 2)
@@ -97,7 +105,7 @@ def test_a_priority_override_and_a_ttl_are_kept_over_a_restart(connection: sqlit
 
 
 def test_streams_of_everybody_are_known_and_not_asked_for(connection: sqlite3.Connection) -> None:
-    store = Store(connection, {})
+    store = DeviceStore(connection, {})
     streams.subscribe(connection, StreamKey.of("chosen", None), None, ttl=10, now=0.0)
     sync(store, names=(StreamInfo("mine", True), StreamInfo("chosen", False)))
     told = {each.key.name: (each.active, each.is_default, each.last_synced_at) for each in streams.stored(connection)}
@@ -108,10 +116,10 @@ def test_streams_of_everybody_are_known_and_not_asked_for(connection: sqlite3.Co
 
 
 def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> None:
-    store = Store(connection, {})
+    store = DeviceStore(connection, {})
     session = StreamSession()
     op = Op("1", "PUT", 7, "todos", "1", "s", "{}")
-    for line in (Checkpoint("3", (BucketSum("b", 7, 3, 1), BucketSum("c", 0, 4, 3))), Data("b", [op])):
+    for line in (CheckpointLine("3", (BucketChecksum("b", 7, 3, 1), BucketChecksum("c", 0, 4, 3))), Data("b", [op])):
         hear_line(session, store, line)
     assert session.target is not None
     status = SyncStatus(buckets=store.progress(session.target))
@@ -127,13 +135,13 @@ def test_a_row_that_comes_again_is_kept_whatever_went_meanwhile(
     monkeypatch.setattr(buckets, "_LARGE", 0)
     monkeypatch.setattr(buckets, "_MANY_TIMES", 0)
     replace_schema(connection, Schema.of({"todos": {"title": "text"}}))
-    checkpoint = Checkpoint("7", (BucketSum("a", 1 + 5 + 7, 3), BucketSum("b", 6, 1)))
+    checkpoint = CheckpointLine("7", (BucketChecksum("a", 1 + 5 + 7, 3), BucketChecksum("b", 6, 1)))
     others = [Op(str(number), "PUT", number, "todos", str(number), "s", "{}") for number in (2, 3, 4)]
     outcome = play(
-        Store(connection, {}), checkpoint,
+        DeviceStore(connection, {}), checkpoint,
         Data("a", [Op("1", "PUT", 1, "todos", "k", "s", '{"title": "old"}')]), Data("b", others),
         Data("a", [Op("5", "REMOVE", 5, "todos", "k", "s")]), Data("b", [Op("6", "CLEAR", 6)]),
         Data("a", [Op("7", "PUT", 7, "todos", "k", "s", '{"title": "new"}')]), CheckpointComplete(),
     )  # fmt: skip
-    assert outcome is Outcome.APPLIED
+    assert outcome is FinishOutcome.APPLIED
     assert connection.execute("SELECT id, title FROM todos").fetchall() == [("k", "new")]

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import ConversionOptions
 from headwater_rules.results import Subscription, SyncRequest
@@ -145,7 +145,7 @@ def test_parameters_that_the_client_chooses_lead_to_data_too_but_warn() -> None:
     names = {bucket.name for bucket in resolve(found.plan, request, store.read).buckets}
 
     assert {put.id for put in store.puts if put.bucket in names} == {"t1", "t2"}
-    assert [warning.code for warning in found.warnings] == [Code.DANGEROUS, Code.DANGEROUS]
+    assert [warning.code for warning in found.warnings] == [RuleCode.DANGEROUS, RuleCode.DANGEROUS]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_table_between_the_client_and_the_data_does_not_silence_the_warning(co
     data = ["SELECT * FROM todos WHERE list_id = bucket.list_id"]
     accepted = "    accept_potentially_dangerous_queries: true\n"
 
-    assert [each.code for each in compiled(parameters=parameters, data=data).warnings] == [Code.DANGEROUS]
+    assert [each.code for each in compiled(parameters=parameters, data=data).warnings] == [RuleCode.DANGEROUS]
     assert compiled(parameters=parameters, data=data, tail=accepted).warnings == ()
     with pytest.raises(RuleErrors, match="clients can send any value"):
         compiled(parameters=parameters, data=data, head="config: {edition: 1, strict: true}")
@@ -251,7 +251,7 @@ def test_null_passes_unequal_from_edition_3_on() -> None:
     assert ids(RuleStore(compiled(data=[query]).plan, LISTS).visible({})) == "t1"
     second = compile_config(f"config: {{edition: 2}}\n{streams}")
     assert ids(RuleStore(second.plan, LISTS).visible({})) == "t1"
-    assert [warning.code for warning in second.warnings] == [Code.OLD_EDITION]
+    assert [warning.code for warning in second.warnings] == [RuleCode.OLD_EDITION]
     third = compile_config(f"config: {{edition: 3}}\n{streams}")
     assert ids(RuleStore(third.plan, LISTS).visible({})) == "t1 t2"
 
@@ -376,7 +376,7 @@ def test_events_are_checked_and_said_to_have_no_effect() -> None:
     with pytest.raises(RuleErrors, match="unknown function `bad`"):
         compiled(data=["SELECT * FROM t"], tail=event.format("bad(done) AS x"))
 
-    assert [warning.code for warning in found.warnings] == [Code.NO_EFFECT]
+    assert [warning.code for warning in found.warnings] == [RuleCode.NO_EFFECT]
     assert {pattern.name for pattern in found.plan.tables()} == {"t"}
 
 
@@ -391,7 +391,7 @@ def test_a_name_that_loses_its_case_is_a_warning() -> None:
     found = compiled(data=['SELECT id, createdAt, "updatedAt" FROM Todos'])
 
     assert [(warning.code, warning.span and warning.span.text) for warning in found.warnings] == [
-        (Code.LOWERED, "createdAt"), (Code.LOWERED, "Todos"),
+        (RuleCode.LOWERED, "createdAt"), (RuleCode.LOWERED, "Todos"),
     ]  # fmt: skip
 
 
@@ -415,13 +415,13 @@ def test_a_parameter_query_is_checked_whether_it_has_data_or_not(query: str) -> 
         ' {"name": "todos", "columns": {"id": "uuid", "a": "uuid", "b": "text"}}]}'
     )
 
-    def found(data: str) -> set[tuple[Code, str, str]]:
+    def found(data: str) -> set[tuple[RuleCode, str, str]]:
         text = f"bucket_definitions:\n  mine:\n    parameters: {query}\n    data: {data}\n"
         try:
             told = compile_config(text, schema=schema).warnings
         except RuleErrors as errors:
             told = (*errors.errors, *errors.warnings)
-        return {(each.code, each.severity.value, each.message) for each in told if each.code is not Code.NO_EFFECT}
+        return {(each.code, each.severity.value, each.message) for each in told if each.code is not RuleCode.NO_EFFECT}
 
     both = " AND b = bucket.b" if "AS b" in query else ""
     assert found("[]") == found(f"[SELECT * FROM todos WHERE a = bucket.a{both}]")

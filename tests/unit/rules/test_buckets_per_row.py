@@ -6,7 +6,7 @@ import pytest
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.compiler.per_row import buckets_per_row
-from headwater_rules.errors import Code, Severity
+from headwater_rules.errors import RuleCode, Severity
 from tests.unit.rules.rules_store import plan_of
 
 MINE = "(SELECT k FROM m WHERE u = auth.user_id())"
@@ -39,7 +39,7 @@ def test_it_is_said_where_it_is_asked_for_and_of_the_stream() -> None:
     text = f"config: {{edition: 3, strict: true}}\nstreams:\n  lists:\n    query: SELECT * FROM t WHERE id IN {MINE}\n"
     assert compile_config(text).warnings == ()
     (warning,) = compile_config(text, advise=True).warnings
-    assert (warning.code, warning.severity) == (Code.BUCKET_PER_ROW, Severity.WARNING)
+    assert (warning.code, warning.severity) == (RuleCode.BUCKET_PER_ROW, Severity.WARNING)
     assert warning.message == "`lists` has one bucket for each row of `public.t`, by `id`"
     assert warning.span is not None
     assert warning.span.line == 3

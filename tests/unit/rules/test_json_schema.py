@@ -13,14 +13,14 @@ from ruamel.yaml import YAML
 
 import headwater_rules
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from tests.support.command import Outcome
 
 FILE = Path(headwater_rules.__file__).with_name("sync-config.schema.json")
 SCHEMA = json.loads(FILE.read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 EXAMPLES = sorted((Path(__file__).parents[3] / "sync_rules" / "examples").rglob("*.yaml"))
-_OF_STRUCTURE = {Code.STRUCTURE, Code.OPTION, Code.EDITION}
+_OF_STRUCTURE = {RuleCode.STRUCTURE, RuleCode.OPTION, RuleCode.EDITION}
 
 THREE = "config: {edition: 3}\n"
 TWO = "config: {edition: 2}\n"

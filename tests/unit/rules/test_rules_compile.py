@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from headwater_rules.plan import ConversionOptions
 from tests.unit.rules.rules_store import RuleStore, plan_of
 
@@ -126,7 +126,7 @@ def test_every_example_compiles_without_a_warning_but_that_of_its_age(path: Path
     found = compile_config(path.read_text().replace("edition: 3", "edition: 3\n  strict: true"))
 
     older = path.stem == "edition_2"
-    assert [warning.code for warning in found.warnings] == ([Code.OLD_EDITION] if older else [])
+    assert [warning.code for warning in found.warnings] == ([RuleCode.OLD_EDITION] if older else [])
     assert found.plan.streams
 
 
@@ -293,7 +293,7 @@ def test_a_member_sees_the_shared_list_and_its_items_only() -> None:
 )
 def test_a_query_that_trusts_the_client_is_a_warning_or_in_strict_mode_an_error(query: str, dangerous: bool) -> None:
     stream = f"    query: {query}\n"
-    assert [warning.code for warning in compiled(stream).warnings] == ([Code.DANGEROUS] if dangerous else [])
+    assert [warning.code for warning in compiled(stream).warnings] == ([RuleCode.DANGEROUS] if dangerous else [])
     assert compiled(stream + "    accept_potentially_dangerous_queries: true\n").warnings == ()
     if dangerous:
         with pytest.raises(RuleErrors, match="clients can send any value"):
@@ -303,22 +303,25 @@ def test_a_query_that_trusts_the_client_is_a_warning_or_in_strict_mode_an_error(
 @pytest.mark.parametrize(
     ("stream", "code"),
     [
-        ("    query: SELECT id, 1 + a FROM t\n", Code.UNNAMED_COLUMN),
-        ("    query: SELECT a AS id, * FROM t\n", Code.ALIAS_BEFORE_STAR),
-        ("    query: SELECT c.* FROM comments c JOIN i ON c.i = i.id WHERE i.o = auth.user_id()\n", Code.JOINED_ALIAS),
-        ("    query: SELECT t.table_suffix() AS x, id FROM t\n", Code.NO_EFFECT),
-        ("    query: SELECT createdAt FROM t\n", Code.LOWERED),
-        ("    query: SELECT * FROM t\n    with: {unused: SELECT id FROM x}\n", Code.NO_EFFECT),
+        ("    query: SELECT id, 1 + a FROM t\n", RuleCode.UNNAMED_COLUMN),
+        ("    query: SELECT a AS id, * FROM t\n", RuleCode.ALIAS_BEFORE_STAR),
+        (
+            "    query: SELECT c.* FROM comments c JOIN i ON c.i = i.id WHERE i.o = auth.user_id()\n",
+            RuleCode.JOINED_ALIAS,
+        ),
+        ("    query: SELECT t.table_suffix() AS x, id FROM t\n", RuleCode.NO_EFFECT),
+        ("    query: SELECT createdAt FROM t\n", RuleCode.LOWERED),
+        ("    query: SELECT * FROM t\n    with: {unused: SELECT id FROM x}\n", RuleCode.NO_EFFECT),
         (
             (
                 "    auto_subscribe: true\n    query: SELECT * FROM t WHERE a = subscription.parameter('x') "
                 "AND o = auth.user_id()\n"
             ),
-            Code.NO_EFFECT,
+            RuleCode.NO_EFFECT,
         ),
     ],
 )
-def test_what_is_allowed_but_hardly_meant_is_a_warning(stream: str, code: Code) -> None:
+def test_what_is_allowed_but_hardly_meant_is_a_warning(stream: str, code: RuleCode) -> None:
     assert [warning.code for warning in compiled(stream).warnings] == [code]
 
 

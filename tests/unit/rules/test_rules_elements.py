@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headwater_rules.errors import Code
+from headwater_rules.errors import RuleCode
 from tests.unit.rules.rules_store import RuleStore, errors_of, plan_of
 
 FROM = "FROM t, json_each(t.tags) AS tag WHERE t.owner = auth.user_id()"
 
 
-def findings(query: str) -> list[tuple[Code, str]]:
+def findings(query: str) -> list[tuple[RuleCode, str]]:
     """Code and marked text of each error of a query."""
     found = errors_of(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      {query}\n")
     return [(error.code, error.span.text if error.span else "") for error in found.errors]
@@ -32,11 +32,11 @@ def findings(query: str) -> list[tuple[Code, str]]:
     ],
 )
 def test_elements_in_the_select_list_are_refused_where_they_stand(query: str, marked: list[str]) -> None:
-    assert findings(query) == [(Code.SINGLE_TABLE, text) for text in marked]
+    assert findings(query) == [(RuleCode.SINGLE_TABLE, text) for text in marked]
 
 
 def test_everything_of_an_array_is_refused() -> None:
-    assert [code for code, _ in findings(f"SELECT t.id, tag.* {FROM}")] == [Code.UNSUPPORTED]
+    assert [code for code, _ in findings(f"SELECT t.id, tag.* {FROM}")] == [RuleCode.UNSUPPORTED]
 
 
 def test_a_query_under_with_may_not_bring_elements_along() -> None:
@@ -45,13 +45,13 @@ def test_a_query_under_with_may_not_bring_elements_along() -> None:
         "streams: {s: {query: SELECT e.v FROM e}}\n"
     )
 
-    assert [error.code for error in found.errors] == [Code.SINGLE_TABLE]
+    assert [error.code for error in found.errors] == [RuleCode.SINGLE_TABLE]
 
 
 def test_data_of_a_bucket_definition_has_no_elements_either() -> None:
     found = errors_of("bucket_definitions:\n  b:\n    data: ['SELECT t.id, e.value FROM t, json_each(t.tags) AS e']\n")
 
-    assert [error.code for error in found.errors] == [Code.SINGLE_TABLE]
+    assert [error.code for error in found.errors] == [RuleCode.SINGLE_TABLE]
 
 
 def test_elements_are_compared_and_looked_up_as_before() -> None:
@@ -73,7 +73,7 @@ def test_elements_are_compared_and_looked_up_as_before() -> None:
     ],
 )
 def test_two_columns_of_one_name_in_a_subquery_are_refused(query: str, marked: str) -> None:
-    assert findings(query) == [(Code.UNKNOWN_NAME, marked)]
+    assert findings(query) == [(RuleCode.UNKNOWN_NAME, marked)]
 
 
 def test_two_parameters_of_one_name_are_refused() -> None:
@@ -82,4 +82,4 @@ def test_two_parameters_of_one_name_are_refused() -> None:
         "    data: [SELECT * FROM t WHERE x = bucket.x]\n"
     )
 
-    assert [(error.code, error.span and error.span.text) for error in found.errors] == [(Code.UNKNOWN_NAME, "b")]
+    assert [(error.code, error.span and error.span.text) for error in found.errors] == [(RuleCode.UNKNOWN_NAME, "b")]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from tests.support.examples import examples
 from tests.unit.rules.rules_store import errors_of
 
@@ -195,7 +195,7 @@ def test_a_with_query_that_reads_a_table_called_like_another_is_warned_of(writte
     )
     told = [(each.code, each.span and (each.span.line, each.span.text)) for each in found.warnings]
 
-    assert told == ([(Code.NOT_THE_CTE, (4, "orgs"))] if warned else [])
+    assert told == ([(RuleCode.NOT_THE_CTE, (4, "orgs"))] if warned else [])
 
 
 def test_an_error_underlines_the_source_and_says_what_to_do() -> None:
@@ -254,7 +254,7 @@ def test_a_query_beyond_all_measure_is_refused(condition: str) -> None:
 def test_an_expression_of_too_many_parts_is_refused_with_what_to_write_instead(condition: str) -> None:
     error = error_in(f"SELECT * FROM t WHERE {condition}")
 
-    assert error.code is Code.TOO_MANY
+    assert error.code is RuleCode.TOO_MANY
     assert error.suggestion
 
 

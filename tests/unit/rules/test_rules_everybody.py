@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleError
+from headwater_rules.errors import RuleCode, RuleError
 
 OPEN = "SELECT * FROM t"
 HEAD = "config: {edition: 3}\nstreams:\n  s:\n    auto_subscribe: true\n"
 
 
 def told(text: str) -> list[RuleError]:
-    return [warning for warning in compile_config(text, advise=True).warnings if warning.code is Code.EVERYBODY]
+    return [warning for warning in compile_config(text, advise=True).warnings if warning.code is RuleCode.EVERYBODY]
 
 
 def stream(query: str, *, automatic: bool = True) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from tests.unit.rules.rules_store import errors_of
 
 HEAD = "config: {edition: 3}\nstreams:\n"
@@ -167,15 +167,15 @@ def test_a_hostile_text_takes_little_memory_and_time(shape: str) -> None:
 def test_a_text_beyond_the_limit_is_refused_before_it_is_read() -> None:
     (error,) = errors_of(each_stream(100_000, "{query: SELECT * FROM t}")).errors
 
-    assert (error.code, error.message) == (Code.YAML, "the sync config is longer than 400,000 characters")
+    assert (error.code, error.message) == (RuleCode.YAML, "the sync config is longer than 400,000 characters")
 
 
 def test_only_so_many_errors_are_looked_for_and_this_is_said_at_the_end() -> None:
     errors = errors_of(each_stream(4_000, "{query: SELECT nonsense(a) FROM t}")).errors
 
     assert len(errors) == 1_001
-    assert (errors[-1].code, errors[-1].span) == (Code.TOO_MANY, None)
-    assert {error.code for error in errors[:-1]} == {Code.UNKNOWN_FUNCTION}
+    assert (errors[-1].code, errors[-1].span) == (RuleCode.TOO_MANY, None)
+    assert {error.code for error in errors[:-1]} == {RuleCode.UNKNOWN_FUNCTION}
 
 
 def test_thousands_of_queries_compile() -> None:

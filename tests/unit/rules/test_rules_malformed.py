@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, EvaluationError, RuleError, RuleErrors
+from headwater_rules.errors import EvaluationError, RuleCode, RuleError, RuleErrors
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.testing import RulesTest
@@ -36,7 +36,7 @@ def refusals(text: str) -> tuple[RuleError, ...]:
         assert 1 <= error.span.column <= len(error.span.source_line) + 1, error
         assert text[error.span.start : error.span.end] == error.span.text
         assert error.message
-        assert error.code is not Code.INTERNAL, error
+        assert error.code is not RuleCode.INTERNAL, error
         assert len(error.render()) < 5000
         assert error.to_dict()["place"]
     assert errors
@@ -167,7 +167,7 @@ def doubled(levels: int, column: str) -> str:
 def test_a_query_that_would_take_all_time_or_memory_is_refused(sql: str) -> None:
     codes = {error.code for error in refusals(query(sql))}
 
-    assert codes & {Code.TOO_MANY, Code.SQL_SYNTAX}
+    assert codes & {RuleCode.TOO_MANY, RuleCode.SQL_SYNTAX}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_query_that_would_take_all_time_or_memory_is_refused(sql: str) -> None
 )  # fmt: skip
 def test_a_rule_calls_nothing_but_the_functions_of_the_language(expression: str) -> None:
     (error,) = refusals(query(f"SELECT * FROM t WHERE {expression} = 1"))
-    assert error.code is Code.UNKNOWN_FUNCTION
+    assert error.code is RuleCode.UNKNOWN_FUNCTION
 
 
 @pytest.mark.parametrize(

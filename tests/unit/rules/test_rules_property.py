@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from headwater_rules.plan import Value
 from headwater_rules.testing import RulesTest
 from tests.support.examples import examples
@@ -238,7 +238,7 @@ def check(query: Query, steps: list[Change], asked: list[Request]) -> None:
     try:
         rules = RulesTest.of_text(query.config())
     except RuleErrors as refused:
-        if {error.code for error in refused.errors} == {Code.TOO_MANY}:
+        if {error.code for error in refused.errors} == {RuleCode.TOO_MANY}:
             return
         raise
     clients = [(request, rules.client(request.claims())) for request in asked]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import Code, Severity
+from headwater_rules.errors import RuleCode, Severity
 from headwater_rules.plan import Value
 from tests.unit.rules.rules_store import RuleStore, errors_of, plan_of
 
@@ -20,7 +20,7 @@ def stream(query: str) -> str:
     return HEAD + json.dumps(query) + "\n"
 
 
-def codes(found: Compiled) -> list[Code]:
+def codes(found: Compiled) -> list[RuleCode]:
     return [warning.code for warning in found.warnings]
 
 
@@ -40,7 +40,7 @@ def test_a_config_without_queries_syncs_nothing_and_says_so(config: str, marked:
     found = compile_config(config)
 
     (warning,) = found.warnings
-    assert (warning.code, warning.severity) == (Code.NO_EFFECT, Severity.WARNING)
+    assert (warning.code, warning.severity) == (RuleCode.NO_EFFECT, Severity.WARNING)
     assert warning.span is not None
     assert (warning.span.line, warning.span.column) == marked
     assert (found.plan.buckets, found.plan.lookups, found.plan.tables()) == ((), (), ())
@@ -50,7 +50,7 @@ def test_a_config_without_queries_syncs_nothing_and_says_so(config: str, marked:
 def test_parameters_without_data_are_checked_all_the_same() -> None:
     (error,) = errors_of("bucket_definitions:\n  b: {data: [], parameters: SELECT nonsense(1) AS u}\n").errors
 
-    assert error.code is Code.UNKNOWN_FUNCTION
+    assert error.code is RuleCode.UNKNOWN_FUNCTION
 
 
 # the other engine
@@ -62,7 +62,7 @@ def test_another_engine_is_not_used_without_a_word(value: str) -> None:
 
     found = compile_config(f"config: {{{options}}}\nstreams: {{s: {{query: SELECT * FROM t}}}}\n")
 
-    assert codes(found) == ([Code.NO_EFFECT] if value == "true" else [])
+    assert codes(found) == ([RuleCode.NO_EFFECT] if value == "true" else [])
     assert all("other rows may pass" in warning.message for warning in found.warnings)
 
 
@@ -73,7 +73,7 @@ def test_another_engine_needs_edition_3(edition: int) -> None:
 
     (error,) = errors_of(f"config: {{edition: {edition}, {option}: true}}\n{rest}").errors
 
-    assert error.code is Code.OPTION
+    assert error.code is RuleCode.OPTION
     assert error.span is not None
     assert error.span.text == option
     assert compile_config(f"config: {{edition: {edition}, {option}: false}}\n{rest}").warnings == ()
@@ -104,14 +104,14 @@ def test_names_for_elements_make_no_other_bucket() -> None:
 def test_other_than_two_names_for_elements_are_refused(names: str) -> None:
     (error,) = errors_of(stream(f"SELECT t.* FROM t, json_each(t.tags) AS x {names}")).errors
 
-    assert error.code is Code.UNSUPPORTED
+    assert error.code is RuleCode.UNSUPPORTED
     assert "two different names" in error.suggestion
 
 
 def test_names_for_columns_of_tables_stay_refused() -> None:
     (error,) = errors_of(stream("SELECT x.* FROM t AS x (a, b)")).errors
 
-    assert (error.code, error.span and error.span.column) == (Code.UNSUPPORTED, 29)
+    assert (error.code, error.span and error.span.column) == (RuleCode.UNSUPPORTED, 29)
 
 
 # IS TRUE
@@ -155,7 +155,7 @@ def test_a_comparison_of_one_row_is_true_keeps_its_bucket() -> None:
 def test_the_opposite_of_a_link_stays_refused() -> None:
     (error,) = errors_of(stream("SELECT t.* FROM t WHERE (t.owner = auth.user_id()) IS NOT TRUE")).errors
 
-    assert error.code is Code.MIXED_FILTER
+    assert error.code is RuleCode.MIXED_FILTER
 
 
 # YAML
@@ -176,14 +176,14 @@ def test_a_block_may_begin_with_blank_lines(style: str, blank: str) -> None:
 def test_a_blank_line_wider_than_its_block_is_named() -> None:
     (error,) = errors_of(f"{HEAD}|\n          \n      SELECT * FROM t\n").errors
 
-    assert error.code is Code.YAML
+    assert error.code is RuleCode.YAML
     assert "a blank line has more spaces than the text below it" in error.message
 
 
 def test_a_block_of_blank_lines_alone_is_an_empty_query() -> None:
     (error,) = errors_of(f"{HEAD}|\n          \n    priority: 1\n").errors
 
-    assert error.code is Code.SQL_SYNTAX
+    assert error.code is RuleCode.SQL_SYNTAX
 
 
 def test_escaped_surrogate_pairs_are_one_character() -> None:
@@ -219,7 +219,7 @@ def test_half_of_a_pair_is_refused_where_it_stands(before: str, written: str, ha
     start = f"{HEAD}\"SELECT * FROM t WHERE a = '{before}"
     (error,) = errors_of(f"{start}{written}'\"\n").errors
 
-    assert error.code is Code.YAML
+    assert error.code is RuleCode.YAML
     assert error.span is not None
     assert (error.span.text, error.span.start) == (half, len(start) + written.index(half))
 

@@ -12,7 +12,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.compiler.functions import KNOWN
 from headwater_rules.errors import EvaluationError, RuleErrors
 from headwater_rules.evaluate import natives
-from headwater_rules.evaluate.engine import Engine, engine
+from headwater_rules.evaluate.engine import SqliteEngine, engine
 from headwater_rules.plan import Value
 from tests.unit.rules.rules_values import value_of
 
@@ -99,4 +99,4 @@ def test_what_takes_too_long_is_stopped_though_its_steps_are_few() -> None:
 
     assert engine().rows(few_steps, bindings) == []
     with pytest.raises(EvaluationError, match="too long"):
-        Engine(max_seconds=0).rows(few_steps, bindings)
+        SqliteEngine(max_seconds=0).rows(few_steps, bindings)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.schema import SchemaFormatError, SourceColumn, SourceSchema, ValueKind, column_of
 
 SCHEMA = SourceSchema.from_json(
@@ -30,7 +30,7 @@ def yaml(query: str, options: str = "") -> str:
 
 def findings(query: str, options: str = "") -> tuple[RuleError, ...]:
     found = compile_config(yaml(query, options), schema=SCHEMA, allow_missing=True).warnings
-    return tuple(each for each in found if each.code is not Code.LOWERED)  # which needs no schema
+    return tuple(each for each in found if each.code is not RuleCode.LOWERED)  # which needs no schema
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ SELECT key AS id FROM "log_%" WHERE old IS NULL
 def test_what_is_not_there_is_an_error_where_it_decides_who_gets_rows(query: str) -> None:
     with pytest.raises(RuleErrors) as caught:
         compile_config(yaml(query), schema=SCHEMA)
-    assert {error.code for error in caught.value.errors} <= {Code.NO_COLUMN, Code.NO_TABLE}
+    assert {error.code for error in caught.value.errors} <= {RuleCode.NO_COLUMN, RuleCode.NO_TABLE}
 
     compiled = compile_config(yaml(query), schema=SCHEMA, allow_missing=True)  # rules that come before their migration
     assert {(each.code, each.message) for each in caught.value.errors} <= {
@@ -196,7 +196,7 @@ def test_what_is_not_there_is_an_error_where_it_decides_who_gets_rows(query: str
 @pytest.mark.parametrize("query", _SELECTED.strip().splitlines())
 def test_what_is_not_there_is_a_warning_where_it_is_only_selected(query: str) -> None:
     assert {each.code for each in compile_config(yaml(query), schema=SCHEMA).warnings} <= {
-        Code.NO_COLUMN, Code.NO_TABLE, Code.PARTLY, Code.NO_ID,
+        RuleCode.NO_COLUMN, RuleCode.NO_TABLE, RuleCode.PARTLY, RuleCode.NO_ID,
     }  # fmt: skip
 
 
@@ -207,15 +207,15 @@ def test_a_column_that_is_not_published_is_told_apart() -> None:
     with pytest.raises(RuleErrors) as caught:
         compile_config(yaml("SELECT id, size FROM todos WHERE NOT done"), schema=schema)
     assert [(each.code, each.span and each.span.text) for each in caught.value.errors] == [
-        (Code.COLUMN_NOT_SENT, "done")
+        (RuleCode.COLUMN_NOT_SENT, "done")
     ]
-    assert [each.code for each in caught.value.warnings] == [Code.COLUMN_NOT_SENT]
+    assert [each.code for each in caught.value.warnings] == [RuleCode.COLUMN_NOT_SENT]
 
 
 def test_a_table_of_a_wildcard_that_lacks_the_deciding_column_is_named() -> None:
     (warning,) = findings('SELECT key AS id FROM "log_%" WHERE old IS NULL')
     assert (warning.code, warning.message) == (
-        Code.PARTLY, "`log_2025` has no column `old`, so nobody gets rows of it",
+        RuleCode.PARTLY, "`log_2025` has no column `old`, so nobody gets rows of it",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from headwater_rules.plan import SyncPlan
 from tests.unit.rules.rules_store import errors_of
 
@@ -147,7 +147,7 @@ def test_every_style_means_what_the_block_means(parts: list[tuple[str, str]], st
 def test_a_query_that_yaml_cuts_off_is_refused(value: str, marked: str) -> None:
     error = errors_of(f"{HEAD}{value}\n").errors[0]
 
-    assert error.code is Code.CHANGED
+    assert error.code is RuleCode.CHANGED
     assert error.span is not None
     assert error.span.text == marked
     assert "query: |" in error.suggestion
@@ -162,7 +162,7 @@ def test_a_query_that_yaml_cuts_off_is_refused(value: str, marked: str) -> None:
     ],
 )  # fmt: skip
 def test_a_cut_query_is_refused_in_bucket_definitions(definition: str) -> None:
-    assert errors_of(f"bucket_definitions:\n  b:\n    {definition}\n").errors[0].code is Code.CHANGED
+    assert errors_of(f"bucket_definitions:\n  b:\n    {definition}\n").errors[0].code is RuleCode.CHANGED
 
 
 def test_a_cut_query_is_refused_under_with_and_events() -> None:
@@ -172,7 +172,7 @@ def test_a_cut_query_is_refused_under_with_and_events() -> None:
         f"streams:\n  s:\n    query: {OWN}\n"
     )
 
-    assert [error.code for error in errors_of(text).errors] == [Code.CHANGED, Code.CHANGED]
+    assert [error.code for error in errors_of(text).errors] == [RuleCode.CHANGED, RuleCode.CHANGED]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_comments_of_yaml_that_are_clearly_none_of_sql_may_stand(value: str) -> 
 def test_sql_that_yaml_changes_is_refused_with_the_way_to_write_it(value: str) -> None:
     error = errors_of(f"{HEAD}{value}\n").errors[0]
 
-    assert error.code in {Code.YAML, Code.CHANGED}
+    assert error.code in {RuleCode.YAML, RuleCode.CHANGED}
     assert "query: |" in error.suggestion
 
 
@@ -223,7 +223,7 @@ def test_sql_that_yaml_changes_is_refused_with_the_way_to_write_it(value: str) -
 def test_characters_that_hide_the_end_of_a_line_are_refused(character: str) -> None:
     for style in ("|", "'"):
         text = config(f"{OWN} -- {character} OR true", style)
-        assert errors_of(text).errors[0].code in {Code.YAML, Code.CHANGED}
+        assert errors_of(text).errors[0].code in {RuleCode.YAML, RuleCode.CHANGED}
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_characters_that_hide_the_end_of_a_line_are_refused(character: str) -> N
 def test_characters_outside_quotes_that_look_like_others_are_refused(condition: str) -> None:
     (error,) = errors_of(config(f"{OWN} AND {condition}", "|")).errors
 
-    assert error.code is Code.SQL_SYNTAX
+    assert error.code is RuleCode.SQL_SYNTAX
     assert "U+" in error.message
 
 
@@ -254,7 +254,7 @@ def test_letters_of_all_scripts_and_blanks_stand_outside_quotes_and_everything_i
 def test_comments_of_templates_are_no_comments() -> None:
     text = config("SELECT * FROM todos {# WHERE owner_id = auth.user_id() #}", "|")
 
-    assert errors_of(text).errors[0].code is Code.SQL_SYNTAX
+    assert errors_of(text).errors[0].code is RuleCode.SQL_SYNTAX
 
 
 def test_merge_keys_are_refused_everywhere() -> None:
@@ -264,7 +264,7 @@ def test_merge_keys_are_refused_everywhere() -> None:
         f"config: {{edition: 3}}\nwith: {{<<: SELECT id FROM todos}}\nstreams:\n  s: {{query: {OWN}}}\n",
     ):
         (error,) = errors_of(text).errors
-        assert (error.code, error.message) == (Code.STRUCTURE, "`<<` is not supported")
+        assert (error.code, error.message) == (RuleCode.STRUCTURE, "`<<` is not supported")
 
 
 def test_a_text_over_lines_of_a_literal_block_keeps_them() -> None:

@@ -15,9 +15,9 @@ from headwater_rules.errors import RuleErrors
 from headwater_rules.evaluate import naming
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import (
-    Change,
+    ChangeKind,
     Comparison,
-    Kind,
+    DefinitionKind,
     StreamChange,
     check_names,
     compare,
@@ -106,10 +106,10 @@ def test_what_does_not_touch_rows_leaves_every_bucket_as_it_is(streams: list[Wri
     edited.insert(0, Written("new", "lists", "id, id AS twin", (), "owner = auth.user_id()"))
     old, new = plan(*streams), plan(*edited, comment="  # touched")
     found = compare(old, new)
-    buckets = found.having(*Change, kind=Kind.BUCKET)
-    assert {side.name for side in buckets if side.change is Change.UNCHANGED} == {side.name for side in old.buckets}
-    assert {side.change for side in buckets} == {Change.UNCHANGED, Change.ADDED}
-    assert [side.streams for side in buckets if side.change is Change.ADDED] == [("new",)]
+    buckets = found.having(*ChangeKind, kind=DefinitionKind.BUCKET)
+    assert {side.name for side in buckets if side.change is ChangeKind.UNCHANGED} == {side.name for side in old.buckets}
+    assert {side.change for side in buckets} == {ChangeKind.UNCHANGED, ChangeKind.ADDED}
+    assert [side.streams for side in buckets if side.change is ChangeKind.ADDED] == [("new",)]
     assert not any(stream.rows for stream in found.streams)
 
 
@@ -160,11 +160,11 @@ def test_the_same_config_is_the_same() -> None:
 def test_another_row_side_takes_the_place_of_the_one_before(edited: Written) -> None:
     old, new = plan(TODOS, LISTS), plan(edited, LISTS)
     found = compare(old, new)
-    (changed,) = found.having(Change.CHANGED, kind=Kind.BUCKET)
+    (changed,) = found.having(ChangeKind.CHANGED, kind=DefinitionKind.BUCKET)
     assert (changed.name, changed.before) == (new.buckets[0].name, old.buckets[0].name)
     assert fates(found)["lists"] == "unchanged"
     assert stream(found, "todos").rows
-    assert stream(found, "lists") == StreamChange("lists", Change.UNCHANGED)
+    assert stream(found, "lists") == StreamChange("lists", ChangeKind.UNCHANGED)
 
 
 def test_a_stream_that_only_comes_or_goes_touches_nothing_else() -> None:
@@ -200,7 +200,7 @@ def test_a_renamed_stream_is_another_one() -> None:
 )
 def test_a_stream_says_in_what_it_changed(edited: Written, said: dict[str, bool]) -> None:
     found = compare(plan(LISTS, TODOS), plan(LISTS, edited))
-    assert stream(found, "todos") == StreamChange("todos", Change.CHANGED, **said)
+    assert stream(found, "todos") == StreamChange("todos", ChangeKind.CHANGED, **said)
 
 
 def test_a_changed_lookup_is_no_reason_to_download() -> None:
@@ -223,10 +223,10 @@ def test_each_of_several_queries_has_the_place_of_one() -> None:
     places = {side.tables[0].name: (side.change, side.before) for side in compare(old, new).sides}
     names = {bucket.sources[0].table.name: bucket.name for bucket in old.buckets}
     assert places == {
-        "b": (Change.UNCHANGED, None),
-        "c": (Change.CHANGED, names["c"]),  # before `a`, which comes first but is another table
-        "d": (Change.CHANGED, names["a"]),
-        "e": (Change.ADDED, None),
+        "b": (ChangeKind.UNCHANGED, None),
+        "c": (ChangeKind.CHANGED, names["c"]),  # before `a`, which comes first but is another table
+        "d": (ChangeKind.CHANGED, names["a"]),
+        "e": (ChangeKind.ADDED, None),
     }
 
 

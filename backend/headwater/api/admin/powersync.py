@@ -51,7 +51,7 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import compile_config, findings_in
-from headwater_rules.errors import Code, RuleError, RuleErrors, Severity
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.schema import SourceSchema, ValueKind
 
@@ -429,7 +429,7 @@ class DiagnosticsHandler:
         read. What a table lacks to be replicated is among its own errors."""
         seen = see_schema(self._settings.sources)
         found = findings_in(text, seen.schema)
-        return [each for each in found if each.code is not Code.NOT_SENT], "" if seen.schema else seen.note
+        return [each for each in found if each.code is not RuleCode.NOT_SENT], "" if seen.schema else seen.note
 
     def _status(self, store: Store, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
         text = version.yaml if content else UNSET

@@ -23,7 +23,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
-from headwater_rules.results import LeftOut, LookupReader, Resolution, SyncRequest
+from headwater_rules.results import LookupReader, OmittedSubscription, Resolution, SyncRequest
 
 BATCH_BYTES = 256 * 1024
 """How much a stream reads ahead of its client. A batch ends with the chunk that reaches this size."""
@@ -79,7 +79,7 @@ class SyncSession:
         self.operations = 0
         """How many ops were read for the client."""
         self.awaited: WriteCheckpoint | None = None
-        self.left_out: tuple[LeftOut, ...] = ()
+        self.left_out: tuple[OmittedSubscription, ...] = ()
 
     @property
     def interruptible(self) -> bool:
@@ -205,7 +205,7 @@ class SyncSession:
         return self._state.upcoming(LOOK_AHEAD)
 
 
-def _keys(left_out: Sequence[LeftOut]) -> frozenset[str]:
+def _keys(left_out: Sequence[OmittedSubscription]) -> frozenset[str]:
     return frozenset(each.key for each in left_out)
 
 

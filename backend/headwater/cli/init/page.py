@@ -20,7 +20,7 @@ from headwater_rules.describe.client_schema import ClientSchema, schema_code
 from headwater_rules.propose.outline import OutlinedTable
 from headwater_rules.propose.propose import Proposal
 from headwater_rules.propose.routes import People
-from headwater_rules.propose.sql import Shown, Writable
+from headwater_rules.propose.sql import StreamTable, Writable
 from headwater_rules.propose.words import MEMBERSHIPS, is_secret, last_word, snake
 from headwater_rules.schema import Language, SourceColumn, ValueKind
 
@@ -34,7 +34,7 @@ _LATELY = 1000  # rows that are looked at to find a user who has some
 class Page:
     """What the page shows, what it may write there, and a user who has rows of it, if one was found."""
 
-    shown: Shown
+    shown: StreamTable
     writable: Writable | None
     user: str | None
 
@@ -50,7 +50,7 @@ def page_for(proposal: Proposal, source: SourceSettings, *, uploads: bool) -> Pa
     return Page(shown, writable.get(shown.table.place), _a_user(source, shown, people))
 
 
-def _worth(shown: Shown, writable: Writable | None, people: People | None) -> tuple[int, ...]:
+def _worth(shown: StreamTable, writable: Writable | None, people: People | None) -> tuple[int, ...]:
     table = shown.table
     operations = () if writable is None else writable.operations
     plain = table.id_column is not None and last_word(table.name) not in MEMBERSHIPS
@@ -63,7 +63,7 @@ def _worth(shown: Shown, writable: Writable | None, people: People | None) -> tu
     )
 
 
-def _a_user(source: SourceSettings, shown: Shown, people: People | None) -> str | None:
+def _a_user(source: SourceSettings, shown: StreamTable, people: People | None) -> str | None:
     """What a token calls somebody who has rows of the table, or else any user."""
     with connect(source) as conn:
         for query in _queries(shown, people):
@@ -77,7 +77,7 @@ def _a_user(source: SourceSettings, shown: Shown, people: People | None) -> str 
     return None
 
 
-def _queries(shown: Shown, people: People | None) -> Iterator[sql.Composed]:
+def _queries(shown: StreamTable, people: People | None) -> Iterator[sql.Composed]:
     rows, most = sql.Identifier(*shown.table.place), sql.Literal(_LATELY)
     if shown.owner is not None:
         owner = sql.Identifier(shown.owner)
@@ -186,7 +186,7 @@ def title_of(table: OutlinedTable) -> str:
 
 
 def _fields(
-    page: Page, title: str, people: People | None, shown: Mapping[tuple[str, str], Shown]
+    page: Page, title: str, people: People | None, shown: Mapping[tuple[str, str], StreamTable]
 ) -> Iterator[dict[str, object]]:
     table = page.shown.table
     wanted = {*table.required, title, *([page.shown.owner] if page.shown.owner else [])} - {*table.key}
@@ -196,7 +196,7 @@ def _fields(
 
 
 def _field(
-    page: Page, column: SourceColumn, people: People | None, shown: Mapping[tuple[str, str], Shown]
+    page: Page, column: SourceColumn, people: People | None, shown: Mapping[tuple[str, str], StreamTable]
 ) -> dict[str, object]:
     table = page.shown.table
     if column.name == page.shown.owner and (people is None or people.subject == people.key):

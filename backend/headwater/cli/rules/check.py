@@ -16,7 +16,7 @@ from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema, schema_code
 from headwater_rules.describe.explain import explain, explanation_lines
-from headwater_rules.errors import Code, RuleError, RuleErrors, Severity, span_in
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity, span_in
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import Language, SeenSchema, SourceSchema
 
@@ -59,7 +59,7 @@ def check_files(
 
 def _as_error(finding: RuleError) -> RuleError:
     """A finding with its severity raised, except advice, which may need no action."""
-    return finding if finding.code is Code.BUCKET_PER_ROW else finding.as_fatal()
+    return finding if finding.code is RuleCode.BUCKET_PER_ROW else finding.as_fatal()
 
 
 def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> Checked:

@@ -24,7 +24,7 @@ from headwater_rules.compiler.variants import ForEverybody
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.schema import not_compared
-from headwater_rules.versions import Change, Comparison, Kind, SideChange, StreamChange, compare
+from headwater_rules.versions import ChangeKind, Comparison, DefinitionChange, DefinitionKind, StreamChange, compare
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
 
@@ -98,10 +98,10 @@ def _with_store(
 
 
 _HEADINGS = {
-    Change.UNCHANGED: "unchanged: devices keep what they have",
-    Change.CHANGED: "changed: devices download the new rows and drop the old ones",
-    Change.ADDED: "added: devices that get them download them",
-    Change.REMOVED: "removed: devices drop them",
+    ChangeKind.UNCHANGED: "unchanged: devices keep what they have",
+    ChangeKind.CHANGED: "changed: devices download the new rows and drop the old ones",
+    ChangeKind.ADDED: "added: devices that get them download them",
+    ChangeKind.REMOVED: "removed: devices drop them",
 }
 
 
@@ -110,7 +110,7 @@ def _lines(diff: Diff) -> Iterator[str]:
     if diff.comparison.same:
         yield "no difference: devices download nothing"
     for change, heading in _HEADINGS.items():
-        sides = diff.comparison.having(change, kind=Kind.BUCKET)
+        sides = diff.comparison.having(change, kind=DefinitionKind.BUCKET)
         if sides:
             yield f"\n{heading}"
         for side in sides:
@@ -123,7 +123,7 @@ def _lines(diff: Diff) -> Iterator[str]:
     yield from _basis(diff)
 
 
-def _side(diff: Diff, side: SideChange) -> Iterator[str]:
+def _side(diff: Diff, side: DefinitionChange) -> Iterator[str]:
     before = f"  (was {side.before})" if side.before else ""
     tables = ", ".join(f"{table.schema}.{table.name}" for table in side.tables)
     yield f"  {side.name}{before}  from {tables}"
@@ -144,14 +144,14 @@ def _side(diff: Diff, side: SideChange) -> Iterator[str]:
 
 
 def _lookups(comparison: Comparison) -> Iterator[str]:
-    found = [(change, len(comparison.having(change, kind=Kind.LOOKUP))) for change in Change]
+    found = [(change, len(comparison.having(change, kind=DefinitionKind.LOOKUP))) for change in ChangeKind]
     changes = ", ".join(f"{number} {change.value}" for change, number in found if number)
     if changes:
         yield f"\nlookups: {changes}; they are never downloaded"
 
 
 def _stream(stream: StreamChange) -> str | None:
-    if stream.change is Change.UNCHANGED:
+    if stream.change is ChangeKind.UNCHANGED:
         return None
     parts = {
         "its rows": stream.rows,
@@ -161,7 +161,7 @@ def _stream(stream: StreamChange) -> str | None:
         "auto_subscribe": stream.auto_subscribe,
     }
     changes = ", ".join(part for part, changed in parts.items() if changed)
-    cost = "" if stream.rows or stream.change is not Change.CHANGED else "; no row is downloaded again"
+    cost = "" if stream.rows or stream.change is not ChangeKind.CHANGED else "; no row is downloaded again"
     return f"  {stream.name}: {stream.change.value}{f' in {changes}' if changes else ''}{cost}"
 
 

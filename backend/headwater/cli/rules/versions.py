@@ -23,7 +23,7 @@ from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_backend
 from headwater_rules.compiler.compile import findings_in
-from headwater_rules.errors import Code, RuleErrors
+from headwater_rules.errors import RuleCode, RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
 
@@ -55,7 +55,7 @@ def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False
     click.echo(f"note: {seen.note}", err=True)
     with existing_store(config) as store:
         _refuse_clashes(store, compiled.plan, str(file))
-        if any(each.code is Code.NOT_SENT for each in findings) and not force:
+        if any(each.code is RuleCode.NOT_SENT for each in findings) and not force:
             fix = "run the statements above, or deploy it anyway with --force"
             raise UnsentTablesError("it names tables whose rows can't be replicated", str(file), fix)
         _deploy(store, config, text, wait=wait)

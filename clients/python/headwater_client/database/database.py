@@ -23,7 +23,7 @@ from headwater_client.schema import MARK, Schema
 from headwater_client.storage import layout, streams, uploads
 from headwater_client.storage import store as files
 from headwater_client.storage.connection import ThreadConnections
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from headwater_client.storage.streams import StreamKey
 from headwater_client.storage.uploads import CrudEntry
 from headwater_client.sync.engine import SyncThread
@@ -250,8 +250,8 @@ class Database(sqlite_utils.Database):
                     thread.start()
                     return
 
-    def _open_store(self, retired: threading.Event) -> Store:
-        return Store(self._connections.open(), {} if self._schema is None else self._schema.raw, retired)
+    def _open_store(self, retired: threading.Event) -> DeviceStore:
+        return DeviceStore(self._connections.open(), {} if self._schema is None else self._schema.raw, retired)
 
     def disconnect(self) -> None:
         """Stop syncing. The data stays, and local writes wait for the next connection.

@@ -25,7 +25,7 @@ class Subscription(Struct, frozen=True):
     sub: int | None = None
 
 
-class BucketSum(Struct, frozen=True):
+class BucketChecksum(Struct, frozen=True):
     """What a bucket holds at a checkpoint: so many operations that add up to `checksum` (32 bits, signed or not)."""
 
     bucket: str
@@ -35,7 +35,7 @@ class BucketSum(Struct, frozen=True):
     subscriptions: tuple[Subscription, ...] = ()
 
 
-class StreamError(Struct, frozen=True):
+class StreamErrorLine(Struct, frozen=True):
     """Why a stream gives nothing; `subscription` is an index into those asked for, or `default`."""
 
     subscription: int | str
@@ -47,14 +47,14 @@ class StreamInfo(Struct, frozen=True):
 
     name: str
     is_default: bool
-    errors: tuple[StreamError, ...] = ()
+    errors: tuple[StreamErrorLine, ...] = ()
 
 
-class Checkpoint(Struct, frozen=True):
+class CheckpointLine(Struct, frozen=True):
     """The first state of the server that this connection is to reach."""
 
     last_op_id: str
-    buckets: tuple[BucketSum, ...]
+    buckets: tuple[BucketChecksum, ...]
     write_checkpoint: str | None = None
     streams: tuple[StreamInfo, ...] = ()
 
@@ -63,7 +63,7 @@ class CheckpointDiff(Struct, frozen=True):
     """The next state, told as what differs from the last."""
 
     last_op_id: str
-    updated_buckets: tuple[BucketSum, ...] = ()
+    updated_buckets: tuple[BucketChecksum, ...] = ()
     removed_buckets: tuple[str, ...] = ()
     write_checkpoint: str | None = None
 
@@ -103,12 +103,14 @@ class TokenExpiresIn(Struct, frozen=True):
     seconds: int
 
 
-Line: TypeAlias = Checkpoint | CheckpointDiff | Data | CheckpointComplete | PartialCheckpointComplete | TokenExpiresIn
+Line: TypeAlias = (
+    CheckpointLine | CheckpointDiff | Data | CheckpointComplete | PartialCheckpointComplete | TokenExpiresIn
+)
 
 
 class _Envelope(Struct, frozen=True):
     data: Data | UnsetType = UNSET
-    checkpoint: Checkpoint | UnsetType = UNSET
+    checkpoint: CheckpointLine | UnsetType = UNSET
     checkpoint_diff: CheckpointDiff | UnsetType = UNSET
     checkpoint_complete: CheckpointComplete | UnsetType = UNSET
     partial_checkpoint_complete: PartialCheckpointComplete | UnsetType = UNSET

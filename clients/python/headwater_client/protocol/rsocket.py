@@ -53,7 +53,7 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """A frame to send."""
 
     frame: bytes
@@ -65,13 +65,13 @@ class Completed:
 
 
 @dataclass(frozen=True)
-class Failed:
+class StreamFailed:
     """The server ended the stream or the connection, and says why."""
 
     text: str
 
 
-Event: TypeAlias = Payload | Answer | Completed | Failed
+Event: TypeAlias = Payload | Reply | Completed | StreamFailed
 
 
 def setup(authorization: str, user_agent: str, keepalive_seconds: float) -> bytes:
@@ -125,10 +125,10 @@ class Requester:
             case _Kind.PAYLOAD if stream == _STREAM:
                 return self._payload(flags, rest)
             case _Kind.KEEPALIVE if flags & _Flag.RESPOND:
-                return [Answer(_frame(_CONNECTION, _Kind.KEEPALIVE, 0, bytes(8) + rest[8:]))]
+                return [Reply(_frame(_CONNECTION, _Kind.KEEPALIVE, 0, bytes(8) + rest[8:]))]
             case _Kind.ERROR:
                 _NUMBER.unpack_from(rest)
-                return [Failed(str(rest[_NUMBER.size :], "utf-8", "replace"))]
+                return [StreamFailed(str(rest[_NUMBER.size :], "utf-8", "replace"))]
             case _:  # leases, and what later versions have
                 return []
 

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from headwater_client.errors import ProtocolError
 from headwater_client.protocol.lines import (
-    BucketSum,
-    Checkpoint,
+    BucketChecksum,
     CheckpointComplete,
     CheckpointDiff,
+    CheckpointLine,
     Data,
     Line,
     PartialCheckpointComplete,
@@ -32,7 +32,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class StreamRequest:
+class RequestedStream:
     """A stream asked for by name and parameters; `priority` replaces that of the stream."""
 
     stream: str
@@ -41,12 +41,12 @@ class StreamRequest:
 
 
 @dataclass(frozen=True)
-class SyncRequest:
+class RequestBody:
     """What a device tells of itself as it connects."""
 
     client_id: str
     positions: Sequence[Position] = ()
-    subscriptions: Sequence[StreamRequest] = ()
+    subscriptions: Sequence[RequestedStream] = ()
     include_defaults: bool = True
     parameters: Mapping[str, object] = field(default_factory=dict)
     app_metadata: Mapping[str, str] = field(default_factory=dict)
@@ -93,14 +93,14 @@ FETCH_AHEAD = 30
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckpointTarget:
     """The checkpoint to reach: what each bucket holds, and the write checkpoint that it contains."""
 
     last_op_id: int
-    buckets: dict[str, BucketSum]
+    buckets: dict[str, BucketChecksum]
     write_checkpoint: int | None
 
-    def of_priority(self, priority: int | None) -> dict[str, BucketSum]:
+    def of_priority(self, priority: int | None) -> dict[str, BucketChecksum]:
         """The buckets of this priority or a lower number; None takes all."""
         if priority is None:
             return self.buckets
@@ -108,10 +108,10 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginCheckpoint:
     """A checkpoint is on its way: drop the buckets `removed`, or with None every one that it does not name."""
 
-    target: Target
+    target: CheckpointTarget
     removed: tuple[str, ...] | None
     streams: tuple[StreamInfo, ...] | None
 
@@ -127,7 +127,7 @@ class Save:
 class Finish:
     """Compare checksums, then show what was stored; with a priority only the buckets of it and lower numbers."""
 
-    target: Target
+    target: CheckpointTarget
     priority: int | None
 
 
@@ -157,10 +157,10 @@ class Close:
     reason: Closing
 
 
-Instruction: TypeAlias = Begin | Save | Finish | RenewToken | Tick | Close
+Instruction: TypeAlias = BeginCheckpoint | Save | Finish | RenewToken | Tick | Close
 
 
-class Outcome(Enum):
+class FinishOutcome(Enum):
     """What came of a `Finish`."""
 
     APPLIED = "applied"
@@ -172,7 +172,7 @@ class Outcome(Enum):
 class StreamSession:
     """The state of one connection."""
 
-    target: Target | None = None
+    target: CheckpointTarget | None = None
     _blocked: Finish | None = field(default=None, init=False)
 
     def receive(self, line: Line) -> Iterator[Instruction]:
@@ -182,7 +182,7 @@ class StreamSession:
                 if self._known().buckets.get(line.bucket) is None:
                     raise ProtocolError(f"operations came for {line.bucket!r}, which is not in the checkpoint")
                 yield Save(line)
-            case Checkpoint():
+            case CheckpointLine():
                 yield self._begin(line.last_op_id, line.write_checkpoint, line.buckets, None, line.streams)
             case CheckpointDiff():
                 yield self._differ(line)
@@ -193,12 +193,12 @@ class StreamSession:
             case TokenExpiresIn():
                 yield from _on_token(line.seconds)
 
-    def finished(self, what: Finish, outcome: Outcome) -> Iterator[Instruction]:
+    def finished(self, what: Finish, outcome: FinishOutcome) -> Iterator[Instruction]:
         """Tell what came of a `Finish`."""
         self._blocked = None
-        if outcome is Outcome.MISMATCH:
+        if outcome is FinishOutcome.MISMATCH:
             yield Close(Closing.MISMATCH)
-        elif outcome is Outcome.BLOCKED and what.priority is None:
+        elif outcome is FinishOutcome.BLOCKED and what.priority is None:
             self._blocked = what
 
     def uploads_finished(self) -> Iterator[Instruction]:
@@ -217,20 +217,20 @@ class StreamSession:
         self,
         last_op_id: str,
         write_checkpoint: str | None,
-        buckets: Iterable[BucketSum],
+        buckets: Iterable[BucketChecksum],
         removed: tuple[str, ...] | None,
         streams: tuple[StreamInfo, ...] | None,
     ) -> Instruction:
         # Data of the new checkpoint would show together with that of the blocked one
         self._blocked = None
-        self.target = Target(
+        self.target = CheckpointTarget(
             op_number(last_op_id),
             {each.bucket: each for each in buckets},
             None if write_checkpoint is None else op_number(write_checkpoint),
         )
-        return Begin(self.target, removed, streams)
+        return BeginCheckpoint(self.target, removed, streams)
 
-    def _known(self) -> Target:
+    def _known(self) -> CheckpointTarget:
         if self.target is None:
             raise ProtocolError("a line came before the first checkpoint")
         return self.target

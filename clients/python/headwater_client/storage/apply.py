@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater_client.errors import ProtocolError, SchemaError
-from headwater_client.protocol.lines import BucketSum
-from headwater_client.protocol.session import Outcome, Target
+from headwater_client.protocol.lines import BucketChecksum
+from headwater_client.protocol.session import CheckpointTarget, FinishOutcome
 from headwater_client.schema import RawTable, Statement
 from headwater_client.storage import buckets, uploads
 from headwater_client.storage.layout import FULL_SYNC, synced_tables
@@ -113,7 +113,7 @@ WHERE op.row_type = :type AND op.bucket IN (SELECT id FROM temp.headwater_involv
 class Applied:
     """What came of a checkpoint; `mismatched` buckets were removed, `tables` are those with changed rows."""
 
-    outcome: Outcome
+    outcome: FinishOutcome
     mismatched: tuple[str, ...] = ()
     tables: frozenset[str] = frozenset()
 
@@ -128,7 +128,11 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def apply(
-    connection: sqlite3.Connection, target: Target, priority: int | None, raw: Mapping[str, RawTable], now: int
+    connection: sqlite3.Connection,
+    target: CheckpointTarget,
+    priority: int | None,
+    raw: Mapping[str, RawTable],
+    now: int,
 ) -> Applied:
     """Show what is stored of `target`, of the buckets of `priority` and lower numbers, or with None of all.
 
@@ -139,7 +143,7 @@ def apply(
     wrong = buckets.mismatched(connection, involved)
     if wrong:
         buckets.drop(connection, wrong)
-        return Applied(Outcome.MISMATCH, wrong)
+        return Applied(FinishOutcome.MISMATCH, wrong)
     connection.execute(
         "UPDATE ps_buckets SET last_op = max(last_op, ?) WHERE name IN (SELECT value FROM json_each(?))",
         (target.last_op_id, json.dumps(list(involved))),
@@ -147,7 +151,7 @@ def apply(
     if priority is None and target.write_checkpoint is not None:
         uploads.note_seen(connection, target.write_checkpoint)
     if priority != 0 and not uploads.confirmed(connection):
-        return Applied(Outcome.BLOCKED)
+        return Applied(FinishOutcome.BLOCKED)
     buckets.end_bulk(connection)
     tables = _write(connection, involved, raw, full=priority is None)
     if priority is None:
@@ -157,10 +161,10 @@ def apply(
         " ON CONFLICT(priority) DO UPDATE SET last_synced_at = excluded.last_synced_at",
         (FULL_SYNC if priority is None else priority, now),
     )
-    return Applied(Outcome.APPLIED, tables=tables)
+    return Applied(FinishOutcome.APPLIED, tables=tables)
 
 
-def _finish(connection: sqlite3.Connection, target: Target) -> None:
+def _finish(connection: sqlite3.Connection, target: CheckpointTarget) -> None:
     connection.executemany(
         "UPDATE ps_buckets SET count_since_last = 0, count_at_last = ? WHERE name = ?",
         [(each.count, name) for name, each in target.buckets.items()],
@@ -170,7 +174,7 @@ def _finish(connection: sqlite3.Connection, target: Target) -> None:
 
 
 def _write(
-    connection: sqlite3.Connection, involved: Mapping[str, BucketSum], raw: Mapping[str, RawTable], *, full: bool
+    connection: sqlite3.Connection, involved: Mapping[str, BucketChecksum], raw: Mapping[str, RawTable], *, full: bool
 ) -> frozenset[str]:
     """Write the changed rows to their tables; which tables these are."""
     _list_involved(connection, None if full else involved)

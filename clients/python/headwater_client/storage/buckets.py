@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from headwater_client.protocol.lines import BucketSum, Data, Op
+from headwater_client.protocol.lines import BucketChecksum, Data, Op
 from headwater_client.protocol.session import Position, op_number
 
 INDEXES: Final = {
@@ -252,7 +252,7 @@ def drop(connection: sqlite3.Connection, names: Iterable[str]) -> None:
             connection.execute("DELETE FROM ps_buckets WHERE id = ?", row)
 
 
-def begin(connection: sqlite3.Connection, wanted: Mapping[str, BucketSum], removed: Iterable[str] | None) -> None:
+def begin(connection: sqlite3.Connection, wanted: Mapping[str, BucketChecksum], removed: Iterable[str] | None) -> None:
     """Drop what a checkpoint no more has: `removed`, or with None every bucket that it does not name."""
     if removed is None:
         removed = [each.name for each in stored(connection) if each.name not in wanted]
@@ -278,7 +278,7 @@ def positions(connection: sqlite3.Connection) -> list[Position]:
     return [Position(each.name, each.last_op) for each in stored(connection)]
 
 
-def mismatched(connection: sqlite3.Connection, wanted: Mapping[str, BucketSum]) -> tuple[str, ...]:
+def mismatched(connection: sqlite3.Connection, wanted: Mapping[str, BucketChecksum]) -> tuple[str, ...]:
     """The buckets that do not add up to what they should."""
     present = {each.name: each.checksum for each in stored(connection)}
     return tuple(name for name, each in wanted.items() if present.get(name, 0) != each.checksum & _MASK)

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from headwater_client.errors import Retired
 from headwater_client.protocol.lines import Data
-from headwater_client.protocol.session import Begin, Finish, Outcome, Position, StreamRequest, Target
+from headwater_client.protocol.session import (
+    BeginCheckpoint,
+    CheckpointTarget,
+    Finish,
+    FinishOutcome,
+    Position,
+    RequestedStream,
+)
 from headwater_client.schema import RawTable
 from headwater_client.storage import apply, buckets, layout, streams, uploads
 from headwater_client.storage.connection import retire_by, writing
@@ -40,7 +47,7 @@ class Synced:
     last_synced_at: float
 
 
-class Store:
+class DeviceStore:
     """One writer of one file. `raw` are the tables that the app keeps itself.
 
     Once `retired` is set it stores nothing any more: `begin`, `save` and `finish` raise `Retired`, also half-way.
@@ -79,7 +86,7 @@ class Store:
     def positions(self) -> list[Position]:
         return buckets.positions(self.connection)
 
-    def begin(self, what: Begin, *, include_defaults: bool) -> None:
+    def begin(self, what: BeginCheckpoint, *, include_defaults: bool) -> None:
         """Take up a new checkpoint."""
         with self._writing():
             buckets.begin(self.connection, what.target.buckets, what.removed)
@@ -97,22 +104,22 @@ class Store:
         moment = int(now * _MICRO)
         with self._writing():
             applied = apply.apply(self.connection, what.target, what.priority, self._raw, moment)
-            if applied.outcome is Outcome.APPLIED and what.priority is None:
+            if applied.outcome is FinishOutcome.APPLIED and what.priority is None:
                 streams.note_synced(self.connection, moment)
-            elif applied.outcome is Outcome.APPLIED:
+            elif applied.outcome is FinishOutcome.APPLIED:
                 buckets.begin_bulk_if_large(self.connection, self._incoming(what.target))
         return applied
 
-    def _incoming(self, target: Target) -> int:
+    def _incoming(self, target: CheckpointTarget) -> int:
         return sum(max(0, each.target - each.at_last - each.since_last) for each in self.progress(target).values())
 
-    def requested_streams(self, held: Collection[streams.StreamKey], now: float) -> list[StreamRequest]:
+    def requested_streams(self, held: Collection[streams.StreamKey], now: float) -> list[RequestedStream]:
         """What to ask the server for, without what has expired."""
         streams.keep_alive(self.connection, held, now)
         streams.drop_expired(self.connection, held, now)
         return streams.requested(self.connection)
 
-    def progress(self, target: Target) -> dict[str, BucketProgress]:
+    def progress(self, target: CheckpointTarget) -> dict[str, BucketProgress]:
         """How far the download of each bucket is."""
         stored = {each.name: each for each in buckets.stored(self.connection)}
         progress = {}

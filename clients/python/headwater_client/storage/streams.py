@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headwater_client.errors import ConnectError
 from headwater_client.protocol.lines import StreamInfo
-from headwater_client.protocol.session import StreamRequest, json_text
+from headwater_client.protocol.session import RequestedStream, json_text
 from headwater_client.storage.connection import writing
 
 _MICRO = 1_000_000
@@ -90,10 +90,12 @@ def drop_expired(connection: sqlite3.Connection, held: Collection[StreamKey], no
         connection.execute("DELETE FROM ps_stream_subscriptions WHERE ttl IS NULL AND NOT is_default")
 
 
-def requested(connection: sqlite3.Connection) -> list[StreamRequest]:
+def requested(connection: sqlite3.Connection) -> list[RequestedStream]:
     """What to ask the server for."""
     return [
-        StreamRequest(each.key.name, each.key.parameters, each.priority) for each in stored(connection) if each.explicit
+        RequestedStream(each.key.name, each.key.parameters, each.priority)
+        for each in stored(connection)
+        if each.explicit
     ]
 
 

@@ -13,24 +13,24 @@ from typing import Any, Final
 from headwater_client.errors import ChecksumMismatch, TokenRefused
 from headwater_client.protocol.lines import Data
 from headwater_client.protocol.session import (
-    Begin,
+    BeginCheckpoint,
     Close,
     Closing,
     Finish,
+    FinishOutcome,
     Instruction,
-    Outcome,
     RenewToken,
+    RequestBody,
+    RequestedStream,
     Save,
-    StreamRequest,
     StreamSession,
-    SyncRequest,
     Tick,
 )
 from headwater_client.storage import store as files
 from headwater_client.storage import streams, uploads
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import SyncSetup, Tokens
-from headwater_client.sync.upload import Upload
+from headwater_client.sync.upload import Uploader
 from headwater_client.transport.http import Credentials, Http, ServerStream
 
 _BATCH_OPS: Final = 10_000
@@ -69,15 +69,15 @@ class _Batch:
         return full or time.monotonic() - self._since > _BATCH_SECONDS
 
 
-class Download:
+class Downloader:
     """One sync stream. `upload` is to hurry once the server sends something."""
 
-    def __init__(self, setup: SyncSetup, store: Store, http: Http, tokens: Tokens, upload: Upload) -> None:
+    def __init__(self, setup: SyncSetup, store: DeviceStore, http: Http, tokens: Tokens, upload: Uploader) -> None:
         self._setup, self._store, self._http, self._tokens = setup, store, http, tokens
         self._upload = upload
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._session = StreamSession()
-        self._requested: list[StreamRequest] = []
+        self._requested: list[RequestedStream] = []
         self._batch = _Batch()
         self._heard = False
         self._used: Credentials | None = None
@@ -111,9 +111,9 @@ class Download:
                 self._save()
             self._setup.board.update(buckets=None)
 
-    def _request(self) -> SyncRequest:
+    def _request(self) -> RequestBody:
         self._requested = self._store.requested_streams(self._setup.subscribed(), time.time())
-        return SyncRequest(
+        return RequestBody(
             client_id=self._store.client_id(),
             positions=self._store.positions(),
             subscriptions=self._requested,
@@ -174,7 +174,7 @@ class Download:
                 if self._batch.add(instruction.data):
                     self._save()
                     self._report()
-            case Begin():
+            case BeginCheckpoint():
                 self._save()
                 self._store.begin(instruction, include_defaults=self._setup.options.include_defaults)
                 self._report()
@@ -203,7 +203,7 @@ class Download:
             if isinstance(instruction, Close):
                 raise ChecksumMismatch(applied.mismatched)
         connection = self._store.connection
-        if applied.outcome is Outcome.APPLIED:
+        if applied.outcome is FinishOutcome.APPLIED:
             self._setup.show()
             self._setup.board.update(synced=tuple(files.synced(connection)), streams=tuple(streams.stored(connection)))
         if what.priority is None:

@@ -12,10 +12,10 @@ from contextlib import closing
 from headwater_client.errors import ClientError, Retired, SyncedElsewhere, TokenRefused, Unreachable
 from headwater_client.storage import streams
 from headwater_client.storage.connection import Turn
-from headwater_client.storage.store import Store
-from headwater_client.sync.download import Download, Event
+from headwater_client.storage.store import DeviceStore
+from headwater_client.sync.download import Downloader, Event
 from headwater_client.sync.options import SyncSetup, Tokens
-from headwater_client.sync.upload import Upload
+from headwater_client.sync.upload import Uploader
 from headwater_client.timeouts import Backoff, happens
 from headwater_client.transport.http import Http
 from headwater_client.transport.websocket import Websocket
@@ -43,8 +43,8 @@ class SyncThread:
         self._ready = threading.Event()
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._download: Download | None = None
-        self._upload: Upload | None = None
+        self._download: Downloader | None = None
+        self._upload: Uploader | None = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -138,12 +138,12 @@ class SyncThread:
         if waited:
             self._setup.board.update(connecting=True, download_error=None)
 
-    async def _work(self, store: Store, http: Http) -> None:
+    async def _work(self, store: DeviceStore, http: Http) -> None:
         tokens = Tokens(self._setup.app.fetch_credentials)
-        upload = self._upload = Upload(
+        upload = self._upload = Uploader(
             self._setup, store, http, tokens, confirmed=lambda: self._notify(Event.UPLOADED)
         )  # fmt: skip
-        downloading = self._keep_connected(lambda: Download(self._setup, store, http, tokens, upload))
+        downloading = self._keep_connected(lambda: Downloader(self._setup, store, http, tokens, upload))
         tasks = [asyncio.ensure_future(upload.run()), asyncio.ensure_future(downloading)]
         self._ready.set()
         await self._stopping.wait()
@@ -152,7 +152,7 @@ class SyncThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._setup.board.update(streams=tuple(streams.stored(store.connection)))
 
-    async def _keep_connected(self, new_download: Callable[[], Download]) -> None:
+    async def _keep_connected(self, new_download: Callable[[], Downloader]) -> None:
         backoff = Backoff(self._setup.options.retry_delay)
         while True:
             at_once, failure = False, None

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, get_args
 from headwater_client.errors import ConnectError, TokenRefused
 from headwater_client.protocol.lines import accepted
 from headwater_client.protocol.session import FETCH_AHEAD, json_text
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from headwater_client.storage.streams import StreamKey
 from headwater_client.sync.status import StatusBoard
 from headwater_client.transport.http import Credentials
@@ -79,7 +79,7 @@ class SyncSetup:
     the streams that the app holds; `show` is called when rows of the app's tables have changed."""
 
     path: Path
-    open_store: Callable[[threading.Event], Store]
+    open_store: Callable[[threading.Event], DeviceStore]
     app: AppCalls
     options: ConnectOptions
     board: StatusBoard

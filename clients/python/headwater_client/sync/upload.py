@@ -10,7 +10,7 @@ from typing import Final
 
 from headwater_client.errors import ProtocolError, Retired, TokenRefused, UploadStuck
 from headwater_client.storage import uploads
-from headwater_client.storage.store import Store
+from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import SyncSetup, Tokens
 from headwater_client.timeouts import Backoff, happens
 from headwater_client.transport.http import Http
@@ -21,11 +21,11 @@ _REQUESTS: Final = 3
 _log = logging.getLogger("headwater_client")
 
 
-class Upload:
+class Uploader:
     """The upload side of a device. `confirmed` is called when the queue is empty and its write checkpoint known."""
 
     def __init__(
-        self, setup: SyncSetup, store: Store, http: Http, tokens: Tokens, confirmed: Callable[[], None]
+        self, setup: SyncSetup, store: DeviceStore, http: Http, tokens: Tokens, confirmed: Callable[[], None]
     ) -> None:  # fmt: skip
         self._setup, self._store, self._http, self._tokens = setup, store, http, tokens
         self._confirmed = confirmed

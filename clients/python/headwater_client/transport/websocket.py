@@ -106,11 +106,11 @@ async def _pieces(socket: Any, url: str) -> AsyncIterator[bytes]:
                     more = requester.taken()
                     if more is not None:
                         await _send(socket, more)
-                case rsocket.Answer():
+                case rsocket.Reply():
                     await _send(socket, event.frame)
                 case rsocket.Completed():
                     return
-                case rsocket.Failed():
+                case rsocket.StreamFailed():
                     raise _failure(event.text)
 
 
@@ -155,11 +155,11 @@ def connector() -> Any:
         raise MissingExtra("a stream over a websocket", "websocket") from None
     BsonDocuments()
 
-    class Heard(ClientConnection):
+    class CountingConnection(ClientConnection):
         heard = 0
 
         def data_received(self, data: bytes) -> None:
             self.heard += 1
             super().data_received(data)
 
-    return partial(connect, create_connection=Heard)
+    return partial(connect, create_connection=CountingConnection)
