@@ -42,7 +42,7 @@ order by lists.name, coalesce(todos.done, 0), todos.created_at desc, todos.id
 
 
 def demo_connector(demo: str, user: str, refused: Callable[[Refusal], object] | None = None) -> UploadConnector:
-    """Signs in at the web demo as one of its users. `refused` is told of writes that can never be applied."""
+    """Signs in at the web demo as one of its users. `refused` is called with writes that can never be applied."""
 
     def ask() -> dict[str, str]:
         answer: dict[str, str] = httpx.get(f"{demo}token", params={"user": user}).raise_for_status().json()
@@ -80,7 +80,7 @@ class TodoApp(App[None]):
 
     @work
     async def follow(self) -> None:
-        """Show the to-dos, anew whenever they change."""
+        """Show the to-dos, again whenever they change."""
         async for rows in self.database.watch_async(TODOS):
             self.show(rows)
 

@@ -383,7 +383,7 @@ class AttachmentQueue:
         self._done(replace(attachment, local_path=local, size=len(content)))
 
     def _done(self, attachment: Attachment) -> None:
-        """Note it, unless the app has asked for something else meanwhile."""
+        """Note it, unless the app has requested something else meanwhile."""
         with self._database.atomic():
             found = list(self._database[self._table].rows_where("id = ?", [attachment.id]))
             if found and Attachment.of_row(found[0]).state is attachment.state:

@@ -38,7 +38,7 @@ _STEPS = 100_000
 
 
 class CommandError(click.ClickException):
-    """An error that the user is told in one line."""
+    """An error that is printed as one line."""
 
     @classmethod
     def of(cls, error: ClientError) -> CommandError:
@@ -209,7 +209,7 @@ class FileCheck:
     """One thing that was looked at: what it is, and whether it is as it should be (None: nothing can be wrong)."""
 
     name: str
-    told: str
+    detail: str
     fine: bool | None = None
 
 
@@ -287,7 +287,7 @@ def _of_file(command: F) -> F:
 @click.version_option(VERSION, prog_name="headwater-client")
 def main() -> None:
     """A local SQLite file that syncs with Headwater, or another server of the PowerSync protocol."""
-    logging.getLogger("headwater_client").addHandler(logging.NullHandler())  # `sync` tells what is logged, too
+    logging.getLogger("headwater_client").addHandler(logging.NullHandler())  # `sync` prints what is logged, too
 
 
 @main.command()
@@ -327,7 +327,7 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
     """
     try:
         given, left_out = (None, []) if schema is None else read_schema(schema)
-        _tell_left_out(left_out)
+        _print_left_out(left_out)
         with Database(file, given, key=key) as database:
             for name, of_stream in map(_stream, wanted):
                 database.subscribe(name, of_stream)
@@ -352,7 +352,7 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
 @click.argument("args", nargs=-1)
 @click.option("--format", "kind", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 def query(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Format) -> None:
-    """Print what SQL gives, with ARGS for its question marks. Writes are queued for upload."""
+    """Print the rows of SQL, with ARGS for its question marks. Writes are queued for upload."""
     with open_existing(file, key) as database:
         try:
             with database.atomic():
@@ -371,7 +371,7 @@ def query(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Fo
 )
 @click.option("--count", type=int, help="end after so many results")
 def watch(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Format | None, count: int | None) -> None:
-    """Show what SQL gives, anew whenever a sync or another program changes it. Ends with Ctrl-C.
+    """Show the rows of SQL, again whenever a sync or another program changes them. Ends with Ctrl-C.
 
     As JSON each result is a line, a list of rows; as CSV it begins with its header and ends with an empty line.
     """
@@ -397,7 +397,7 @@ def watch(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Fo
 @_of_file
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def status(file: Path, key: str | None, as_json: bool) -> None:
-    """Tell what FILE has, when it last synced, and what waits."""
+    """Show what FILE holds, when it last synced, and what waits for upload."""
     with open_existing(file, key) as database:
         state = database.status
         tables = {name: database[name].count for name in database.synced_names}
@@ -412,34 +412,34 @@ def status(file: Path, key: str | None, as_json: bool) -> None:
             "operations": sum(each.count_at_last + each.count_since_last for each in stored),
             "uploads_waiting": database.uploads_waiting,
             "streams": {
-                f"{each.key.name} {each.key.params}": "active" if each.active else "asked for" for each in state.streams
+                f"{each.key.name} {each.key.params}": "active" if each.active else "requested" for each in state.streams
             },
             "tables": tables,
         }
     if as_json:
         click_echo(json.dumps(facts))
     else:
-        console.print(as_table([{"": name.replace("_", " "), " ": _told(value)} for name, value in facts.items()]))
+        console.print(as_table([{"": name.replace("_", " "), " ": _lines(value)} for name, value in facts.items()]))
 
 
 @main.command()
 @_of_file
 def diagnose(file: Path, key: str | None) -> None:
-    """Check that FILE agrees with itself; ends with 1 if it does not."""
+    """Check that FILE is consistent; exits with 1 if it is not."""
     with open_existing(file, key) as database:
         found = list(findings_in(database.conn))
     for each in found:
         mark = {True: "[green]ok[/]", False: "[red]wrong[/]", None: " "}[each.fine]
         console.print(f"{mark:>18} {each.name}: ", end="")
-        console.print(each.told, markup=False, highlight=False)
+        console.print(each.detail, markup=False, highlight=False)
     if any(each.fine is False for each in found):
         raise SystemExit(1)
 
 
 def _sync_once(database: Database, before: float | None, timeout: float | None) -> None:
-    """Wait for a complete sync after that of `before`. Errors on the way are told, and tried again by the device."""
+    """Wait for a complete sync after that of `before`. Errors on the way are printed; the device tries again."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    told: str | None = None
+    printed: str | None = None
     with progress_bar() as bar:
         task = bar.add_task("first sync" if before is None else "sync", total=None)
         while database.status.last_synced_at == before:
@@ -447,12 +447,12 @@ def _sync_once(database: Database, before: float | None, timeout: float | None) 
             progress, error = state.progress(), state.download_error or state.upload_error
             if progress is not None:
                 bar.update(task, completed=progress.downloaded, total=progress.total)
-            if error is not None and str(error) != told:
-                told = str(error)
-                stderr.print(told, markup=False)
+            if error is not None and str(error) != printed:
+                printed = str(error)
+                stderr.print(printed, markup=False)
             if deadline is not None and time.monotonic() > deadline:
                 raise CommandError(
-                    f"no complete sync within {timeout:g} s" + (f"; the last error was {told}" if told else "")
+                    f"no complete sync within {timeout:g} s" + (f"; the last error was {printed}" if printed else "")
                 )
             time.sleep(_LOOK_SECONDS)
     stderr.print(f"synced at {moment(database.status.last_synced_at)}")
@@ -479,10 +479,10 @@ class _Tables:
         self._database.add_tables(found)
         if found.views or not present:
             stderr.print(f"made tables from the rows that came: {', '.join(found.views) or 'none'}")
-        _tell_left_out(left_out)
+        _print_left_out(left_out)
 
 
-def _tell_left_out(names: Sequence[str]) -> None:
+def _print_left_out(names: Sequence[str]) -> None:
     if names:
         stderr.print(f"left out, as no table can have these names: {', '.join(names)}", markup=False)
 
@@ -538,7 +538,7 @@ def _stream(text: str) -> tuple[str, Mapping[str, Any] | None]:
     return name, found
 
 
-def _told(value: object) -> str:
+def _lines(value: object) -> str:
     if isinstance(value, Mapping):
         return "\n".join(f"{name}: {each}" for name, each in value.items())
     return str(value)

@@ -58,7 +58,7 @@ class Refused(ClientError):
 
 
 class TokenRefused(Refused):
-    """The server takes the token no more. A new one is asked for."""
+    """The server no longer accepts the token. A new one is fetched."""
 
     code = "HWC_TOKEN_REFUSED"
 
@@ -70,7 +70,7 @@ class ProtocolError(ClientError):
 
 
 class ChecksumMismatch(ClientError):
-    """Buckets do not add up to what the server says. They were removed, and are downloaded anew."""
+    """Buckets do not add up to what the server says. They were removed, and are downloaded again."""
 
     code = "HWC_CHECKSUM"
 
@@ -79,7 +79,7 @@ class ChecksumMismatch(ClientError):
         self.buckets = buckets
 
     def __str__(self) -> str:
-        return f"[{self.code}] checksums differ, downloading these buckets anew: {', '.join(self.buckets)}"
+        return f"[{self.code}] checksums differ, downloading these buckets again: {', '.join(self.buckets)}"
 
 
 class UploadStuck(ClientError):

@@ -1,4 +1,4 @@
-"""The version of this package, which servers are told."""
+"""The version of this package, which is sent to servers."""
 
 from __future__ import annotations
 

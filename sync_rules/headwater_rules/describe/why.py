@@ -29,7 +29,7 @@ from headwater_rules.results import LookupReader, Put, SourceRow, SyncRequest
 
 
 class Why:
-    """What one request leads to, and what keeps rows from it. `answers` are the lookups that were asked for, and what
+    """What one request leads to, and what keeps rows from it. `answers` are the lookups that were read, and what
     was found."""
 
     def __init__(

@@ -176,7 +176,7 @@ _MOST_COLUMNS = 500
 """Of a statement. SQLite allows 2,000."""
 
 _MOST_CHARACTERS = 12_000
-"""Of a statement. One of more than 16 KiB would be prepared anew for each row."""
+"""Of a statement. One of more than 16 KiB would be prepared again for each row."""
 
 _EACH = 24
 """Characters around a column, with numbers that grow."""

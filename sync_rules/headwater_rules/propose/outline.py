@@ -97,12 +97,12 @@ def is_one_of_several(table: OutlinedTable, column: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """What is before the ending that tells of an id; empty without one."""
+    """What precedes the ending of an id; empty without one."""
     return next((name.removesuffix(end) for end in _ID if name.endswith(end)), "")
 
 
 def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> tuple[OutlinedTable, ...]:
-    """The tables with references that only names tell of: `list_id` is the id of `list` or `lists`."""
+    """The tables with references that only names show: `list_id` is the id of `list` or `lists`."""
     called: dict[tuple[str, str], list[tuple[int, OutlinedTable]]] = {}
     for number, table in enumerate(tables):
         called.setdefault((table.schema, snake(table.name)), []).append((number, table))

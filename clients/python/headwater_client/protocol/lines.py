@@ -3,7 +3,7 @@ documents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -19,7 +19,7 @@ Priority: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 2)]
 
 
 class Subscription(Struct, frozen=True):
-    """Why a bucket is sent: a stream that everybody has (an index into the streams), or one asked for."""
+    """Why a bucket is sent: a stream that everybody has (an index into the streams), or a requested one."""
 
     default: int | None = None
     sub: int | None = None
@@ -36,7 +36,7 @@ class BucketChecksum(Struct, frozen=True):
 
 
 class StreamErrorLine(Struct, frozen=True):
-    """Why a stream gives nothing; `subscription` is an index into those asked for, or `default`."""
+    """Why a stream gives nothing; `subscription` is an index into the requested ones, or `default`."""
 
     subscription: int | str
     message: str
@@ -60,7 +60,7 @@ class CheckpointLine(Struct, frozen=True):
 
 
 class CheckpointDiff(Struct, frozen=True):
-    """The next state, told as what differs from the last."""
+    """The next state, as its differences from the last."""
 
     last_op_id: str
     updated_buckets: tuple[BucketChecksum, ...] = ()
@@ -139,26 +139,14 @@ def parse_document(document: Mapping[str, object]) -> Line | None:
 
 
 def _only(envelope: _Envelope) -> Line | None:
-    given: Sequence[Line | int | UnsetType] = [
-        value
-        for value in (
-            envelope.data,
-            envelope.checkpoint,
-            envelope.checkpoint_diff,
-            envelope.checkpoint_complete,
-            envelope.partial_checkpoint_complete,
-            envelope.token_expires_in,
-        )
-        if value is not UNSET
-    ]
+    values: tuple[Line | int | UnsetType, ...] = msgspec.structs.astuple(envelope)
+    given = [value for value in values if not isinstance(value, UnsetType)]
     if len(given) > 1:
         raise ProtocolError("a line has two keys")
     if not given:
         return None
     (value,) = given
-    if isinstance(value, int):
-        return TokenExpiresIn(value)
-    return None if isinstance(value, UnsetType) else value
+    return TokenExpiresIn(value) if isinstance(value, int) else value
 
 
 NDJSON: Final = "application/x-ndjson"
@@ -250,7 +238,7 @@ def framing_of(content_type: str) -> Framing:
 
 
 def accepted(*, bson: bool) -> str:
-    """The Accept header: BSON is asked for only by who wants it."""
+    """The Accept header: BSON only where it is wanted."""
     if not bson:
         return NDJSON
     _bson()

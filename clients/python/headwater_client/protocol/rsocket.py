@@ -78,8 +78,8 @@ def setup(authorization: str, user_agent: str, keepalive_seconds: float) -> byte
     """The first frame of a connection, which will have a sign of life so often."""
     head = _SETUP.pack(1, 0, int(keepalive_seconds * 1000), _LIFETIME_SECONDS * 1000)
     kind = bytes([len(_JSON)]) + _JSON
-    told = _metadata({"token": authorization, "user_agent": user_agent})
-    return _frame(_CONNECTION, _Kind.SETUP, _Flag.METADATA, head + kind + kind + told)
+    metadata = _metadata({"token": authorization, "user_agent": user_agent})
+    return _frame(_CONNECTION, _Kind.SETUP, _Flag.METADATA, head + kind + kind + metadata)
 
 
 def request(path: str, body: bytes) -> bytes:

@@ -33,7 +33,7 @@ class Position:
 
 @dataclass(frozen=True)
 class RequestedStream:
-    """A stream asked for by name and parameters; `priority` replaces that of the stream."""
+    """A stream requested by name and parameters; `priority` replaces that of the stream."""
 
     stream: str
     parameters: Mapping[str, object] | None
@@ -42,7 +42,7 @@ class RequestedStream:
 
 @dataclass(frozen=True)
 class RequestBody:
-    """What a device tells of itself as it connects."""
+    """What a device sends as it connects."""
 
     client_id: str
     positions: Sequence[Position] = ()

@@ -2,7 +2,7 @@
 
 In a large download, operations are appended without indexes, which are built in one go before they are needed. Without
 the indexes it would take too long to find what an operation replaces. So all are kept until then: the newest row of a
-key counts, and rows that were removed are noted beside. Which way a file is in is told by its indexes, so a device that
+key counts, and rows that were removed are noted beside. The indexes of a file say which way it is in, so a device that
 was killed goes on as it was. Checksums do not mind: a replaced row counts as much as one that is there.
 """
 
@@ -99,7 +99,7 @@ _AT_ONCE: Final = 100
 _INSERT: Final = "INSERT INTO ps_oplog(bucket, op_id, key, row_type, row_id, data, hash) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _INSERT_MANY: Final = _INSERT + ", (?, ?, ?, ?, ?, ?, ?)" * (_AT_ONCE - 1)
 
-# Which escapes are whole pairs of surrogates, and which are halves, is told by reading all escapes in their order
+# Which escapes are whole pairs of surrogates, and which are halves, only reading all escapes in their order shows
 _ESCAPE: Final = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
@@ -257,7 +257,7 @@ def begin(connection: sqlite3.Connection, wanted: Mapping[str, BucketChecksum], 
     if removed is None:
         removed = [each.name for each in stored(connection) if each.name not in wanted]
     drop(connection, removed)
-    # A server that compacted a bucket has fewer operations than were counted here: progress begins anew
+    # A server that compacted a bucket has fewer operations than were counted here: progress starts over
     for each in stored(connection):
         if each.name in wanted and wanted[each.name].count < each.count_at_last + each.count_since_last:
             connection.execute(

@@ -154,27 +154,23 @@ def _tracked_cursor(driver: ModuleType) -> type[sqlite3.Cursor]:
         def executescript(self, script: str) -> Any:
             return self._run(super().executescript, script)
 
-        def __next__(self) -> Any:
-            with self.connection.used():
-                return super().__next__()
-
-        def fetchone(self) -> Any:
-            with self.connection.used():
-                return super().fetchone()
-
-        def fetchmany(self, *size: int) -> Any:
-            with self.connection.used():
-                return super().fetchmany(*size)
-
-        def fetchall(self) -> Any:
-            with self.connection.used():
-                return super().fetchall()
-
         def close(self) -> None:
             with self.connection.lock:
                 super().close()
 
+    for name in ("__next__", "fetchone", "fetchmany", "fetchall"):
+        setattr(TrackedCursor, name, _locked(getattr(driver.Cursor, name)))
     return cast("type[sqlite3.Cursor]", TrackedCursor)
+
+
+def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a cursor, under its connection's lock."""
+
+    def locked(cursor: Any, *arguments: Any) -> Any:
+        with cursor.connection.used():
+            return method(cursor, *arguments)
+
+    return locked
 
 
 def _tracked(driver: ModuleType) -> type[sqlite3.Connection]:
@@ -227,7 +223,7 @@ _PLAIN: Final = _tracked(sqlite3)
 def open_connection(
     path: Path, *, key: str | None = None, committed: Committed | None = None, cache_kib: int = _CACHE_KIB
 ) -> sqlite3.Connection:
-    """A connection to `path`, to be used by one thread at a time; `committed` is told of its commits.
+    """A connection to `path`, to be used by one thread at a time; `committed` is notified of its commits.
 
     With `key` the file is encrypted by SQLCipher. Raises `FileError`, `MissingExtra`.
     """

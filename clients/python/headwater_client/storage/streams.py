@@ -63,7 +63,7 @@ def subscribe(connection: sqlite3.Connection, key: StreamKey, priority: int | No
 
 
 def keep_alive(connection: sqlite3.Connection, held: Collection[StreamKey], now: float) -> None:
-    """The time of a stream that the app still holds begins anew."""
+    """Restart the ttl of streams that the app still holds."""
     if not held:
         return
     with writing(connection):

@@ -14,7 +14,7 @@ from headwater_client.storage.layout import APPLIED, NO_TARGET, SEEN, TARGET
 OpKind = Literal["PUT", "PATCH", "DELETE"]
 
 REQUEST: Final = "current_checkpoint_request_id"
-"""The newest checkpoint that was asked for by number. The server keeps it by client id, so it outlives a clear."""
+"""The newest checkpoint that was requested by number. The server keeps it by client id, so it outlives a clear."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def next_request(connection: sqlite3.Connection) -> int:
 
 
 def current_request(connection: sqlite3.Connection) -> int:
-    """The newest checkpoint that this device has asked for, or waits for; at least 1 is what a server takes."""
+    """The newest checkpoint that this device has requested, or waits for; at least 1 is what a server takes."""
     target = _get(connection, TARGET) or 0
     return max(_get(connection, REQUEST) or 0, 0 if target == NO_TARGET else target)
 

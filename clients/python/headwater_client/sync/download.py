@@ -48,7 +48,7 @@ class Event(Enum):
 
     UPLOADED = "local writes are uploaded"
     RENEWED = "there is a new token"
-    STREAMS = "other streams are asked for"
+    STREAMS = "other streams are requested"
 
 
 class _Batch:
@@ -240,7 +240,7 @@ class Downloader:
             self.notify(Event.RENEWED)
 
     async def _ask_for_checkpoint(self) -> None:
-        """Agree with the server on the number of the newest checkpoint that was asked for."""
+        """Agree with the server on the number of the newest checkpoint that was requested."""
         connection = self._store.connection
         number = max(1, uploads.current_request(connection))
         known = await self._tokens.using(

@@ -16,7 +16,7 @@ from headwater_client.timeouts import Backoff, happens
 from headwater_client.transport.http import Http
 
 _REQUESTS: Final = 3
-"""So often a checkpoint is asked for in a row: once after a file was restored it is another number's turn."""
+"""So often a checkpoint is requested in a row: once after a file was restored it is another number's turn."""
 
 _log = logging.getLogger("headwater_client")
 
