@@ -32,13 +32,13 @@ from headwater_rules.plan import (
     Expr,
     FromRequest,
     FromStage,
+    LookupDefinition,
     Output,
     ParamSource,
     RequestInput,
     RequestStage,
     RowSource,
     Star,
-    TablePattern,
     Value,
     element_input,
 )
@@ -73,37 +73,22 @@ def every_user_passes(gate: Expr) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class LookupDraft:
-    """A lookup without a name, and the sources of its keys."""
-
-    table: TablePattern
-    filters: tuple[Expr, ...]
-    each: tuple[Expr, ...]
-    keys: tuple[Expr, ...]
-    outputs: tuple[Expr, ...]
-    sources: tuple[ParamSource, ...]
-
-    def exprs(self) -> tuple[Expr, ...]:
-        """All expressions that determine its entries."""
-        return (*self.filters, *self.each, *self.keys, *self.outputs)
-
-
-@dataclass(frozen=True, slots=True)
 class VariantDraft:
     """A variant whose bucket and lookups have no names yet. Its first stage is `arrays`, if rows are made from the
-    request; each of `lookups` is a further stage. `dangerous`: values of the client decide, whatever the token says."""
+    request; each of `lookups`, with the sources of its keys, is a further stage. `dangerous`: values of the client
+    decide, whatever the token says."""
 
     row: RowSource
     gates: tuple[Expr, ...]
     arrays: RequestStage | None
-    lookups: tuple[LookupDraft, ...]
+    lookups: tuple[tuple[LookupDefinition, tuple[ParamSource, ...]], ...]
     params: tuple[tuple[ParamSource, ...], ...]
     dangerous: bool
 
     def requested(self) -> list[FromRequest]:
         """The request values that lead to lookups and buckets."""
         sources = [source for group in self.params for source in group]
-        sources += [source for lookup in self.lookups for source in lookup.sources]
+        sources += [source for _, keys in self.lookups for source in keys]
         return [source for source in sources if isinstance(source, FromRequest)]
 
 
@@ -385,19 +370,18 @@ class _Term:
             needed[link.owners[giver]].add(self._expr(link.sides[giver]))
         return {table: tuple(sorted(exprs, key=expr_order)) for table, exprs in needed.items()}
 
-    def _lookup(self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]) -> LookupDraft:
+    def _lookup(
+        self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
+    ) -> tuple[LookupDefinition, tuple[ParamSource, ...]]:
         earlier = {other: stage for other, stage in provided.items() if stage < provided[table]}
         pairs = [(key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources]
         instance = self._context.instances[table]
         assert isinstance(instance, TableRef)
-        return LookupDraft(
-            instance.pattern,
-            tuple(self._sorted(self._parts[table].filters)),
-            self._arrays(self._parts[table]),
-            tuple(key for key, _ in pairs),
-            outputs[table],
-            tuple(source for _, source in pairs),
-        )
+        definition = LookupDefinition(
+            "", "", instance.pattern, tuple(self._sorted(self._parts[table].filters)), self._arrays(self._parts[table]),
+            tuple(key for key, _ in pairs), outputs[table],
+        )  # fmt: skip
+        return definition, tuple(source for _, source in pairs)
 
     def _request_stage(self, outputs: tuple[Expr, ...]) -> RequestStage | None:
         if not self._elements.arrays:

@@ -14,7 +14,6 @@ from sqlglot import exp
 from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.planner import (
-    LookupDraft,
     QueryTarget,
     VariantDraft,
     every_user_passes,
@@ -80,7 +79,7 @@ class Catalog:
         """The draft as a variant that refers to its definitions by position. Raises RuleError when two digests shorten
         to the same name."""
         stages: list[Stage] = [] if draft.arrays is None else [draft.arrays]
-        stages += [LookupStage(self._lookup(lookup, node), lookup.sources) for lookup in draft.lookups]
+        stages += [LookupStage(self._lookup(lookup, node), sources) for lookup, sources in draft.lookups]
         bucket = self._bucket(stream, draft.row, node)
         return Variant((bucket,), draft.gates, tuple(stages), draft.params, priority)
 
@@ -91,11 +90,11 @@ class Catalog:
         _check_digest(known.digest, digest, name, node)
         return position
 
-    def _lookup(self, draft: LookupDraft, node: exp.Expr) -> int:
-        parts = (draft.table, draft.filters, draft.each, draft.keys, draft.outputs)
-        digest = lookup_digest(*parts, self._options)
+    def _lookup(self, lookup: LookupDefinition, node: exp.Expr) -> int:
+        digest = lookup_digest(lookup, self._options)
         name = f"lookup.{digest[:SHORT]}"
-        position, known = self._lookups.setdefault(name, (len(self._lookups), LookupDefinition(name, digest, *parts)))
+        named = replace(lookup, name=name, digest=digest)
+        position, known = self._lookups.setdefault(name, (len(self._lookups), named))
         _check_digest(known.digest, digest, name, node)
         return position
 
@@ -165,7 +164,7 @@ def draft_query(
         _check_sql(draft, node)
         if context.checks is not None:
             context.checks.decides(draft.row.table, draft.row.deciding(), node)
-            for lookup in draft.lookups:
+            for lookup, _ in draft.lookups:
                 context.checks.decides(lookup.table, lookup.exprs(), node)
     return drafts
 
@@ -249,7 +248,7 @@ def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
         row = draft.row
         outputs = [item.expr for item in row.projection if not isinstance(item, Star)]
         _check_bound(row.table, row.filters, row.each, (*row.params, *outputs))
-        for lookup in draft.lookups:
+        for lookup, _ in draft.lookups:
             _check_bound(lookup.table, lookup.filters, lookup.each, (*lookup.keys, *lookup.outputs))
     except EvaluationError as error:
         raise _not_accepted(str(error), node) from None

@@ -38,7 +38,7 @@ class TooManyResultsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Subscriber:
     """A stream and the parameters of a subscription to it. Equal in every request that contains it."""
 
     stream: str
@@ -59,43 +59,20 @@ class RequestLimits:
     results: int
     left_out: Set[str] = frozenset()
 
-    def most(self, setting: Setting, asker: Asker) -> int:
-        """The limit for the asker: of all buckets of the request, or of the results in each of its steps."""
+    def most(self, setting: Setting, subscriber: Subscriber) -> int:
+        """The limit for the subscriber: of all buckets of the request, or of the results in each of its steps."""
         limit = self._of(setting)
-        if not self.left_out or asker.key(setting) not in self.left_out:
+        if not self.left_out or subscriber.key(setting) not in self.left_out:
             return limit
         return max(1, (limit * 9 - 1) // 10)
 
-    def beyond_buckets(self, asker: Asker, own: str, total: str) -> OmittedSubscription:
-        """The result for an asker that needs `own` buckets, which would make `total` in the request."""
-        reason = f"the {own} buckets of stream {asker.stream} would make {total} in all"
-        return self._left_out(asker, Setting.BUCKETS, reason)
-
-    def beyond_results(self, asker: Asker, what: str) -> OmittedSubscription:
-        """The result for an asker with a step that needs too many lookups or finds too many rows."""
-        most = self.most(Setting.RESULTS, asker)
-        return self._left_out(
-            asker, Setting.RESULTS, f"a step of stream {asker.stream} needs more than {most:,} {what}"
-        )
-
-    def beyond_patience(self, asker: Asker) -> OmittedSubscription:
-        """The result for an asker that was not evaluated because too many before were left out."""
-        reason = f"stream {asker.stream} was not evaluated, because too many subscriptions exceed the limit already"
-        return self._left_out(asker, Setting.BUCKETS, reason)
-
-    def beyond_steps(self, asker: Asker) -> OmittedSubscription:
-        """The result for an asker that was not evaluated because those before lead to too many buckets."""
-        reason = (
-            f"stream {asker.stream} was not evaluated, because other subscriptions lead to too many buckets already"
-        )
-        return self._left_out(asker, Setting.BUCKETS, reason)
-
-    def _left_out(self, asker: Asker, setting: Setting, reason: str) -> OmittedSubscription:
-        limit, most = self._of(setting), self.most(setting, asker)
+    def omitted(self, subscriber: Subscriber, setting: Setting, reason: str) -> OmittedSubscription:
+        """The result for a subscription that exceeds a limit."""
+        limit, most = self._of(setting), self.most(setting, subscriber)
         back = "" if most == limit else f", and it comes back at {most:,} or less"
         allowed = f"{setting.value} allows {limit:,}{back}"
         message = f"left out by a limit: {reason}; {allowed}; narrow its query, or raise the setting"
-        return OmittedSubscription(asker.key(setting), asker.stream, message)
+        return OmittedSubscription(subscriber.key(setting), subscriber.stream, message)
 
     def _of(self, setting: Setting) -> int:
         return self.buckets if setting is Setting.BUCKETS else self.results

@@ -17,6 +17,7 @@ from headwater_rules.plan import (
     SEMANTICS_VERSION,
     ConversionOptions,
     Expr,
+    LookupDefinition,
     Output,
     RowSource,
     Star,
@@ -97,22 +98,15 @@ def bucket_digest(source: RowSource, options: ConversionOptions) -> str:
     )
 
 
-def lookup_digest(
-    table: TablePattern,
-    filters: Iterable[Expr],
-    each: Iterable[Expr],
-    keys: Iterable[Expr],
-    outputs: Iterable[Expr],
-    options: ConversionOptions,
-) -> str:
+def lookup_digest(lookup: LookupDefinition, options: ConversionOptions) -> str:
     """SHA-256 of everything that determines the entries of a lookup, as hex."""
     return _digest(
         {
-            "table": _table(table),
-            "filters": _exprs(filters),
-            "each": _exprs(each),
-            "keys": _exprs(keys),
-            "outputs": _exprs(outputs),
+            "table": _table(lookup.table),
+            "filters": _exprs(lookup.filters),
+            "each": _exprs(lookup.each),
+            "keys": _exprs(lookup.keys),
+            "outputs": _exprs(lookup.outputs),
         },
         options,
     )

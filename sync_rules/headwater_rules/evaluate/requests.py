@@ -17,9 +17,9 @@ from headwater_rules.evaluate.inputs import Canonical, Inputs
 from headwater_rules.evaluate.limits import (
     MOST_BUCKETS,
     MOST_RESULTS,
-    Asker,
     RequestLimits,
     Setting,
+    Subscriber,
     TooManyResultsError,
 )
 from headwater_rules.evaluate.naming import key_text
@@ -57,7 +57,7 @@ _COUNTED = 9
 """How many buckets beyond the limit, as a multiple of it, are counted for the message. Bounded because a client
 controls how many there are."""
 
-_PATIENCE = 20
+_BUDGET = 20
 """After this many buckets, lookups and rows of left-out subscriptions, as a multiple of the limit, no more are
 evaluated. Bounded because a client controls how many such subscriptions there are."""
 
@@ -122,7 +122,7 @@ class _Entry:
     reason: dict[str, int]
     label: str | int
     priority: int | None
-    asker: Asker
+    subscriber: Subscriber
     inputs: Inputs
 
     @property
@@ -159,11 +159,11 @@ def _entries(stream: Stream, request: SyncRequest, index: int, named: Sequence[N
     replaced = any(subscription.parameters is None for _, subscription in named)
     if stream.auto_subscribe and request.include_defaults and not replaced:
         inputs = Inputs(request.claims, request.parameters, None, common)
-        entries.append(_Entry(stream, {"default": index}, "default", None, Asker(stream.name, None), inputs))
+        entries.append(_Entry(stream, {"default": index}, "default", None, Subscriber(stream.name, None), inputs))
     for number, subscription in named:
         inputs = Inputs(request.claims, request.parameters, subscription.parameters, common)
-        asker = Asker(stream.name, subscription.parameters)
-        entries.append(_Entry(stream, {"sub": number}, number, subscription.override_priority, asker, inputs))
+        subscriber = Subscriber(stream.name, subscription.parameters)
+        entries.append(_Entry(stream, {"sub": number}, number, subscription.override_priority, subscriber, inputs))
     return entries
 
 
@@ -199,7 +199,7 @@ class _Resolver:
         self._limits = limits
         self._given: set[Family] = set()
         self._spare = _COUNTED * limits.buckets
-        self._patience = _PATIENCE * max(limits.buckets, limits.results)
+        self._budget = _BUDGET * max(limits.buckets, limits.results)
         self._steps = _STEPS * max(limits.buckets, limits.results)
         self._common_states: dict[tuple[int, int], Sequence[State]] = {}
         self._max_results = limits.results
@@ -207,25 +207,33 @@ class _Resolver:
     def answer(self, entry: _Entry) -> _Answer:
         """The buckets of an entry, if they fit in besides those of earlier entries."""
         answer = _Answer(entry)
-        if self._patience <= 0:
-            return _without(answer, self._limits.beyond_patience(entry.asker))
+        if self._budget <= 0:
+            reason = "was not evaluated, because too many subscriptions exceed the limit already"
+            return self._omitted(answer, Setting.BUCKETS, f"stream {entry.stream.name} {reason}")
         if self._steps <= 0:
-            return _without(answer, self._limits.beyond_steps(entry.asker))
-        self._max_results = self._limits.most(Setting.RESULTS, entry.asker)
+            reason = "was not evaluated, because other subscriptions lead to too many buckets already"
+            return self._omitted(answer, Setting.BUCKETS, f"stream {entry.stream.name} {reason}")
+        self._max_results = self._limits.most(Setting.RESULTS, entry.subscriber)
         try:
             counted = self._collect(answer)
         except TooManyResultsError as error:
-            self._patience -= self._max_results
-            return _without(answer, self._limits.beyond_results(entry.asker, error.what))
+            self._budget -= self._max_results
+            reason = f"a step of stream {entry.stream.name} needs more than {self._max_results:,} {error.what}"
+            return self._omitted(answer, Setting.RESULTS, reason)
         new = answer.families.keys() - self._given
         total = len(self._given) + len(new)
-        if new and total > self._limits.most(Setting.BUCKETS, entry.asker):
-            self._patience -= min(len(answer.families), self._limits.buckets)
+        if new and total > self._limits.most(Setting.BUCKETS, entry.subscriber):
+            self._budget -= min(len(answer.families), self._limits.buckets)
             least = "" if counted else "at least "
             own, all_of = f"{least}{len(answer.families):,}", f"{least}{total:,}"
-            return _without(answer, self._limits.beyond_buckets(entry.asker, own, all_of))
+            reason = f"the {own} buckets of stream {entry.stream.name} would make {all_of} in all"
+            return self._omitted(answer, Setting.BUCKETS, reason)
         self._given |= new
         return answer
+
+    def _omitted(self, answer: _Answer, setting: Setting, reason: str) -> _Answer:
+        left_out = self._limits.omitted(answer.entry.subscriber, setting, reason)
+        return _Answer(answer.entry, {}, {**answer.messages, left_out.message: None}, left_out)
 
     def _collect(self, answer: _Answer) -> bool:
         """Run all variants of the entry. Buckets of a variant's definitions for the same values count as one, so that
@@ -313,10 +321,6 @@ class _Resolver:
         for key in missing:
             texts = dict.fromkeys(outputs.get(key, ()))
             self.answers[key] = tuple(tuple(orjson.loads(text)) for text in texts)
-
-
-def _without(answer: _Answer, left_out: OmittedSubscription) -> _Answer:
-    return _Answer(answer.entry, {}, {**answer.messages, left_out.message: None}, left_out)
 
 
 def _needed_after(variant: Variant, number: int) -> set[int]:
