@@ -9,9 +9,8 @@ from headwater.insight.estimate import Estimate, estimates
 from headwater.insight.rows import CurrentRows
 from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.open import open_backend
+from headwater_rules.compiler.advice import BucketPerRow, ForEverybody, buckets_per_row
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.compiler.per_row import BucketPerRow, buckets_per_row
-from headwater_rules.compiler.variants import ForEverybody
 from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import SourceSchema

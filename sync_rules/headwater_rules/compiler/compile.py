@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.flatten import flatten, flatten_select
 from headwater_rules.compiler.names import Context
-from headwater_rules.compiler.per_row import buckets_per_row
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
 from headwater_rules.compiler.relations import All
 from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.variants import (
     Catalog,
     Compilation,
-    ForEverybody,
     add_variants,
     check_number,
     draft_query,
-    everybody_warnings,
     merged,
 )
 from headwater_rules.errors import Report, RuleCode, RuleError, RuleErrors, Severity, StoppedError

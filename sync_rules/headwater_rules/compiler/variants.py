@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
-from math import prod
 
 from sqlglot import exp
 
+from headwater_rules.compiler.advice import ForEverybody, for_everybody, is_allowed
 from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.planner import (
     QueryTarget,
     VariantDraft,
-    every_user_passes,
     find_target,
-    holds,
     plan_term,
-    samples,
 )
 from headwater_rules.compiler.relations import All, Condition, SelectedColumn, SelectedStar, Selection, TableRef, terms
 from headwater_rules.compiler.request_values import RequestNames, Semantics
@@ -35,7 +31,6 @@ from headwater_rules.plan import (
     Expr,
     LookupDefinition,
     LookupStage,
-    RowFunction,
     RowSource,
     Stage,
     Star,
@@ -49,10 +44,6 @@ from headwater_rules.text.sqltext import SqlText, error_at, span_of
 MAX_VARIANTS = 100
 _WORDS_PER_TERM = 30  # planning a further one takes as long as compiling so many words
 _BEYOND_LIMITS = re.compile("too large|too many|at most|stack overflow", re.IGNORECASE)
-_ALLOWED = re.compile(r"#[ \t]*headwater:[ \t]*everybody")
-_NEVER_NULL = frozenset({"id", *(function.value for function in RowFunction)})
-_MOST_TRIED = 1_000
-_TRIED_PER_WORD = 10  # trying so many values takes as long as compiling a word
 
 
 class Catalog:
@@ -111,18 +102,6 @@ def _check_digest(known: str, digest: str, name: str, node: exp.Expr) -> None:
     if known != digest:
         message = f"two different queries of this config would share the name {name}"
         raise error_at(RuleCode.INTERNAL, message, node, "add a condition such as `id IS NOT NULL` to one of them")
-
-
-@dataclass(frozen=True, slots=True)
-class ForEverybody:
-    """Every user of `stream` gets the rows of a bucket definition: all rows of `table` if `whole`, else those that pass
-    conditions on the row. `query` decides it."""
-
-    stream: str
-    definition: str
-    table: str
-    whole: bool
-    query: SqlText
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +166,9 @@ def add_variants(
     variants = [job.catalog.variant(stream, draft, query, priority) for draft in drafts]
     for draft in drafts if not open_ else ():
         check_danger(job, draft, node)
-    if not _is_allowed(text):
+    if not is_allowed(text):
         by_draft = {id(draft): variant for draft, variant in zip(drafts, variants, strict=True)}
-        for draft, whole in _for_everybody(drafts, job.report, node, automatic=automatic):
+        for draft, whole in for_everybody(drafts, job.report, node, automatic=automatic):
             table = draft.row.table
             definition = job.catalog.name(by_draft[id(draft)].buckets[0])
             job.everybody.append(ForEverybody(stream, definition, f"{table.schema}.{table.name}", whole, text))
@@ -272,73 +251,3 @@ def _not_accepted(reason: str, node: exp.Expr) -> RuleError:
         return error_at(RuleCode.TOO_MANY, message, node, "split it, or compare with a list: `x IN (…)`")
     message = f"SQLite does not accept an expression of this query: {reason}"
     return error_at(RuleCode.INTERNAL, message, node, "write the expression in a simpler way")
-
-
-def _for_everybody(
-    drafts: Sequence[VariantDraft], report: Report, node: exp.Expr, *, automatic: bool
-) -> list[tuple[VariantDraft, bool]]:
-    """Those of a query's alternatives that depend on nobody, and whether they select whole tables. If others depend on
-    the user, only whole tables are returned: rows such as public ones may be for everybody. If none does, only streams
-    that are `automatic` are."""
-    found = [(draft, _is_whole(draft, report, node)) for draft in drafts if _is_open(draft)]
-    if len(found) < len(drafts):
-        return [(draft, whole) for draft, whole in found if whole]
-    return found if automatic else []
-
-
-def _is_allowed(query: SqlText) -> bool:
-    """Whether `# headwater: everybody` stands among the comments directly above the line on which a query begins."""
-    lines = query.document[: query.start].split("\n")[:-1]
-    for line in map(str.strip, reversed(lines)):
-        if not line.startswith("#"):
-            return False
-        if _ALLOWED.fullmatch(line):
-            return True
-    return False
-
-
-def everybody_warnings(found: Iterable[ForEverybody]) -> Iterator[RuleError]:
-    """One warning for each query."""
-    by_query: dict[int, list[ForEverybody]] = {}
-    for each in found:
-        by_query.setdefault(each.query.start, []).append(each)
-    for of_query in by_query.values():
-        query = of_query[0].query
-        named = ", ".join(dict.fromkeys(f"`{each.table}`" for each in of_query))
-        what = "all rows" if all(each.whole for each in of_query) else "the same rows"
-        message = f"every user gets {what} of {named}: nothing in this query depends on who it is"
-        if any(query.sql.lower().count(word) for word in ("auth.", "request.", "token_parameters")):
-            message = f"every user gets {what} of {named}: a part of the condition is true for everybody"
-        hint = (
-            "compare with a value of the token in each alternative (policies of the source do not apply); if it is"
-            " meant, write `# headwater: everybody` on the line above"
-        )
-        yield RuleError(RuleCode.EVERYBODY, message, query.span(), hint, Severity.WARNING)
-
-
-def _is_open(draft: VariantDraft) -> bool:
-    if draft.arrays is not None or draft.requested():
-        return False
-    return all(every_user_passes(gate) for gate in draft.gates)
-
-
-def _is_whole(draft: VariantDraft, report: Report, node: exp.Expr) -> bool:
-    row = draft.row
-    if draft.lookups or row.each or row.params:
-        return False
-    return all(_always(test, report, node) for test in row.filters)
-
-
-def _always(test: Expr, report: Report, node: exp.Expr) -> bool:
-    """Whether a condition on a row is true for all values that were tried, among them those that it names."""
-    values = samples(test)
-    choices = [[value for value in values if value is not None or name not in _NEVER_NULL] for name in test.inputs]
-    if prod(map(len, choices)) > _MOST_TRIED:
-        return False
-    tried = 0
-    for chosen in product(*choices):
-        tried += 1
-        if not holds(test, chosen):
-            return False
-    report.spend(tried // _TRIED_PER_WORD, partial(span_of, node))
-    return True

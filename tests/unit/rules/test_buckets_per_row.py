@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headwater_rules.compiler.advice import buckets_per_row
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.compiler.per_row import buckets_per_row
 from headwater_rules.errors import RuleCode, Severity
 from tests.unit.rules.rules_store import plan_of
 

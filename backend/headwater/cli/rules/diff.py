@@ -18,9 +18,8 @@ from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.open import open_backend
+from headwater_rules.compiler.advice import BucketPerRow, ForEverybody, buckets_per_row
 from headwater_rules.compiler.compile import Compiled
-from headwater_rules.compiler.per_row import BucketPerRow, buckets_per_row
-from headwater_rules.compiler.variants import ForEverybody
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.schema import not_compared

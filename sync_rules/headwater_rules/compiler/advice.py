@@ -1,0 +1,180 @@
+"""Finds rules that work but may give more than is meant, or cost much: queries whose rows every user gets, and streams
+with one bucket per row of a table, of which a device may need as many as it has rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import prod
+
+from sqlglot import exp
+
+from headwater_rules.compiler.fragment import ExprKind, Frag, Ref, text, to_expr
+from headwater_rules.compiler.planner import VariantDraft, every_user_passes, holds, samples
+from headwater_rules.errors import Report, RuleCode, RuleError, Severity
+from headwater_rules.plan import (
+    Expr,
+    FromRequest,
+    FromStage,
+    LookupStage,
+    ParamSource,
+    RowFunction,
+    RowSource,
+    SyncPlan,
+    Variant,
+)
+from headwater_rules.text.sqltext import SqlText, span_of
+
+_UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
+"""Values that are unique within a table."""
+
+_ALLOWED = re.compile(r"#[ \t]*headwater:[ \t]*everybody")
+_NEVER_NULL = frozenset({"id", *(function.value for function in RowFunction)})
+_MOST_TRIED = 1_000
+_TRIED_PER_WORD = 10  # trying so many values takes as long as compiling a word
+
+_COLUMN = Frag((Ref(0, "id"),), ExprKind.ANY, exp.Null())
+_FORMS = frozenset(to_expr(form, lambda ref: ref.column).sql for form in (_COLUMN, text(_COLUMN)))
+"""A column as it is and as text. Other forms of a unique value need not be unique."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPerRow:
+    """`definition` has one bucket for each row of `table` (`schema.name`), identified by `value`, and a request of
+    `stream` can lead to many of them."""
+
+    stream: str
+    definition: str
+    table: str
+    value: str
+
+
+def buckets_per_row(plan: SyncPlan) -> tuple[BucketPerRow, ...]:
+    """All such definitions of a plan, in its order."""
+    return tuple(dict.fromkeys(_found(plan)))
+
+
+def _found(plan: SyncPlan) -> Iterator[BucketPerRow]:
+    for stream in plan.streams:
+        for variant in stream.variants:
+            for definition in (plan.buckets[number] for number in variant.buckets):
+                for source in definition.sources:
+                    value = _unique(plan, variant, source)
+                    if value is not None:
+                        table = f"{source.table.schema}.{source.table.name}"
+                        yield BucketPerRow(stream.name, definition.name, table, value)
+
+
+def _unique(plan: SyncPlan, variant: Variant, source: RowSource) -> str | None:
+    """The unique value that determines a row's bucket, unless a request has at most one such value."""
+    for param, given in zip(source.params, variant.params, strict=True):
+        value = _value(param)
+        if value is not None and not any(_single(plan, variant, each) for each in given):
+            return value
+    return None
+
+
+def _value(expr: Expr) -> str | None:
+    """The unique value that an expression is."""
+    return _UNIQUE.get(expr.inputs) if expr.sql in _FORMS else None
+
+
+def _single(plan: SyncPlan, variant: Variant, source: ParamSource) -> bool:
+    """Whether a request has at most one value of it."""
+    match source:
+        case FromRequest(_, each):
+            return not each
+        case FromStage(number, _):
+            stage = variant.stages[number]
+            if not isinstance(stage, LookupStage):
+                return False
+            lookup = plan.lookups[stage.lookup]
+            if lookup.each:
+                return False
+            keys = zip(lookup.keys, stage.keys, strict=True)
+            return any(_value(key) is not None and _single(plan, variant, given) for key, given in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ForEverybody:
+    """Every user of `stream` gets the rows of a bucket definition: all rows of `table` if `whole`, else those that pass
+    conditions on the row. `query` decides it."""
+
+    stream: str
+    definition: str
+    table: str
+    whole: bool
+    query: SqlText
+
+
+def for_everybody(
+    drafts: Sequence[VariantDraft], report: Report, node: exp.Expr, *, automatic: bool
+) -> list[tuple[VariantDraft, bool]]:
+    """Those of a query's alternatives that depend on nobody, and whether they select whole tables. If others depend on
+    the user, only whole tables are returned: rows such as public ones may be for everybody. If none does, only streams
+    that are `automatic` are."""
+    found = [(draft, _is_whole(draft, report, node)) for draft in drafts if _is_open(draft)]
+    if len(found) < len(drafts):
+        return [(draft, whole) for draft, whole in found if whole]
+    return found if automatic else []
+
+
+def is_allowed(query: SqlText) -> bool:
+    """Whether `# headwater: everybody` stands among the comments directly above the line on which a query begins."""
+    lines = query.document[: query.start].split("\n")[:-1]
+    for line in map(str.strip, reversed(lines)):
+        if not line.startswith("#"):
+            return False
+        if _ALLOWED.fullmatch(line):
+            return True
+    return False
+
+
+def everybody_warnings(found: Iterable[ForEverybody]) -> Iterator[RuleError]:
+    """One warning for each query."""
+    by_query: dict[int, list[ForEverybody]] = {}
+    for each in found:
+        by_query.setdefault(each.query.start, []).append(each)
+    for of_query in by_query.values():
+        query = of_query[0].query
+        named = ", ".join(dict.fromkeys(f"`{each.table}`" for each in of_query))
+        what = "all rows" if all(each.whole for each in of_query) else "the same rows"
+        message = f"every user gets {what} of {named}: nothing in this query depends on who it is"
+        if any(query.sql.lower().count(word) for word in ("auth.", "request.", "token_parameters")):
+            message = f"every user gets {what} of {named}: a part of the condition is true for everybody"
+        hint = (
+            "compare with a value of the token in each alternative (policies of the source do not apply); if it is"
+            " meant, write `# headwater: everybody` on the line above"
+        )
+        yield RuleError(RuleCode.EVERYBODY, message, query.span(), hint, Severity.WARNING)
+
+
+def _is_open(draft: VariantDraft) -> bool:
+    if draft.arrays is not None or draft.requested():
+        return False
+    return all(every_user_passes(gate) for gate in draft.gates)
+
+
+def _is_whole(draft: VariantDraft, report: Report, node: exp.Expr) -> bool:
+    row = draft.row
+    if draft.lookups or row.each or row.params:
+        return False
+    return all(_always(test, report, node) for test in row.filters)
+
+
+def _always(test: Expr, report: Report, node: exp.Expr) -> bool:
+    """Whether a condition on a row is true for all values that were tried, among them those that it names."""
+    values = samples(test)
+    choices = [[value for value in values if value is not None or name not in _NEVER_NULL] for name in test.inputs]
+    if prod(map(len, choices)) > _MOST_TRIED:
+        return False
+    tried = 0
+    for chosen in product(*choices):
+        tried += 1
+        if not holds(test, chosen):
+            return False
+    report.spend(tried // _TRIED_PER_WORD, partial(span_of, node))
+    return True
