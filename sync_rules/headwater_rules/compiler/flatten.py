@@ -26,7 +26,7 @@ from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.scalars import Scalars, in_list
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import RuleCode, RuleError, Severity
-from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select, selecting_nothing, source_of
+from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select, selecting_nothing, text_of
 
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
@@ -67,7 +67,8 @@ class _Select:
         if node.args.get("from_"):
             self._from(node.args["from_"].this)
         elif self._context.semantics.requests is not RequestNames.PARAMETERS:
-            raise error_at(RuleCode.UNSUPPORTED, "a query needs a FROM", node, "select from the table to sync")
+            at = text_of(node).span_of(node)
+            raise RuleError(RuleCode.UNSUPPORTED, "a query needs a FROM", at, "select from the table to sync")
         for join in node.args.get("joins") or []:
             self._join(join)
         columns = self._columns(node)
@@ -198,7 +199,7 @@ class _Select:
         value = self._value(item)
         if isinstance(item, exp.Column):
             return [SelectedColumn(identifier(item.this), value)]
-        name = source_of(item)
+        name = text_of(item).source_of(item)
         message = f"this column has no name and will be called `{name}`"
         self._context.report.add(
             error_at(RuleCode.UNNAMED_COLUMN, message, value.node, "add `AS name`", Severity.WARNING)

@@ -26,7 +26,7 @@ from headwater_rules.compiler.request_values import REQUEST_SCHEMAS, is_request_
 from headwater_rules.compiler.trust import NEITHER, any_of, element, every, opposite, repeating
 from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.evaluate.engine import MAX_PATTERN
-from headwater_rules.text.sqltext import error_at, identifier, source_of
+from headwater_rules.text.sqltext import error_at, identifier, text_of
 
 _COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _ARITHMETIC: dict[type[exp.Expr], str] = {
@@ -128,7 +128,7 @@ class Scalars:
         for kind, (message, suggestion) in _REFUSED.items():
             if isinstance(node, kind):
                 return error_at(RuleCode.UNSUPPORTED, message, node, suggestion)
-        what = source_of(node)
+        what = text_of(node).source_of(node)
         named = f" `{what}`" if 0 < len(what) <= 60 else ""
         return error_at(RuleCode.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
 

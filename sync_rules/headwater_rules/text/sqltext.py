@@ -251,11 +251,15 @@ def read_sql(item: YamlItem, what: str) -> SqlText:
     return SqlText(item.text, node.start_mark.index, node.end_mark.index, read_written(item.text, node))
 
 
+def text_of(node: exp.Expr) -> SqlText:
+    """The text that a node was parsed from."""
+    text: SqlText = node.root().meta[_TEXT]
+    return text
+
+
 def span_of(node: exp.Expr) -> Span:
-    """The span of a node of a parsed SELECT in the file. Looked up in the text that the tree was parsed from."""
-    root = node.root()
-    text: SqlText = root.meta[_TEXT]
-    return text.span() if node is root else text.span_of(node)
+    """The span of a node of a parsed SELECT in the file; of the SELECT itself, the whole text."""
+    return text_of(node).span_of(node) if node.parent is not None else text_of(node).span()
 
 
 def error_at(
@@ -265,17 +269,11 @@ def error_at(
     return RuleError(code, message, span_of(node), suggestion, severity)
 
 
-def source_of(node: exp.Expr) -> str:
-    """The SQL of a node of a parsed SELECT, on one line."""
-    text: SqlText = node.root().meta[_TEXT]
-    return text.source_of(node)
-
-
 def selecting_nothing(node: exp.Select) -> exp.Select:
     """A copy of a SELECT within another one, with an empty select list."""
     bare = node.copy()
     bare.set("expressions", [])
-    bare.meta[_TEXT] = node.root().meta[_TEXT]
+    bare.meta[_TEXT] = text_of(node)
     return bare
 
 
