@@ -51,7 +51,7 @@ class Subscriber:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLimits:
+class ResolveLimits:
     """The limits of one request. `left_out` are the keys of subscriptions that are currently left out. Each comes back
     only below nine tenths of the limit; otherwise, around the limit, it would come and go with every change."""
 

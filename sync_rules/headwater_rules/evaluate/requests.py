@@ -17,7 +17,7 @@ from headwater_rules.evaluate.inputs import Canonical, Inputs
 from headwater_rules.evaluate.limits import (
     MOST_BUCKETS,
     MOST_RESULTS,
-    RequestLimits,
+    ResolveLimits,
     Setting,
     Subscriber,
     TooManyResultsError,
@@ -81,7 +81,7 @@ def resolve(
 
     A subscription that exceeds a limit is left out entirely and reported. Streams with a more urgent priority are
     fitted in first, then those defined earlier. `left_out` are the keys of subscriptions that were left out before: see
-    `RequestLimits`.
+    `ResolveLimits`.
     """
     streams: list[Stream] = []
     entries: list[_Entry] = []
@@ -94,7 +94,7 @@ def resolve(
         if found:
             streams.append(stream)
             entries += found
-    limits = RequestLimits(max_buckets, max_results, left_out)
+    limits = ResolveLimits(max_buckets, max_results, left_out)
     resolver = _Resolver(plan, read, limits)
     answers: dict[int, _Answer] = {}
     for number in sorted(range(len(entries)), key=lambda number: entries[number].urgency):
@@ -192,7 +192,7 @@ def _buckets(plan: SyncPlan, answers: Iterable[_Answer]) -> Iterator[ResolvedBuc
 
 
 class _Resolver:
-    def __init__(self, plan: SyncPlan, read: LookupReader, limits: RequestLimits) -> None:
+    def __init__(self, plan: SyncPlan, read: LookupReader, limits: ResolveLimits) -> None:
         self.answers: dict[str, tuple[Found, ...]] = {}
         self._plan = plan
         self._read = read
