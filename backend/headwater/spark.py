@@ -25,7 +25,7 @@ from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.history import FlushRange, HistoryFilter, HistoryLimits, HistoryOp, Slice
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -230,8 +230,8 @@ class SlicePartition(InputPartition):
 
 
 def _ranges(options: OplogOptions, start: OpId, end: OpId) -> list[InputPartition]:
-    ranges = open_backend(options.address).cut_history(start, end, _OPS_A_TASK)
-    flushes = open_backend(options.address).read_flushes(start, end)
+    ranges = open_store(options.address).cut_history(start, end, _OPS_A_TASK)
+    flushes = open_store(options.address).read_flushes(start, end)
     return [
         RangePartition(after, upto, (start, end), [f for f in flushes if f.after < upto and f.last > after])
         for after, upto in ranges
@@ -242,7 +242,7 @@ def _read_range(options: OplogOptions, partition: InputPartition) -> Iterator[pa
     if not isinstance(partition, RangePartition):  # Spark's own, when there is nothing to read
         return
     origins = Origins(partition.flushes)
-    for ops in open_backend(options.address).read_history(
+    for ops in open_store(options.address).read_history(
         partition.after, partition.upto, options.where, within=partition.within
     ):
         yield arrow_rows(ops, origins, options.tables)
@@ -272,7 +272,7 @@ class SnapshotReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         count = min(_MOST_SLICES, self._limits.ops // _OPS_A_TASK + 1)
-        flushes = open_backend(self._options.address).read_flushes(OpId(0), self._limits.checkpoint)
+        flushes = open_store(self._options.address).read_flushes(OpId(0), self._limits.checkpoint)
         return [SlicePartition(Slice(number, count), flushes) for number in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -280,7 +280,7 @@ class SnapshotReader(DataSourceReader):
             raise TypeError(type(partition).__name__)
         options, checkpoint = self._options, self._limits.checkpoint
         origins = Origins(partition.flushes)
-        for ops in open_backend(options.address).read_standing(checkpoint, options.where, partition.part):
+        for ops in open_store(options.address).read_standing(checkpoint, options.where, partition.part):
             yield arrow_rows(ops, origins, options.tables, checkpoint)
 
 
@@ -292,33 +292,33 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: OpId | None = None
 
     def initialOffset(self) -> _Offset:  # noqa: N802 - Spark's name
-        limits = open_backend(self._options.address).history_limits(self._options.where)
+        limits = open_store(self._options.address).history_limits(self._options.where)
         return _encoded(_resolved("startingOffset", self._options.start, limits), limits)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadAllAvailable() if self._options.limit is None else ReadMaxRows(self._options.limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = open_backend(self._options.address).history_limits().checkpoint
+        self._target = open_store(self._options.address).history_limits().checkpoint
 
     def latestOffset(self, start: _Offset, limit: ReadLimit) -> _Offset:  # noqa: N802
         position = OpId(int(start["op_id"]))
-        limits = open_backend(self._options.address).history_limits(self._options.where, since=position)
+        limits = open_store(self._options.address).history_limits(self._options.where, since=position)
         _check_offset(start, limits)
         end = limits.checkpoint if self._target is None else max(position, min(self._target, limits.checkpoint))
         if isinstance(limit, ReadMaxRows):
             # A first batch must not end before the ops that compaction has merged: those would be missing
             least = limits.merged if position == 0 else position
-            end = max(least, open_backend(self._options.address).history_end(position, end, limit.max_rows))
+            end = max(least, open_store(self._options.address).history_end(position, end, limit.max_rows))
         return _encoded(end, limits)
 
     def reportLatestOffset(self) -> _Offset:  # noqa: N802
-        limits = open_backend(self._options.address).history_limits()
+        limits = open_store(self._options.address).history_limits()
         return _encoded(limits.checkpoint, limits)
 
     def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
         position = OpId(int(start["op_id"]))
-        _check_offset(end, open_backend(self._options.address).history_limits(self._options.where, since=position))
+        _check_offset(end, open_store(self._options.address).history_limits(self._options.where, since=position))
         return _ranges(self._options, position, OpId(int(end["op_id"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -337,13 +337,13 @@ class OplogSource(DataSource):
 
     def schema(self) -> str:
         options = read_options(self.options)
-        self._limits = open_backend(options.address).history_limits(options.where)
+        self._limits = open_store(options.address).history_limits(options.where)
         columns = _SNAPSHOT if options.snapshot else _OPS
         return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        limits = self._limits or open_backend(options.address).history_limits(options.where)
+        limits = self._limits or open_store(options.address).history_limits(options.where)
         return SnapshotReader(options, limits) if options.snapshot else OplogReader(options, limits)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from headwater.storage.contract.versions import Origin, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.bench import data, report
 from tests.bench.world import Meter, world
 
@@ -20,7 +20,7 @@ def run(rows: int) -> None:
         record = place.bulk_record()
         snapshot = rows / (record.finished - record.started)
         assert place.process is not None
-        store = open_backend(place.address).open_store()
+        store = open_store(place.address).open_writer()
         try:
             with Meter(place.process.pid).measure() as usage:
                 version = store.deploy(data.STREAMS.replace("SELECT *", "SELECT id, title, n"), Origin.COMMAND)

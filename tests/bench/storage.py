@@ -16,12 +16,12 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import Bucket, RowKeys, encode_memberships, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.store import Lease, Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.results import Put
 from tests.bench import report
 from tests.bench.world import Meter, world
@@ -43,7 +43,7 @@ def run(ops: int) -> None:
 
 def _bench(name: str, address: StoreAddress, ops: int) -> None:
     report.heading(f"store, {name}: {ops:,} ops, {VERSIONS} for each row")
-    store = open_backend(address).open_store()
+    store = open_store(address).open_writer()
     try:
         lease = store.acquire("default", f"bench:{os.getpid()}", 600.0)
         table = _empty_table(store, lease)
@@ -63,7 +63,7 @@ def _bench(name: str, address: StoreAddress, ops: int) -> None:
         store.close()
 
 
-def _empty_table(store: Store, lease: Lease) -> int:
+def _empty_table(store: StoreWriter, lease: Lease) -> int:
     (staged,) = store.stage_tables(lease, "default", [(RELATION, "shape")])
     version = store.deploy("streams: {}", Origin.FILE)
     record = BulkRecord("snapshot", "default", "", 0, 0, 0, 0.0, 0.0)
@@ -75,7 +75,7 @@ def _line(number: int, version: int) -> str:
     return f"row-{number:012d}\tu0\ttitle {number * 7919 % 1_000_003:032d} with some more words\t{version}"
 
 
-def _write(store: Store, lease: Lease, table: int, rows: int, version: int) -> None:
+def _write(store: StoreWriter, lease: Lease, table: int, rows: int, version: int) -> None:
     keys = store.keys()
     buckets = {BUCKET: Bucket(keys.bucket(BUCKET), BUCKET, "items.1")}
     for numbers in _batches(rows):
@@ -97,7 +97,7 @@ def _batches(rows: int) -> Iterator[Sequence[int]]:
 
 
 def _read(what: str, address: StoreAddress, ops: int) -> None:
-    reader = open_backend(address).open_reader()
+    reader = open_store(address).open_reader()
     try:
         found = reader.newest()
         assert found is not None
@@ -117,7 +117,7 @@ def _read(what: str, address: StoreAddress, ops: int) -> None:
 
 
 def _compact(address: StoreAddress, ops: int) -> None:
-    compaction = open_backend(address).open_compaction()
+    compaction = open_store(address).open_compaction()
     try:
         with Meter(os.getpid()).measure() as usage, CompactionPass(compaction, "bench:1", lambda _: False) as work:
             (state,) = [each for each in compaction.buckets(OpId(0)) if each.name == BUCKET]

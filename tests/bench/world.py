@@ -26,11 +26,11 @@ from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
 from headwater.oplog.lsn import parse_lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 
 KEY = b"benchmark-key-of-thirty-two-bytes"
 AUDIENCE = "bench"
@@ -200,7 +200,7 @@ class World:
 
     def reader(self) -> StoreReader:
         if not self._readers:
-            self._readers.append(open_backend(self.address).open_reader())
+            self._readers.append(open_store(self.address).open_reader())
         return self._readers[0]
 
     def caught_up(self, seconds: float = 600.0) -> None:
@@ -258,8 +258,8 @@ class World:
             return store.tables("default")
 
     @contextmanager
-    def _store(self) -> Iterator[Store]:
-        with closing(open_backend(self.address).open_store()) as store:
+    def _store(self) -> Iterator[StoreWriter]:
+        with closing(open_store(self.address).open_writer()) as store:
             yield store
 
     def token(self, user: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.contract.world import SOURCE, World
 from tests.support.fix_stores import NewAddress
 from tests.support.written_store import WrittenStore
@@ -21,7 +21,7 @@ def open_world(new_address: NewAddress) -> Iterator[Callable[..., World]]:
 
         def make(*, beside: World | None = None, source: str = SOURCE, owner: str = "here:1") -> World:
             address = beside.address if beside else new_address()
-            store = open_backend(address).open_store()
+            store = open_store(address).open_writer()
             stack.callback(store.close)
             return World(address, store, store.acquire(source, owner, 30.0), source)
 
@@ -45,7 +45,7 @@ def open_reading(new_address: NewAddress) -> Iterator[Callable[[World], StoreRea
     with ExitStack() as stack:
 
         def make(world: World) -> StoreReader:
-            reader = open_backend(world.address).open_reader()
+            reader = open_store(world.address).open_reader()
             stack.callback(reader.close)
             return reader
 

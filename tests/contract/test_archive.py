@@ -16,10 +16,8 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.archive import ArchiveHeader, export_store, import_store
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Row, StoreNotEmptyError
-from headwater.storage.contract.revocations import RevokedKind
-from headwater.storage.contract.seal import SealedStoreError
-from headwater.storage.contract.store import LeaseHeldError, StoreError
-from headwater.storage.open import open_backend
+from headwater.storage.contract.store import LeaseHeldError, RevokedKind, SealedStoreError, StoreError
+from headwater.storage.open import open_store
 from headwater.storage.postgres.archive import PostgresLoad
 from headwater.storage.sqlite.archive import SqliteLoad
 from tests.support.archived_store import BUCKETS, A, B, everything, fill
@@ -42,13 +40,13 @@ def export(address: StoreAddress, file: Path, *, seal: bool = False) -> ArchiveH
 
 
 def assert_no_store_at(address: StoreAddress) -> None:
-    assert not open_backend(address).exists()
+    assert not open_store(address).exists()
     with pytest.raises(StoreError, match="there is no store"):
-        open_backend(address).history_limits()
+        open_store(address).history_limits()
 
 
 def dumped(address: StoreAddress) -> tuple[ArchivedState, Batches]:
-    with open_backend(address).dump() as dump:
+    with open_store(address).dump() as dump:
         batches = list(dump.batches)
         assert counted(batches) == {dataset: count for dataset, count in dump.counts.items() if count}
         return dump.state, batches
@@ -106,13 +104,13 @@ def test_moved_store_is_the_same_and_continues(
         assert shown(device) == moved.standing()
         moved.truncate()
         assert moved.table > filled.table, "ids are not given out again"
-    with closing(open_backend(address).open_reader()) as reader:
+    with closing(open_store(address).open_reader()) as reader:
         assert reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(999)}) == {"u/1": 3}
 
 
 def test_dump_is_of_one_moment(filled: WrittenStore) -> None:
     _, before = dumped(filled.address)
-    with open_backend(filled.address).dump() as dump:
+    with open_store(filled.address).dump() as dump:
         filled.write({"5": (B, "meanwhile"), "6": None})
         filled.truncate()
         assert by_dataset(list(dump.batches)) == by_dataset(before)
@@ -207,7 +205,7 @@ def test_failed_export_leaves_nothing_and_no_seal(filled: WrittenStore, tmp_path
             db.execute(damage)
     with pytest.raises(ArchiveError, match="not all rows"):
         export(filled.address, tmp_path / "archive", seal=True)
-    assert open_backend(filled.address).seal_note() is None
+    assert open_store(filled.address).seal_note() is None
     assert list(tmp_path.glob("*archive*")) == []
 
 
@@ -256,7 +254,7 @@ def test_damaged_archives_are_refused_before_anything_is_written(
 def test_incomplete_load_is_no_store(filled: WrittenStore, new_address: NewAddress) -> None:
     state, batches = dumped(filled.address)
     address = new_address()
-    with open_backend(address).load() as load:
+    with open_store(address).load() as load:
         for dataset, rows in batches:
             load.add(dataset, rows[:-1] if dataset == "ops" else rows)
         with pytest.raises(ArchiveError, match=r"\d+ of \d+ rows of ops were imported"):
@@ -289,10 +287,10 @@ def test_only_an_empty_store_is_replaced(filled: WrittenStore, archive: Path, ne
     with pytest.raises(StoreNotEmptyError, match="there is a store already"):
         import_store(archive, filled.address, silent)
     new = new_address()
-    open_backend(new).open_reader().close()  # as the endpoint makes it when it is started first
+    open_store(new).open_reader().close()  # as the endpoint makes it when it is started first
     if isinstance(new, SqliteAddress):
         with (
-            closing(open_backend(new).open_reader()),
+            closing(open_store(new).open_reader()),
             pytest.raises(StoreNotEmptyError, match="another process has the empty store open"),
         ):
             import_store(archive, new, silent)
@@ -306,14 +304,14 @@ def test_only_an_empty_store_is_replaced(filled: WrittenStore, archive: Path, ne
 
 def test_a_sealed_store_is_read_and_not_written(written: WrittenStore) -> None:
     written.publish({"1": (A, "x")})
-    backend = open_backend(written.address)
+    backend = open_store(written.address)
     with pytest.raises(LeaseHeldError):
         backend.seal("moved away")
     written.close()
     assert backend.seal_note() is None
     backend.seal("moved away")
     assert backend.seal_note() == "moved away"
-    with closing(backend.open_reader()) as reader, closing(backend.open_store()) as store:
+    with closing(backend.open_reader()) as reader, closing(backend.open_writer()) as store:
         for attempt in (
             lambda: WrittenStore(written.address),
             lambda: reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(6)}),
@@ -333,7 +331,7 @@ def test_export_seals_the_store_for_every_writer(
     written: WrittenStore, new_address: NewAddress, tmp_path: Path
 ) -> None:
     written.publish({"1": (A, "x")})
-    with closing(open_backend(written.address).open_reader()) as reader:
+    with closing(open_store(written.address).open_reader()) as reader:
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(5)})
         with pytest.raises(LeaseHeldError, match="stop the service"):
             export(written.address, tmp_path / "too-early", seal=True)
@@ -348,7 +346,7 @@ def test_export_seals_the_store_for_every_writer(
     new = new_address()
     import_store(tmp_path / "again", new, silent)
     WrittenStore(new).close()
-    assert open_backend(written.address).unseal() is not None
+    assert open_store(written.address).unseal() is not None
     WrittenStore(written.address).close()
 
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
+from headwater.api.streams.cache import ChunkCache
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
@@ -25,11 +26,10 @@ from headwater.storage.archive import export_store, import_store
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.contract.store import BucketKeyTakenError, Progress
-from headwater.storage.open import open_backend
-from headwater.storage.postgres.bulk.takeover import taken_keys
-from headwater.storage.shared.cache import CachedReader
-from headwater.storage.shared.common import KnownBuckets, Naming
+from headwater.storage.open import open_store
+from headwater.storage.postgres.bulk import taken_keys
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.buckets import KnownBuckets, Naming
 from tests.contract.world import RELATION, SIDES, A, B, Rows, World, named, put, totals, write_batch
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket
@@ -106,9 +106,9 @@ def test_names_of_one_key_are_two_buckets(
             case _:
                 world.store.release(world.lease)
                 world.store.close()
-                world.store = open_backend(world.address).open_store()
+                world.store = open_store(world.address).open_writer()
                 world.lease = world.store.acquire(world.source, "again", 30.0)
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         assert seen(reader, NAMES) == expected(rows)
         assert reader.marks(["todos.1[7]"]) == {}
     assert problems(world.address) == []
@@ -138,7 +138,7 @@ def _add(world: World, rows: Rows, added: Rows) -> None:
 
 def _compact(address: StoreAddress) -> None:
     with (
-        closing(open_backend(address).open_compaction()) as store,
+        closing(open_store(address).open_compaction()) as store,
         CompactionPass(store, "test", lambda _: False) as work,
     ):
         for bucket in list(store.buckets(OpId(0))):
@@ -155,8 +155,8 @@ def test_whoever_names_the_key_of_a_bucket_reads_nothing_of_it(
     assert reader.chunk(B, OpId(0), checkpoint.op_id).ops == b""
     assert reader.marks([B]) == {}
     assert totals(reader, B)[1:] == (0, 0)
-    cached = CachedReader(reader, 1 << 20)
-    with cached.snapshot():
+    cached = ChunkCache(reader, 1 << 20)
+    with cached.reader.snapshot():
         assert cached.written(_Plain(), B, OpId(0), checkpoint.op_id, None).content is None
     assert reader.chunk(A, OpId(0), checkpoint.op_id).size == 2
 
@@ -169,8 +169,8 @@ class _Plain:
 def test_a_bucket_is_not_found_by_its_key_although_its_marks_are_not_known(world: World, reader: StoreReader) -> None:
     """As if it had been made since: what the snapshot did not see is not read."""
     checkpoint = world.bootstrap({"1": (A, "x")})
-    cached = CachedReader(reader, 1 << 20)
-    with cached.snapshot():
+    cached = ChunkCache(reader, 1 << 20)
+    with cached.reader.snapshot():
         assert cached.written(_Plain(), A, OpId(0), checkpoint.op_id, None).content is None
 
 
@@ -225,7 +225,7 @@ def test_a_bucket_that_is_made_again_while_it_is_removed_gets_another_key(
         other.table = table.id
     assert world.store.retire(world.lease, list(SIDES), 1)
     assert until_done(lambda: other.write({"9": (A, "y")})) == 1
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         assert seen(reader, [A]) == {A: {"9"}}
         left = 0
         while world.store.retire(world.lease, (), 1):
@@ -269,7 +269,7 @@ def test_what_a_flush_does_not_know_is_found_without_reading_all_that_is_known()
 def test_names_of_any_length_take_no_memory_while_a_part_is_written(world: World) -> None:
     world.bootstrap({})
     keys, size = world.keys, 100_000
-    with open_backend(world.address).open_part(world.table, 0, "1") as part:
+    with open_store(world.address).open_part(world.table, 0, "1") as part:
         write_batch(part, world.table, [("0", (A, "x"))], keys)
         tracemalloc.start()
         try:
@@ -287,7 +287,7 @@ def test_each_new_bucket_is_looked_at_a_few_times_when_it_is_published(new_postg
     numbers = f"generate_series(1, {count}) i"
     new = sql.SQL(f"(select i::bigint as id, 'todos[' || i || ']' as name, 'todos' as definition from {numbers})")
     query = sql.SQL("explain (analyze, format json) {}").format(taken_keys(new))
-    open_backend(address).open_store().close()
+    open_store(address).open_writer().close()
     assert isinstance(address, PostgresAddress)
     with store_tables(address) as db:
         (plan,) = db.execute(query).fetchall()[0][0]
@@ -313,9 +313,9 @@ def test_names_of_one_key_are_two_buckets_in_a_store_that_was_moved(
     address = new_address()
     export_store(world.address, tmp_path / "archive", lambda *_: None)
     import_store(tmp_path / "archive", address, lambda *_: None)
-    with closing(open_backend(address).open_reader()) as reader:
+    with closing(open_store(address).open_reader()) as reader:
         assert seen(reader, NAMES) == {name: {str(n), str(n + 10)} for n, name in enumerate(NAMES)}
-    with closing(open_backend(address).open_store()) as store:
+    with closing(open_store(address).open_writer()) as store:
         moved = World(address, store, store.acquire(world.source, "there", 30.0), world.source)
         (moved.table,) = [table.id for table in store.tables(world.source)]
         assert moved.keys.secret == world.keys.secret
@@ -355,7 +355,7 @@ def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported
     world.bootstrap({"1": (A, "x"), "2": (B, "y")})
     world.store.release(world.lease)
     address = new_postgres_address()
-    with closing(open_backend(address).open_reader()) as reader:
+    with closing(open_store(address).open_reader()) as reader:
         export_store(world.address, tmp_path / "archive", lambda *_: None)
         import_store(tmp_path / "archive", address, lambda *_: None)
         assert seen(reader, [A, B]) == {A: {"1"}, B: {"2"}}
@@ -364,8 +364,8 @@ def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported
 def test_the_files_of_a_store_are_for_their_owner_alone(tmp_path: Path) -> None:
     """Also in a directory that others may look into: they have the secret, and all rows."""
     tmp_path.chmod(0o755)
-    backend = open_backend(SqliteAddress(str(tmp_path)))
-    with closing(backend.open_store()), closing(backend.open_reader()):
+    backend = open_store(SqliteAddress(str(tmp_path)))
+    with closing(backend.open_writer()), closing(backend.open_reader()):
         modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir() if file.is_file()}
     assert modes.keys() >= {"store.db", "store.db-wal", "write_checkpoints.db"}
     assert set(modes.values()) == {0o600}

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from headwater.api.streams.cache import ChunkCache
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.reader import Chunk, StoreReader
-from headwater.storage.open import open_backend
-from headwater.storage.shared.cache import CachedReader
+from headwater.storage.open import open_store
 from tests.support.model_device import ModelBucket, parse_ops
 from tests.support.written_store import WrittenStore, compact, shown
 
@@ -39,16 +39,16 @@ def hand(new_address: Callable[[], StoreAddress]) -> Iterator[WrittenStore]:
 
 @pytest.fixture
 def reader(hand: WrittenStore) -> Iterator[StoreReader]:
-    with closing(open_backend(hand.address).open_reader()) as made:
+    with closing(open_store(hand.address).open_reader()) as made:
         yield made
 
 
-def catch_up(cached: CachedReader, device: dict[str, ModelBucket]) -> None:
+def catch_up(cached: ChunkCache, device: dict[str, ModelBucket]) -> None:
     """Bring a device to the newest checkpoint, checksums verified."""
-    with cached.snapshot() as snapshot:
+    with cached.reader.snapshot() as snapshot:
         assert snapshot is not None
         totals, upto = snapshot.totals(list(device)), snapshot.checkpoint.op_id
-        marks = cached.marks(list(device))
+        marks = cached.reader.marks(list(device))
         for name, model in device.items():
             after, more = OpId(model.position), True
             while more:
@@ -68,7 +68,7 @@ def new_device() -> dict[str, ModelBucket]:
 def test_every_device_shows_the_newest_rows_whatever_happens_to_history(
     hand: WrittenStore, reader: StoreReader, capacity: int
 ) -> None:
-    cached = CachedReader(reader, capacity)
+    cached = ChunkCache(reader, capacity)
     chance = random.Random(capacity)
     devices = [new_device() for _ in range(3)]
     for _ in range(24):

@@ -15,9 +15,9 @@ from headwater.insight import forget as store_forget
 from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.forget import RowTarget, Searched, TextTarget
 from headwater.storage.contract.reader import Checkpoint
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.forget import RowTarget, Searched, TextTarget
 from headwater.sync.request import write_key
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
@@ -28,13 +28,13 @@ SECRET = 'quoted "secret" \\ née'
 
 
 def found(address: StoreAddress, target: TextTarget | RowTarget) -> dict[int, set[int]]:
-    with closing(open_backend(address).open_forget()) as finder:
+    with closing(open_store(address).open_forget()) as finder:
         ops = [op for op in finder.ops(target.hints, Searched()) if target.is_in(op.line)]
     return by_bucket((op.bucket, op.op_id) for op in ops)
 
 
 def looked(address: StoreAddress, target: TextTarget | RowTarget) -> dict[str, BucketFindings]:
-    with closing(open_backend(address).open_compaction()) as compaction:
+    with closing(open_store(address).open_compaction()) as compaction:
         seen = [classify(compaction, bucket, ops) for bucket, ops in found(address, target).items()]
     return {each.name: each for each in seen if each is not None}
 
@@ -43,8 +43,8 @@ def forget(written: WrittenStore, target: TextTarget | RowTarget) -> None:
     """As the command does once the source has been asked; it proves it by itself."""
     address = written.address
     with (
-        closing(open_backend(address).open_forget()) as finder,
-        closing(open_backend(address).open_compaction()) as compaction,
+        closing(open_store(address).open_forget()) as finder,
+        closing(open_store(address).open_compaction()) as compaction,
     ):
         forgetting = Forgetting(address, finder, compaction, target, written.table)
         plan = forgetting.plan(lambda: None)
@@ -107,7 +107,7 @@ def test_a_text_goes_from_history_and_every_device_converges(written: WrittenSto
 
 
 def test_a_users_id_goes_from_the_keys_of_write_checkpoints(written: WrittenStore) -> None:
-    reader = open_backend(written.address).open_reader()
+    reader = open_store(written.address).open_reader()
     keys = [write_key("dept/ann%lee", "phone"), write_key("dept/bob", "phone")]
     reader.create_write_checkpoint(keys, {})
     forget(written, TextTarget("dept/ann%lee"))
@@ -128,10 +128,10 @@ def test_removes_that_name_it_go_too(written: WrittenStore, seed: int) -> None:
     assert seen[A].reput > 0
     forget(written, TextTarget(gone))
     assert found(written.address, TextTarget(gone)) == {}
-    with closing(open_backend(written.address).open_forget()) as finder:
+    with closing(open_store(written.address).open_forget()) as finder:
         assert finder.texts(TextTarget(gone).hints, Searched()) == []
-        assert [file.name for file in finder.search_files([gone]) if file.found] == []
-        assert any(file.found for file in finder.search_files([kept]))
+        assert [file.name for file in finder.files.search([gone]) if file.found] == []
+        assert any(file.found for file in finder.files.search([kept]))
     devices.check()
 
 
@@ -156,7 +156,7 @@ def test_what_stands_is_said_to_stand(written: WrittenStore) -> None:
     written.write({"r2": (A, "other")})
     seen = looked(written.address, TextTarget(SECRET))[A]
     assert (seen.standing, seen.overruled) == (1, 1)
-    with closing(open_backend(written.address).open_forget()) as finder:
+    with closing(open_store(written.address).open_forget()) as finder:
         texts = finder.texts(TextTarget(SECRET).hints, Searched())
     assert [(text.table, text.column, text.count, text.erasable) for text in texts] == [
         (f"rows_{written.table}", "line", 1, 0)
@@ -192,8 +192,8 @@ def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: W
     written.publish({"r1": (A, "x"), "r2": (B, "y")})
     written.write({"r1": None})
     with (
-        closing(open_backend(written.address).open_forget()) as finder,
-        closing(open_backend(written.address).open_compaction()) as compaction,
+        closing(open_store(written.address).open_forget()) as finder,
+        closing(open_store(written.address).open_compaction()) as compaction,
     ):
         assert finder.named_buckets(['["a"]']) == [written.key(A)]
         lease = compaction.acquire("test", 60.0)
@@ -214,7 +214,7 @@ def test_a_checkpoint_from_before_is_not_completed(written: WrittenStore) -> Non
     before = written.write({"r1": (A, SECRET)}).op_id
     written.write({"r1": (A, "other")})
     forget(written, TextTarget(SECRET))
-    with closing(open_backend(written.address).open_reader()) as reader:
+    with closing(open_store(written.address).open_reader()) as reader:
         assert reader.chunk(A, OpId(0), before).overtaken
 
 
@@ -222,7 +222,7 @@ def test_figures_tell_rows_from_ops(written: WrittenStore) -> None:
     written.publish({f"r{i}": (A, "x" * i) for i in range(30)})
     written.write({f"r{i}": (A, "y") for i in range(10)})
     written.write({"r1": None, "new": (B, "z")})
-    stats = open_backend(written.address).store_stats()
+    stats = open_store(written.address).store_stats()
     buckets = {bucket.name: bucket for bucket in stats.buckets}
     assert (buckets[A].rows, buckets[A].ops, buckets[A].grown) == (29, 42, 42)
     assert (buckets[B].rows, buckets[B].ops) == (1, 2)
@@ -233,14 +233,14 @@ def test_figures_tell_rows_from_ops(written: WrittenStore) -> None:
         >= sum((stats.disk.rows, stats.disk.ops, stats.disk.segments, stats.disk.lookups, stats.disk.other)) // 2
     )
     compact(written.address, A)
-    assert {b.name: b.grown for b in open_backend(written.address).store_stats().buckets}[A] == 0
+    assert {b.name: b.grown for b in open_store(written.address).store_stats().buckets}[A] == 0
     assert stats.sources[0].tag == "default"
     assert [job.kind for job in stats.jobs] == ["snapshot"]
 
 
 def test_bytes_of_a_store_are_searched(written: WrittenStore) -> None:
     written.publish({"r1": (A, "x")})
-    with closing(open_backend(written.address).open_forget()) as finder:
-        files = finder.search_files(["nowhere to be found"])
+    with closing(open_store(written.address).open_forget()) as finder:
+        files = finder.files.search(["nowhere to be found"])
     assert not any(file.found for file in files)
     assert {file.name for file in files if file.size} & {"store.db", "ops", "memory"}

@@ -6,9 +6,8 @@ import pytest
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import StoreReader, WriteCheckpoint
-from headwater.storage.postgres.control import write_checkpoints as postgres
-from headwater.storage.shared.writes import CLIENTS_KEPT, MAX_ID
-from headwater.storage.sqlite.control import write_checkpoints as sqlite
+from headwater.storage.sql import write_checkpoints
+from headwater.storage.sql.write_checkpoints import CLIENTS_KEPT, MAX_ID
 from tests.contract.world import SOURCE, World
 
 
@@ -95,8 +94,7 @@ def test_after_the_highest_of_all_ids_none_follows(reader: StoreReader) -> None:
 
 
 def test_of_very_many_only_some_are_forgotten_at_once(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (postgres, sqlite):
-        monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(write_checkpoints, "FORGOTTEN_AT_ONCE", 2)
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 4), {SOURCE: Lsn(5)})
     counts = [len(kept(reader, "u"))]
     for number in range(3):
@@ -125,5 +123,5 @@ def test_what_stands_for_forgotten_ones_waits_for_no_position_that_the_source_lo
     world: World, reader: StoreReader
 ) -> None:
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 1), {SOURCE: Lsn(50)})
-    world.store.cap_writes(SOURCE, Lsn(40))
+    world.store.rewind_write_checkpoints(SOURCE, Lsn(40))
     assert known(reader, "u/phone").lsns == {SOURCE: Lsn(40)}

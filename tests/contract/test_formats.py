@@ -14,17 +14,17 @@ import pytest
 from headwater.oplog.op import OpId
 from headwater.storage import postgres, sqlite
 from headwater.storage.address import SqliteAddress, StoreAddress
-from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.store import Store
 from tests.contract.world import A, World
 from tests.support.fix_stores import LASTING
 from tests.support.store_file import store_file
 
 pytestmark = LASTING
 
-OPENERS: dict[str, Callable[[Backend], object]] = {
-    "to write": lambda store: store.open_store(),
+OPENERS: dict[str, Callable[[Store], object]] = {
+    "to write": lambda store: store.open_writer(),
     "to read": lambda store: store.open_reader(),
     "to compact": lambda store: store.open_compaction(),
     "to verify": lambda store: store.open_verify().__enter__(),
@@ -69,15 +69,15 @@ def test_a_newer_format_is_refused_with_the_version_that_made_it(world: World, o
         r" formats up to \d+ \(.*\); use headwater 9.8.7 or newer"
     )
     with pytest.raises(StoreError, match=expected):
-        OPENERS[opener](open_backend(world.address))
+        OPENERS[opener](open_store(world.address))
 
 
 def test_a_store_knows_the_version_that_gave_it_its_format(world: World) -> None:
-    assert world.store.noted("format_by") == version("headwater")
+    assert world.store.get_meta("format_by") == version("headwater")
     world.store.close()
     note(world.address, "format_by", "0.0.1")
-    store = open_backend(world.address).open_store()
-    assert store.noted("format_by") == "0.0.1", "opening it is not making it"
+    store = open_store(world.address).open_writer()
+    assert store.get_meta("format_by") == "0.0.1", "opening it is not making it"
     store.close()
 
 
@@ -86,7 +86,7 @@ def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World)
     note(world.address, "format", "99")
     note(world.address, "format_by", "")
     with pytest.raises(StoreError, match=re.escape("use the version of headwater that made it")):
-        open_backend(world.address).open_store()
+        open_store(world.address).open_writer()
 
 
 def test_a_store_of_an_older_format_is_migrated_when_it_is_opened(
@@ -101,13 +101,13 @@ def test_a_store_of_an_older_format_is_migrated_when_it_is_opened(
     (tmp_path / f"{now + 1:03d}.sql").write_text(
         "alter table versions add column author text; create table news (id int)"
     )
-    for module in (back_end.format, back_end.migrate, back_end.control.stats):
+    for module in (back_end.format, back_end.migrate, back_end.store):
         monkeypatch.setattr(module, "FORMAT", now + 1)
     monkeypatch.setattr(back_end.migrate, "_SCRIPTS", tmp_path)
-    backend = open_backend(world.address)
+    backend = open_store(world.address)
     assert backend.older_format() == now
-    with closing(backend.open_store()) as store:
-        assert store.noted("format_by") == version("headwater")
+    with closing(backend.open_writer()) as store:
+        assert store.get_meta("format_by") == version("headwater")
         assert len(store.versions()) == 1
     write(world.address, "update versions set author = 'ann'", "insert into news values (1)")
     assert backend.older_format() is None

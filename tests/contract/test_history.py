@@ -13,7 +13,7 @@ import pytest
 from headwater.oplog.op import OpId
 from headwater.storage.contract.history import HistoryFilter, HistoryOp, OvertakenError, Slice
 from headwater.storage.contract.reader import FlushMark
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.written_store import WrittenStore, compact
 
 A, B, C = 'todos["a"]', 'todos["b"]', 'notes["c"]'
@@ -43,7 +43,7 @@ def shown(ops: Iterable[HistoryOp]) -> Counter[tuple[str, str, str]]:
 def test_parts_of_a_compacted_history_give_it_whole(lived: WrittenStore) -> None:
     compact(lived.address, A, B)
     end = lived.write({"20": (A, "after the compaction")}).op_id
-    backend = open_backend(lived.address)
+    backend = open_store(lived.address)
     whole = told(backend.read_history(START, end))
     parts = pairwise(map(OpId, [0, *(op.op_id for op in whole[299::300]), end]))
     found = [told(backend.read_history(after, upto, within=(START, end))) for after, upto in parts]
@@ -55,7 +55,7 @@ def test_parts_of_a_compacted_history_give_it_whole(lived: WrittenStore) -> None
 
 
 def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_reach(lived: WrittenStore) -> None:
-    backend = open_backend(lived.address)
+    backend = open_store(lived.address)
     end = backend.history_limits().checkpoint
     ids = [op.op_id for op in told(backend.read_history(START, end))]
     flushes = {flush.last for flush in backend.read_flushes(START, end)}
@@ -66,7 +66,7 @@ def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_re
 
 
 def test_a_reader_keeps_to_some_buckets(lived: WrittenStore) -> None:
-    backend = open_backend(lived.address)
+    backend = open_store(lived.address)
     for where, expected in (
         (HistoryFilter(definitions=("todos",)), {A, B}),
         (HistoryFilter(buckets=(B, C)), {B, C}),
@@ -80,9 +80,9 @@ def test_a_reader_keeps_to_some_buckets(lived: WrittenStore) -> None:
 
 
 def test_what_stands_at_a_checkpoint_is_read_in_parts(lived: WrittenStore) -> None:
-    before, checkpoint = lived.standing(), open_backend(lived.address).history_limits().checkpoint
+    before, checkpoint = lived.standing(), open_store(lived.address).history_limits().checkpoint
     lived.write({"5": None, "6": (B, "later")})
-    backend = open_backend(lived.address)
+    backend = open_store(lived.address)
     parts = [told(backend.read_standing(checkpoint, part=Slice(number, 3))) for number in range(3)]
     assert shown(op for part in parts for op in part) == before
     compact(lived.address, A, B)
@@ -93,7 +93,7 @@ def test_what_stands_at_a_checkpoint_is_read_in_parts(lived: WrittenStore) -> No
 def test_flushes_tell_when_ops_were_committed(lived: WrittenStore) -> None:
     first = lived.write({"7": (A, "x")}, committed_us=70)
     second = lived.write({"8": (A, "x")}, committed_us=80)
-    (found,) = open_backend(lived.address).read_flushes(first.op_id, second.op_id)
+    (found,) = open_store(lived.address).read_flushes(first.op_id, second.op_id)
     assert (found.after, found.last, found.source, found.committed_us) == (first.op_id, second.op_id, "default", 80)
     assert found.lsn == second.lsns["default"]
 
@@ -103,14 +103,14 @@ def test_endpoints_are_told_when_changes_were_committed(lived: WrittenStore) -> 
     first = lived.write({"8": (A, "x")}, committed_us=80)
     lived.write({"9": (A, "x")}, committed_us=0)  # as bulk work writes
     last = lived.write({"8": (A, "y")}, committed_us=90)
-    with closing(open_backend(lived.address).open_reader()) as reader:
+    with closing(open_store(lived.address).open_reader()) as reader:
         found = reader.touched(before.op_id, last.op_id).flushes
     assert found == (FlushMark(first.op_id, "default", 80), FlushMark(last.op_id, "default", 90))
     assert found[0].committed_at == 946_684_800.00008
 
 
 def test_a_reader_that_compaction_overtook_is_told(lived: WrittenStore) -> None:
-    backend = open_backend(lived.address)
+    backend = open_store(lived.address)
     early = lived.write({"1": (A, "x")}).op_id
     lived.write({"1": (A, "y")})
     compact(lived.address, A)

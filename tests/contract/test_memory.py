@@ -12,7 +12,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.contract.world import RELATION, SIDES, SOURCE, YAML, A, World, totals
 from tests.support.memory import forget_peak, peak
 
@@ -71,7 +71,7 @@ def test_rows_are_loaded_as_far_as_there_is_room(large: World) -> None:
 
 def test_a_bulk_job_is_published_without_its_ids_in_memory(world: World) -> None:
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
-    with open_backend(world.address).open_part(staged.id, 0, "0") as part:
+    with open_store(world.address).open_part(staged.id, 0, "0") as part:
         for number in range(0, LONG_IDS, 5_000):
             ids = [f"{at * 7919 % LONG_IDS:0400d}" for at in range(number, number + 5_000)]
             part.write([CurrentRow(row_id, 0, "", "", None) for row_id in ids], (), (), {})

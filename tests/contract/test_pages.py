@@ -12,7 +12,7 @@ from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
 from headwater.storage.contract.reader import Newest, StoreReader
 from headwater.storage.contract.store import LeaseLostError, PartLostError, Progress
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.contract.world import (
     RELATION,
     SIDES,
@@ -92,7 +92,7 @@ def test_a_row_that_stands_nowhere_gets_its_first_member(world: World, reader: S
 def test_a_page_is_for_the_holder_of_the_lease(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     part = world.additions({"1": (B, "y")})
-    other = open_backend(world.address).open_store()
+    other = open_store(world.address).open_writer()
     other.acquire(SOURCE, "here:1", 30.0)
     with pytest.raises(LeaseLostError):
         world.store.take_page(world.lease, part, 0, ())
@@ -120,11 +120,11 @@ def test_a_part_that_was_discarded_is_missed(world: World) -> None:
 def test_a_task_leaves_nothing_without_its_end_and_one_attempt_counts(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
-    with open_backend(world.address).open_part(staged.id, 0, "1") as part:
+    with open_store(world.address).open_part(staged.id, 0, "1") as part:
         write_batch(part, staged.id, [("2", (A, "lost"))], world.keys)
     parts = []
     for attempt in ("2", "3"):  # both end well, as with speculative execution; the job names one of them
-        with open_backend(world.address).open_part(staged.id, 0, attempt) as part:
+        with open_store(world.address).open_part(staged.id, 0, attempt) as part:
             write_batch(part, staged.id, [("3", (A, f"attempt {attempt}"))], world.keys)
             parts.append(part.finish())
     world.store.stage(world.lease, parts[1:])
@@ -137,7 +137,7 @@ def test_nothing_staged_is_seen_before_it_is_published(world: World, reader: Sto
     world.bootstrap({"1": (A, "x")})
     before = totals(reader, A)
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
-    with open_backend(world.address).open_part(staged.id, 0, "1") as part:
+    with open_store(world.address).open_part(staged.id, 0, "1") as part:
         write_batch(part, staged.id, [("2", (B, "new"))], world.keys, lookups=True)
         finished = part.finish()
     world.store.stage(world.lease, [finished])

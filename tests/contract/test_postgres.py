@@ -36,9 +36,9 @@ from headwater.storage.contract.store import (
     StoreError,
     StoreUnreachableError,
 )
-from headwater.storage.open import open_backend
-from headwater.storage.postgres import PostgresStore
+from headwater.storage.open import open_store
 from headwater.storage.postgres.connection import connect
+from headwater.storage.postgres.writer import PostgresWriter
 from tests.contract.world import RELATION, SOURCE, A, B, World, assert_in_step, noise, totals, write_batch
 from tests.support.model_device import contents
 
@@ -52,7 +52,7 @@ def address(new_postgres_address: NewAddress) -> PostgresAddress:
 
 @pytest.fixture
 def world(address: PostgresAddress) -> Iterator[World]:
-    with closing(open_backend(address).open_store()) as store:
+    with closing(open_store(address).open_writer()) as store:
         yield World(address, store, store.acquire(SOURCE, "here:1", 30.0))
 
 
@@ -93,8 +93,8 @@ def test_everything_is_in_the_schema_that_the_address_names(world: World, admin:
 def test_two_stores_in_one_database_do_not_meet(world: World, new_postgres_address: NewAddress) -> None:
     world.bootstrap({"1": (A, "x")})
     with (
-        closing(open_backend(new_postgres_address()).open_store()) as other,
-        closing(open_backend(other.address).open_reader()) as reader,
+        closing(open_store(new_postgres_address()).open_writer()) as other,
+        closing(open_store(other.address).open_reader()) as reader,
     ):
         second = World(other.address, other, other.acquire(SOURCE, "there:1", 30.0))
         assert reader.newest() is None
@@ -112,7 +112,7 @@ def test_a_holder_that_lost_its_session_and_does_not_renew_is_replaced_before_it
 
     world.bootstrap({"1": (A, "x")})
     world.write({"1": (A, "y")})
-    with closing(open_backend(world.address).open_store()) as other:
+    with closing(open_store(world.address).open_writer()) as other:
         left(15)
         with pytest.raises(LeaseHeldError):  # it may be slow, but it is there
             other.acquire(SOURCE, "there:1", 30.0)
@@ -128,8 +128,8 @@ def test_a_holder_that_lost_its_session_and_does_not_renew_is_replaced_before_it
 
 
 def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -> None:
-    stores: list[PostgresStore] = []
-    threads = [threading.Thread(target=lambda: stores.append(PostgresStore(address))) for _ in range(6)]
+    stores: list[PostgresWriter] = []
+    threads = [threading.Thread(target=lambda: stores.append(PostgresWriter(address))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,21 +144,21 @@ def test_a_start_that_was_killed_leaves_nothing_and_the_next_one_makes_the_store
     address: PostgresAddress, admin: psycopg.Connection
 ) -> None:
     script = (
-        "import pickle, sys; from headwater.storage.open import open_backend;"
-        "open_backend(pickle.loads(bytes.fromhex(sys.argv[1]))).open_store()"
+        "import pickle, sys; from headwater.storage.open import open_store;"
+        "open_store(pickle.loads(bytes.fromhex(sys.argv[1]))).open_writer()"
     )
     environment = {**os.environ, "HEADWATER_FAILPOINT": "migrate.before_commit"}
     done = subprocess.run([sys.executable, "-c", script, pickle.dumps(address).hex()], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     assert admin.execute("select 1 from pg_namespace where nspname = %s", [address.schema]).fetchall() == []
-    with closing(open_backend(address).open_store()) as store:
+    with closing(open_store(address).open_writer()) as store:
         assert store.acquire(SOURCE, "here:1", 30.0).epoch == 1
 
 
 def test_secrets_are_in_no_message(address: PostgresAddress) -> None:
     wrong = replace(address, conninfo=f"{address.conninfo} user=nobody password=hush-hush")
     with pytest.raises(HeadwaterError) as caught:
-        open_backend(wrong).open_store()
+        open_store(wrong).open_writer()
     assert "hush-hush" not in str(caught.value) + repr(wrong)
     assert "has no such role" in str(caught.value)
 
@@ -173,7 +173,7 @@ def test_secrets_are_in_no_message(address: PostgresAddress) -> None:
 )
 def test_a_server_that_refuses_is_told_with_what_to_do(address: PostgresAddress, conninfo: str, expected: str) -> None:
     with pytest.raises(HeadwaterError, match=expected) as caught:
-        open_backend(replace(address, conninfo=f"{address.conninfo} {conninfo}")).open_store()
+        open_store(replace(address, conninfo=f"{address.conninfo} {conninfo}")).open_writer()
     assert caught.value.fix
     assert (caught.value.kind is Kind.RETRY) == (expected == "cannot be reached")
 
@@ -184,9 +184,9 @@ def test_a_role_without_the_right_to_make_a_schema_is_told_so(
     admin.execute("drop role if exists meek")
     admin.execute("create role meek login")
     with pytest.raises(StoreError, match=r"permission denied for database.*own the schema"):
-        open_backend(replace(address, conninfo=f"{address.conninfo} user=meek")).open_store()
+        open_store(replace(address, conninfo=f"{address.conninfo} user=meek")).open_writer()
     admin.execute(sql.SQL("create schema {} authorization meek").format(sql.Identifier(address.schema)))
-    with closing(open_backend(replace(address, conninfo=f"{address.conninfo} user=meek")).open_store()) as store:
+    with closing(open_store(replace(address, conninfo=f"{address.conninfo} user=meek")).open_writer()) as store:
         assert store.versions() == []
     admin.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(address.schema)))
     admin.execute("drop role meek")
@@ -197,7 +197,7 @@ def test_a_role_without_a_connection_to_spare_is_not_said_to_be_missing(
 ) -> None:
     admin.execute("create role narrow login connection limit 0")
     with pytest.raises(StoreUnreachableError, match=r"no connection to spare.*ALTER ROLE … CONNECTION LIMIT"):
-        open_backend(replace(address, conninfo=f"{address.conninfo} user=narrow")).open_store()
+        open_store(replace(address, conninfo=f"{address.conninfo} user=narrow")).open_writer()
     admin.execute("drop role narrow")
 
 
@@ -206,7 +206,7 @@ def test_a_database_of_another_encoding_is_refused(
 ) -> None:
     admin.execute("create database latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0")
     with pytest.raises(StoreError, match="has the encoding LATIN1"):
-        open_backend(replace(address, conninfo=postgres.dsn("latin"))).open_store()
+        open_store(replace(address, conninfo=postgres.dsn("latin"))).open_writer()
     admin.execute("drop database latin")
 
 
@@ -227,19 +227,19 @@ def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(world: Wo
 
 def test_readers_outlive_a_restart_of_the_server(world: World, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         before = totals(reader, A)
         assert end_connections(admin, "reader") >= 1
         assert end_connections(admin, "store") >= 1
         assert totals(reader, A) == before
-        assert world.store.inbox() >= 0
+        assert world.store.change_counter() >= 0
 
 
 def test_a_listener_outlives_a_restart_and_says_that_it_may_have_missed_something(
     world: World, admin: psycopg.Connection
 ) -> None:
     world.bootstrap({"1": (A, "x")})
-    with closing(open_backend(world.address).open_reader()) as reader, closing(reader.listen()) as listener:
+    with closing(open_store(world.address).open_reader()) as reader, closing(reader.listen()) as listener:
         assert end_connections(admin, "listener") == 1
         assert select.select([listener], [], [], 20)[0]
         listener.drain()
@@ -248,7 +248,7 @@ def test_a_listener_outlives_a_restart_and_says_that_it_may_have_missed_somethin
 
 
 def test_a_write_checkpoint_wakes_the_other_processes(world: World) -> None:
-    one, other = open_backend(world.address).open_reader(), open_backend(world.address).open_reader()
+    one, other = open_store(world.address).open_reader(), open_store(world.address).open_reader()
     with closing(one), closing(other), closing(other.listen()) as listener:
         one.create_write_checkpoint(["u/1"], {})
         assert select.select([listener], [], [], 20)[0]
@@ -256,7 +256,7 @@ def test_a_write_checkpoint_wakes_the_other_processes(world: World) -> None:
 
 def test_a_write_checkpoint_waits_for_no_flush(world: World, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
-    with admin.transaction(), closing(open_backend(world.address).open_reader()) as reader:
+    with admin.transaction(), closing(open_store(world.address).open_reader()) as reader:
         admin.execute("select 1 from state for update")
         assert reader.create_write_checkpoint(["u/1"], {}) == {"u/1": 1}
         assert world.store.submit("resync", SOURCE, "{}") > 0
@@ -270,7 +270,7 @@ def test_a_writer_that_vanished_holds_nobody_up_for_long(
     world.bootstrap({"1": (A, "x")})
     frozen = world.store.begin(world.lease)
     world.table = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
-    with closing(open_backend(world.address).open_store()) as store:
+    with closing(open_store(world.address).open_writer()) as store:
         second = World(world.address, store, store.acquire("other", "there:1", 30.0), "other")
         second.bootstrap({"9": (B, "y")})
     with pytest.raises(HeadwaterError):
@@ -288,8 +288,8 @@ def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World
     frozen = world.store.begin(world.lease)
     gone = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
     with (
-        closing(open_backend(world.address).open_store()) as store,
-        closing(open_backend(world.address).open_reader()) as reader,
+        closing(open_store(world.address).open_writer()) as store,
+        closing(open_store(world.address).open_reader()) as reader,
     ):
         second = World(world.address, store, store.acquire(SOURCE, "here:1", 30.0), table=world.table)
         second.write({"2": (A, "y")})
@@ -304,7 +304,7 @@ def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(
 ) -> None:
     world.bootstrap({"1": (A, "x")})
     monkeypatch.setitem(_settings(), "lock_timeout", "100ms")
-    with closing(open_backend(world.address).open_store()) as store, admin.transaction():
+    with closing(open_store(world.address).open_writer()) as store, admin.transaction():
         admin.execute("select 1 from state for update")
         hurried = World(world.address, store, world.lease, table=world.table)
         with pytest.raises(StoreBusyError):
@@ -317,7 +317,7 @@ def test_however_often_the_store_was_busy_it_is_written_when_it_is_not(
     """What failed in a pipeline leaves nothing behind on its connection, which is used again."""
     world.bootstrap({"1": (A, "x")})
     monkeypatch.setitem(_settings(), "lock_timeout", "50ms")
-    with closing(open_backend(world.address).open_store()) as store:
+    with closing(open_store(world.address).open_writer()) as store:
         hurried = World(world.address, store, world.lease, table=world.table)
         with admin.transaction():
             admin.execute("select 1 from state for update")
@@ -328,7 +328,7 @@ def test_however_often_the_store_was_busy_it_is_written_when_it_is_not(
                     flush.truncate(world.table, [])
                 flush.rollback()
         hurried.write({"2": (A, "y")})
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
 
 
@@ -353,7 +353,7 @@ def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothin
         admin.execute("update leases set epoch = epoch + 1, owner = 'there:1'")
     waiting.join()
     assert len(failures) == 1
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}
     assert world.store.tables(SOURCE) == before
 
@@ -371,16 +371,16 @@ def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: World, admi
         world.store.stage(world.lease, [part])
     with pytest.raises(PartLostError, match="a part of the bulk job is damaged"):
         world.store.take_page(world.lease, additions, 0, ())
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}
         assert totals(reader, B)[1:] == (0, 0)
 
 
 def test_nothing_of_bulk_work_is_left_behind(world: World, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
-    with open_backend(world.address).open_part(world.table, 0, "a") as part:
+    with open_store(world.address).open_part(world.table, 0, "a") as part:
         write_batch(part, world.table, [("1", (B, "left"))], world.keys, added=True)
-    killed = open_backend(world.address).open_part(world.table, 1, "b")
+    killed = open_store(world.address).open_part(world.table, 1, "b")
     write_batch(killed, world.table, [("1", (B, "left"))], world.keys, added=True)
     world.additions({"1": (B, "never taken")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
@@ -406,10 +406,10 @@ def test_nothing_of_bulk_work_is_left_behind(world: World, admin: psycopg.Connec
 def test_a_job_of_one_source_leaves_those_of_another_alone(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     part = world.additions({"1": (B, "z")})
-    with closing(open_backend(world.address).open_store()) as store:
+    with closing(open_store(world.address).open_writer()) as store:
         store.discard_staged(store.acquire("other", "there:1", 30.0))
     world.store.take_page(world.lease, part, 0, ())
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "z"}}
 
 

@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.revocations import RevokedKind
-from headwater.storage.open import open_backend
+from headwater.storage.contract.store import RevokedKind
+from headwater.storage.open import open_store
 from tests.contract.world import A, World
 
 
@@ -58,6 +58,6 @@ def test_what_is_over_is_told_to_nobody_and_its_number_never_given_again(world: 
 def test_it_outlives_whoever_made_it(world: World, open_reading: Callable[[World], StoreReader]) -> None:
     world.bootstrap({"1": (A, "x")})
     made = world.store.revoke(RevokedKind.USER, "u1", 600.0)
-    with closing(open_backend(world.address).open_store()) as other:
+    with closing(open_store(world.address).open_writer()) as other:
         more = other.revoke(RevokedKind.USER, "u2", 600.0)
     assert open_reading(world).revocations(0) == [made, more]

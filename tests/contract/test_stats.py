@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.stats import DefinitionStats
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import DefinitionStats
 from tests.support.model_device import parse_ops
 from tests.support.written_store import WrittenStore
 
 
 def downloaded(address: StoreAddress, buckets: list[str]) -> list[tuple[int, int]]:
     """Ops and bytes of each bucket, as chunks bring them."""
-    reader = open_backend(address).open_reader()
+    reader = open_store(address).open_reader()
     newest = reader.newest()
     assert newest is not None
     found = []
@@ -42,7 +42,7 @@ def test_rows_of_bulk_work_and_of_the_stream_are_counted(written: WrittenStore) 
     written.publish({f"r{i}": ((a, b, c)[min(i % 7, 2)], "é" * (i % 50)) for i in range(2_500)})
     written.write({f"r{i}": (a, "again" * i) for i in range(200)})
     written.write({"r3": None, "new": (b, "new")})
-    one, two = open_backend(written.address).definition_stats()
+    one, two = open_store(written.address).definition_stats()
     assert (one.definition, two.definition) == ("one", "two")
     assert_told(one, downloaded(written.address, [a, b]))
     assert_told(two, downloaded(written.address, [c]))
@@ -52,7 +52,7 @@ def test_what_stands_before_a_clear_is_not_downloaded(written: WrittenStore) -> 
     written.publish({f"r{i}": ('one["a"]', "text") for i in range(100)})
     written.write({"r1": ('one["a"]', "more")})
     written.truncate()
-    (one,) = open_backend(written.address).definition_stats()
+    (one,) = open_store(written.address).definition_stats()
     assert_told(one, downloaded(written.address, ['one["a"]']))
     assert one.ops == 1
 
@@ -60,15 +60,15 @@ def test_what_stands_before_a_clear_is_not_downloaded(written: WrittenStore) -> 
 def test_how_large_a_store_is_can_be_asked_by_itself(written: WrittenStore) -> None:
     written.publish({f"r{i}": ('one["a"]', "text" * 50) for i in range(500)})
     written.write({f"r{i}": ('one["a"]', "more") for i in range(50)})
-    disk = open_backend(written.address).disk_use()
+    disk = open_store(written.address).disk_use()
     assert min(disk.rows, disk.ops, disk.segments, disk.lookups, disk.file) > 0
     assert disk.rows > 500 * 200
-    assert disk.rows == open_backend(written.address).store_stats().disk.rows
+    assert disk.rows == open_store(written.address).store_stats().disk.rows
 
 
 def test_a_store_is_there_once_somebody_made_it(new_address: Callable[[], StoreAddress]) -> None:
     address = new_address()
-    assert not open_backend(address).exists()
-    open_backend(address).open_store().close()
-    assert open_backend(address).exists()
-    assert open_backend(address).definition_stats() == []
+    assert not open_store(address).exists()
+    open_store(address).open_writer().close()
+    assert open_store(address).exists()
+    assert open_store(address).definition_stats() == []

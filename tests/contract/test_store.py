@@ -16,8 +16,8 @@ from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress
-from headwater.storage.open import open_backend
-from headwater.storage.shared import runs
+from headwater.storage.open import open_store
+from headwater.storage.shared import segments
 from headwater_rules.results import LookupEntry
 from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals
 from tests.support.examples import examples
@@ -111,7 +111,7 @@ def test_a_rebuilt_store_gives_out_higher_ids(world: World, open_world: Callable
     last = world.bootstrap({str(i): (A, "x") for i in range(3000)}).op_id
     rebuilt = open_world()
     checkpoint = rebuilt.bootstrap({"1": (A, "x")})
-    first = open_backend(rebuilt.address).open_reader()
+    first = open_store(rebuilt.address).open_reader()
     assert min(int(str(op["op_id"])) for op in parse_ops(first.chunk(A, OpId(0), checkpoint.op_id).ops)) > last
     first.close()
 
@@ -153,7 +153,7 @@ def test_the_source_position_moves_with_the_flush(world: World, reader: StoreRea
 
 
 def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: World) -> None:
-    other = open_backend(world.address).open_store()
+    other = open_store(world.address).open_writer()
     with pytest.raises(LeaseHeldError):
         other.acquire(SOURCE, "there:2", 30.0)
     world.store.acquire(SOURCE, "here:1", 0.0)  # expires at once
@@ -182,7 +182,7 @@ def test_no_write_waits_for_a_position_that_the_source_lost(world: World, reader
     reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(50), "other": Lsn(50)})
     reader.create_write_checkpoint(["u/2"], {SOURCE: Lsn(30)})
     seen = max(write.seq for write in reader.write_checkpoints(0))
-    world.store.cap_writes(SOURCE, Lsn(40))
+    world.store.rewind_write_checkpoints(SOURCE, Lsn(40))
     (capped,) = reader.write_checkpoints(seen)
     assert (capped.key, capped.id, capped.lsns) == ("u/1", 1, {SOURCE: Lsn(40), "other": Lsn(50)})
     second = reader.write_checkpoint("u/2")
@@ -278,7 +278,7 @@ _STEP = st.one_of(
 @given(
     first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8),
     steps=st.lists(_STEP, max_size=8),
-    least_run=st.sampled_from([1, 2, runs.RUN_OPS]),
+    least_run=st.sampled_from([1, 2, segments.RUN_OPS]),
 )
 def test_every_device_converges_from_every_position(
     open_world: Callable[[], World],
@@ -286,14 +286,14 @@ def test_every_device_converges_from_every_position(
     steps: list[dict[str, tuple[str, str] | None] | str],
     least_run: int,
 ) -> None:
-    with patch.object(runs, "RUN_OPS", least_run):
+    with patch.object(segments, "RUN_OPS", least_run):
         _live(open_world(), first, steps)
 
 
 def _live(
     world: World, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
 ) -> None:
-    reader = open_backend(world.address).open_reader()
+    reader = open_store(world.address).open_reader()
     truth = dict(first)
     world.bootstrap(truth, parts=2)
     devices = [{A: assert_in_step(reader, A), B: assert_in_step(reader, B)}]

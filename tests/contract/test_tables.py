@@ -12,7 +12,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader, Touched
 from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
 from headwater.storage.contract.store import LeaseLostError, Progress, SourceState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
 from tests.contract.world import RELATION, SOURCE, A, B, World, lookups, noise
 
@@ -24,7 +24,7 @@ def test_a_row_is_found_by_its_id(world: World) -> None:
     long = "x" * 5_000
     world.bootstrap({"1": (A, "one"), "2": (A, "two")})
     world.write({"2": (B, "more"), long: (A, "long")})
-    backend = open_backend(world.address)
+    backend = open_store(world.address)
     expected = world.rows()
     for row_id in ("1", "2", long):
         assert backend.find_row(world.table, row_id) == expected[row_id]
@@ -41,7 +41,7 @@ def put_lines(world: World, table: int, lines: dict[str, str]) -> None:
 def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
     found: dict[str, CurrentRow] = {}
     for first, end in world.store.place_ranges(table, rows).ranges:
-        for batch in open_backend(world.address).read_rows(table, first, end):
+        for batch in open_store(world.address).read_rows(table, first, end):
             for placed in batch:
                 assert placed.row.row_id not in found, "a row stands in one range only"
                 assert first <= placed.place < end
@@ -102,7 +102,7 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
     checkpoint = reader.newest()
     assert checkpoint is not None
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(WIDER, "wider")])
-    with open_backend(world.address).open_part(staged.id, 0, "0") as part:
+    with open_store(world.address).open_part(staged.id, 0, "0") as part:
         part.write([CurrentRow("one", 0, "1\tx", "", "1/1")], [("one", LookupEntry("k", "[1]"))], (), {})
         world.store.stage(world.lease, [part.finish()])
     assert lookups(reader, ["k"]) == {"k": []}
@@ -125,7 +125,7 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
 def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")], indexed=True)
-    with open_backend(world.address).open_part(staged.id, 0, "0") as part:
+    with open_store(world.address).open_part(staged.id, 0, "0") as part:
         for number, row_id in enumerate(["one", "two", "one"]):
             row = CurrentRow(row_id, 0, f"{number}\tx", "", "1/1")
             part.write([row], [(row_id, LookupEntry("k", f"[{number}]"))], (), {})
@@ -147,7 +147,7 @@ def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: World
 def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")])
-    with open_backend(world.address).open_part(staged.id, 0, "0") as part:
+    with open_store(world.address).open_part(staged.id, 0, "0") as part:
         part.write([CurrentRow("one", 0, line, "", None) for line in ("1\tx", "2\ty")], [], (), {})
         world.store.stage(world.lease, [part.finish()])
     before = world.store.tables(SOURCE)
@@ -179,7 +179,7 @@ def test_a_source_moves_to_another_slot(world: World) -> None:
 
 def test_nothing_of_this_is_done_for_who_lost_the_lease(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
-    other = open_backend(world.address).open_store()
+    other = open_store(world.address).open_writer()
     other.acquire(SOURCE, "here:1", 30.0)
     for attempt in (
         lambda: world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], None),
@@ -221,7 +221,7 @@ def test_a_place_stays_with_its_row_when_the_row_changes(world: World) -> None:
         return {
             placed.row.row_id: placed.place
             for first, end in ranges
-            for batch in open_backend(world.address).read_rows(world.table, first, end)
+            for batch in open_store(world.address).read_rows(world.table, first, end)
             for placed in batch
         }
 
@@ -236,7 +236,7 @@ def test_an_empty_table_and_one_that_is_gone_have_no_rows(world: World) -> None:
     world.truncate()
     assert world.store.place_ranges(world.table, 100) == ((), 0)
     world.store.close()
-    assert list(open_backend(world.address).read_rows(gone + 1000, 0, 100)) == []
+    assert list(open_store(world.address).read_rows(gone + 1000, 0, 100)) == []
 
 
 def test_rows_are_found_by_their_lines(world: World) -> None:

@@ -14,15 +14,8 @@ from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddre
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import Progress
-from headwater.storage.contract.verify import (
-    ALL_KEYS,
-    MODULUS,
-    Examined,
-    changed_parts,
-    examine,
-    row_entries,
-)
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.verify import ALL_KEYS, MODULUS, Examined, changed_parts, examine, row_entries
 from headwater_rules.results import LookupEntry
 from tests.contract.world import A, B, World, assert_in_step, named, put, totals
 from tests.support.store_file import store_file
@@ -44,7 +37,7 @@ def damage(address: StoreAddress, sql: str) -> None:
 
 
 def examined(world: World, bucket: str, parts: int = 1) -> Examined:
-    with open_backend(world.address).open_verify() as reader:
+    with open_store(world.address).open_verify() as reader:
         head = reader.head(world.key(bucket))
         assert head is not None
         return examine(head, reader, world.keys, parts)
@@ -78,7 +71,7 @@ def test_a_sound_history_sums_up_to_what_rows_say(written: World, bucket: str, p
 
 def test_every_bucket_is_in_one_range_of_keys(written: World) -> None:
     written.write({str(100 + n): (f'todos.1["{n}"]', "x") for n in range(40)})
-    with open_backend(written.address).open_verify() as reader:
+    with open_store(written.address).open_verify() as reader:
         cuts = reader.cut(8)
         assert 3 < len(cuts) <= 42
         names = [head.name for cut in cuts for head in reader.heads(*cut)]
@@ -99,7 +92,7 @@ def line_sql(old: str, new: str) -> str:
 
 
 DAMAGES: list[tuple[str, str]] = [
-    (LOST_OP, "but clients are told"),
+    (LOST_OP, "but its totals say"),
     (line_sql("another", "anothex"), "does not match its checksum"),
     (line_sql("op_id", "op-id"), "can't be read"),
     (line_sql("PUT", "BUT"), "unknown kind"),
@@ -130,7 +123,7 @@ def test_ops_say_which_parts_changed(written: World) -> None:
     before = examined(written, A, 512)
     written.write({"5": (B, "left"), "7": (A, "changed")})
     after = examined(written, A, 512)
-    with open_backend(written.address).open_verify() as reader:
+    with open_store(written.address).open_verify() as reader:
         changed = changed_parts(reader, written.key(A), before.head.last_op, written.keys, 512)
     assert {n for n, (a, b) in enumerate(zip(before.sums, after.sums, strict=True)) if a != b} == changed
     assert len(changed) == 2
@@ -144,7 +137,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     device, untouched = assert_in_step(reader, A), totals(reader, B)[1:]
     damage(written.address, LOST_OP)
     flush = written.store.begin(written.lease)
-    flush.begin_anew(written.key(A), named(written.keys, A))
+    flush.reset_bucket(written.key(A), named(written.keys, A))
     ops: list[DraftOp] = []
     for row_id in ("9", "11"):
         ops += row_ops((), [put(A, row_id, "again")], RowKeys(written.table, row_id, written.keys))[0]
@@ -152,7 +145,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     flush.commit(written.source, Progress(Lsn(written.lsn)))
     assert examined(written, A).problem == ""
     assert examined(written, A).ops == 3
-    with open_backend(written.address).open_verify() as verify:  # nothing damaged is left behind the CLEAR
+    with open_store(written.address).open_verify() as verify:  # nothing damaged is left behind the CLEAR
         assert list(verify.segments(written.key(A), 0)) == []
         assert len(list(verify.hot(written.key(A), 0, 1 << 62))) == 3
     assert sorted(assert_in_step(reader, A).rows) == sorted(assert_in_step(reader, A, device).rows)
@@ -163,14 +156,14 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
 def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: World) -> None:
     damage(written.address, f"delete from buckets where {OF_A}")
     flush = written.store.begin(written.lease)
-    flush.begin_anew(written.key(A), None)
-    flush.begin_anew(written.key(B), None)
+    flush.reset_bucket(written.key(A), None)
+    flush.reset_bucket(written.key(B), None)
     flush.commit(written.source, Progress(Lsn(written.lsn)))
-    with open_backend(written.address).open_verify() as reader:
+    with open_store(written.address).open_verify() as reader:
         assert reader.head(written.key(A)) is None
     assert (examined(written, B).ops, examined(written, B).problem) == (1, "")
     flush = written.store.begin(written.lease)
-    flush.begin_anew(written.key(A), named(written.keys, A))
+    flush.reset_bucket(written.key(A), named(written.keys, A))
     flush.commit(written.source, Progress(Lsn(written.lsn)))
     assert (examined(written, A).ops, examined(written, A).problem) == (1, "")
 
@@ -182,7 +175,7 @@ def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World)
     for row_id in ("1", long_id, "gone"):
         flush.replace_lookups(written.table, row_id, [LookupEntry('l["a"]', f'["{row_id[:4]}"]')])
     flush.commit(written.source, Progress(Lsn(written.lsn)))
-    with open_backend(written.address).open_verify() as reader:
+    with open_store(written.address).open_verify() as reader:
         assert reader.tables() == [written.table]
         batches = list(reader.rows(written.table, 0, 1 << 62))
         rows = [row for batch in batches for _, row in batch]
@@ -195,7 +188,7 @@ def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World)
 
 
 def test_a_reader_sees_one_moment_until_it_is_renewed(written: World) -> None:
-    with open_backend(written.address).open_verify() as reader:
+    with open_store(written.address).open_verify() as reader:
         before = reader.head(written.key(A))
         written.write({"1": (A, "later")})
         assert reader.head(written.key(A)) == before
@@ -204,10 +197,10 @@ def test_a_reader_sees_one_moment_until_it_is_renewed(written: World) -> None:
 
 
 def test_notes_are_kept(written: World) -> None:
-    assert written.store.noted("what") == ""
-    written.store.note(written.lease, "what", "first")
-    written.store.note(written.lease, "what", "second")
-    assert written.store.noted("what") == "second"
-    reader = open_backend(written.store.address).open_reader()
-    assert (reader.noted("what"), reader.noted("that")) == ("second", "")
+    assert written.store.get_meta("what") == ""
+    written.store.set_meta(written.lease, "what", "first")
+    written.store.set_meta(written.lease, "what", "second")
+    assert written.store.get_meta("what") == "second"
+    reader = open_store(written.store.address).open_reader()
+    assert (reader.get_meta("what"), reader.get_meta("that")) == ("second", "")
     reader.close()

@@ -8,10 +8,9 @@ from contextlib import closing
 import pytest
 
 from headwater.storage.contract.reader import Newest, StoreReader
-from headwater.storage.contract.requests import RequestState
-from headwater.storage.contract.store import LeaseLostError
+from headwater.storage.contract.store import LeaseLostError, RequestState
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.contract.world import SIDES, SOURCE, YAML, A, B, World, assert_in_step, lookups, totals
 from tests.support.model_device import contents
 
@@ -28,7 +27,7 @@ def test_a_published_version_is_active_and_served(world: World, reader: StoreRea
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         assert (snapshot.config.id, snapshot.config.yaml) == (world.store.versions()[0].id, YAML)
-    assert world.store.complete_sides() == SIDES
+    assert world.store.complete_definitions() == SIDES
 
 
 def test_the_same_text_is_no_new_version(world: World) -> None:
@@ -58,7 +57,7 @@ def test_a_switch_moves_the_checkpoint_and_touches_nothing(world: World, reader:
     touched = reader.touched(before.op_id, after.op_id)
     assert (touched.buckets, touched.lookups) == (frozenset(), frozenset())
     assert states(world) == [(YAML, STATES.STOPPED), ("two", STATES.ACTIVE)]
-    assert world.store.complete_sides() == {**SIDES, "lists.2": "d2"}
+    assert world.store.complete_definitions() == {**SIDES, "lists.2": "d2"}
     assert assert_in_step(reader, A).rows
     (first, second) = world.store.versions()
     assert first.stopped >= first.activated > 0
@@ -79,10 +78,10 @@ def served(reader: StoreReader) -> str:
 def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     with (
-        closing(open_backend(world.address).open_reader(OwnConfig(YAML, SIDES))) as old,
-        closing(open_backend(world.address).open_reader(OwnConfig(YAML, SIDES, keep_seconds=0.0))) as late,
-        closing(open_backend(world.address).open_reader(OwnConfig(YAML, {**SIDES, "more": "d"}))) as incomplete,
-        closing(open_backend(world.address).open_reader(OwnConfig("two", {"lists.2": "d2"}))) as new,
+        closing(open_store(world.address).open_reader(OwnConfig(YAML, SIDES))) as old,
+        closing(open_store(world.address).open_reader(OwnConfig(YAML, SIDES, keep_seconds=0.0))) as late,
+        closing(open_store(world.address).open_reader(OwnConfig(YAML, {**SIDES, "more": "d"}))) as incomplete,
+        closing(open_store(world.address).open_reader(OwnConfig("two", {"lists.2": "d2"}))) as new,
     ):
         version = world.store.deploy("two", Origin.FILE)
         assert [served(each) for each in (old, late, incomplete, new, reader)] == [YAML] * 5
@@ -95,7 +94,7 @@ def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, r
 
 def test_what_a_command_deploys_is_served_by_all_endpoints(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
-    with closing(open_backend(world.address).open_reader(OwnConfig(YAML, SIDES))) as old:
+    with closing(open_store(world.address).open_reader(OwnConfig(YAML, SIDES))) as old:
         world.store.activate(world.lease, world.store.deploy("two", Origin.COMMAND).id, {"lists.2": "d2"})
         assert served(old) == "two"
 
@@ -117,7 +116,7 @@ def test_versions_that_are_not_served_are_marked(world: World) -> None:
 def test_only_the_holder_of_the_lease_switches(world: World) -> None:
     world.bootstrap({"1": (A, "x")})
     version = world.store.deploy("two", Origin.FILE)
-    other = open_backend(world.address).open_store()
+    other = open_store(world.address).open_writer()
     other.acquire(SOURCE, "here:1", 30.0)
     with pytest.raises(LeaseLostError):
         world.store.activate(world.lease, version.id, {})
@@ -129,7 +128,7 @@ def test_only_the_holder_of_the_lease_switches(world: World) -> None:
 
 def test_of_deploys_at_once_one_is_left_in_processing(world: World) -> None:
     def deploy(number: int) -> None:
-        store = open_backend(world.address).open_store()
+        store = open_store(world.address).open_writer()
         store.deploy(f"text {number}", Origin.COMMAND)
         store.close()
 
@@ -143,17 +142,17 @@ def test_of_deploys_at_once_one_is_left_in_processing(world: World) -> None:
 
 
 def test_the_inbox_grows_with_what_is_handed_in(world: World) -> None:
-    start = world.store.inbox()
-    other = open_backend(world.address).open_store()
+    start = world.store.change_counter()
+    other = open_store(world.address).open_writer()
     other.deploy("two", Origin.COMMAND)
-    deployed = world.store.inbox()
+    deployed = world.store.change_counter()
     other.submit("resync", SOURCE, "{}")
-    assert start < deployed < world.store.inbox()
+    assert start < deployed < world.store.change_counter()
     other.close()
 
 
 def test_a_request_is_taken_up_and_answered(world: World) -> None:
-    asking = open_backend(world.address).open_store()
+    asking = open_store(world.address).open_writer()
     number = asking.submit("resync", SOURCE, '{"tables":[]}')
     asking.submit("resync", "another source", "{}")
     (found,) = world.store.open_requests(SOURCE)
@@ -175,7 +174,7 @@ def test_a_request_is_taken_up_and_answered(world: World) -> None:
 def test_what_a_dead_replicator_left_is_found_by_the_next(world: World) -> None:
     number = world.store.submit("resync", SOURCE, "{}")
     world.store.update_request(world.lease, number, RequestState.RUNNING)
-    other = open_backend(world.address).open_store()
+    other = open_store(world.address).open_writer()
     other.acquire(SOURCE, "here:1", 30.0)
     assert [request.id for request in other.open_requests(SOURCE)] == [number]
     with pytest.raises(LeaseLostError):
@@ -195,7 +194,7 @@ def test_a_retired_row_side_is_forgotten_in_steps(world: World, reader: StoreRea
     steps = 1
     while world.store.retire(world.lease, ["lists.2", "owners"], 7):
         steps += 1
-        assert world.store.complete_sides() == SIDES
+        assert world.store.complete_definitions() == SIDES
     assert steps > 5, "each step is a small one"
     assert not world.store.retire(world.lease, [], 7)
     for name in ('lists.2["y"]', 'lists.2["z"]'):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import Heard, StoreReader
+from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import LeaseHeldError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.contract.world import A, B, World
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, parse_ops
@@ -58,7 +58,7 @@ def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world
     def read() -> None:
         sights: Sights = {A: {}, B: {}}
         seen.append(sights)
-        with closing(open_backend(first.address).open_reader()) as reader:
+        with closing(open_store(first.address).open_reader()) as reader:
             while not done.is_set():
                 look(reader, sights)
             look(reader, sights)
@@ -72,7 +72,7 @@ def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world
     finally:
         done.set()
         readers.join()
-    with closing(open_backend(first.address).open_reader()) as reader:
+    with closing(open_store(first.address).open_reader()) as reader:
         final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in worlds}
     assert any(len(sights[A]) > 2 for sights in seen), "readers and writers were at work at the same time"
     for sights in seen:
@@ -137,11 +137,11 @@ def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: World) -> None:
     followed: list[int] = []
 
     def create(number: int) -> None:
-        with closing(open_backend(world.address).open_reader()) as reader:
+        with closing(open_store(world.address).open_reader()) as reader:
             for _ in range(15):
                 reader.create_write_checkpoint(keys[number : number + 2], {})
 
-    with closing(open_backend(world.address).open_reader()) as reader:
+    with closing(open_store(world.address).open_reader()) as reader:
         threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
         for thread in threads:
             thread.start()
@@ -164,25 +164,25 @@ def test_a_replicator_is_heard_while_its_flush_is_open_and_after_it_has_ended(
 ) -> None:
     world = open_world()
     reader = open_reading(world)
-    assert (reader.heard("nobody"), reader.heard(world.source).text) == (Heard(), "")
-    assert reader.heard(world.source).runs
+    assert (reader.replicator_status("nobody"), reader.replicator_status(world.source).text) == (ReplicatorStatus(), "")
+    assert reader.replicator_status(world.source).runs
     world.bootstrap({})
     flush = world.store.begin(world.lease)
     for text in ("first", "a longer one " * 20_000, "last, “with” more than ASCII"):
-        world.store.tell(world.lease, text)
-        heard = reader.heard(world.source)
+        world.store.report_status(world.lease, text)
+        heard = reader.replicator_status(world.source)
         assert (heard.text, heard.runs) == (text, True)
         assert 0 <= heard.age < 60
         assert (heard.stored, reader.replicator_alive()) == (world.state().lsn, True)
     flush.rollback()
     world.store.release(world.lease)
-    heard = reader.heard(world.source)
+    heard = reader.replicator_status(world.source)
     assert (heard.text, heard.runs, reader.replicator_alive()) == ("last, “with” more than ASCII", False, False)
 
     again = open_world()  # of another store
-    newer = open_backend(world.address).open_store()
+    newer = open_store(world.address).open_writer()
     with closing(newer):
         lease = newer.acquire(world.source, "here:2", 30.0)
-        newer.tell(lease, "of the next one")
-        assert reader.heard(world.source).text == "of the next one"
-        assert open_reading(again).heard(world.source).text == ""
+        newer.report_status(lease, "of the next one")
+        assert reader.replicator_status(world.source).text == "of the next one"
+        assert open_reading(again).replicator_status(world.source).text == ""

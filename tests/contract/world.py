@@ -11,12 +11,12 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, RowKeys, decode_memberships, encode_memberships, row_ops
 from headwater.storage.address import StoreAddress
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
 from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import Lease, Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.results import LookupEntry, Put
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket
@@ -37,7 +37,7 @@ class World:
     """One source's writer."""
 
     address: StoreAddress
-    store: Store
+    store: StoreWriter
     lease: Lease
     source: str = SOURCE
     table: int = 0
@@ -60,14 +60,14 @@ class World:
     def part(self, table: int, rows: Rows, number: int, parts: int) -> StagedPart:
         """What task `number` of a snapshot leaves."""
         mine = {row_id: rows[row_id] for n, row_id in enumerate(rows) if n % parts == number}
-        with open_backend(self.address).open_part(table, number, str(next_number(self.numbers))) as part:
+        with open_store(self.address).open_part(table, number, str(next_number(self.numbers))) as part:
             for batch in batches(list(mine.items()), 700):
                 write_batch(part, table, batch, self.keys)
             return part.finish()
 
     def additions(self, rows: Rows, *, rows_a_page: int = 2, lookups: bool = False) -> StagedPart:
         """What a task leaves that found what rows which are there give for buckets that were not complete."""
-        with open_backend(self.address).open_part(self.table, 0, str(next_number(self.numbers))) as part:
+        with open_store(self.address).open_part(self.table, 0, str(next_number(self.numbers))) as part:
             for batch in batches(list(rows.items()), rows_a_page):
                 write_batch(part, self.table, batch, self.keys, added=True, lookups=lookups)
                 part.end_page()

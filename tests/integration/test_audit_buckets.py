@@ -162,7 +162,7 @@ class Damage:
 
 
 DAMAGES = (
-    Damage(drop_hot_op, bucket="but clients are told"),
+    Damage(drop_hot_op, bucket="but its totals say"),
     Damage(flip_hot_op, bucket="does not match its checksum"),
     Damage(flip_subkey, bucket="does not lead to the current"),
     Damage(break_text, bucket="can't be read"),

@@ -42,7 +42,7 @@ from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
@@ -168,7 +168,7 @@ class Place:
         self.relation = relation
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(secrets, "token_bytes", bytes)
-            self.store = open_backend(address).open_store()
+            self.store = open_store(address).open_writer()
         self.lease = self.store.acquire(TAG, "here:1", 600.0)
         self._lsn = 100
 
@@ -221,8 +221,8 @@ class Place:
     def reprocess(self, yaml: str, plan: SyncPlan, meanwhile: Sequence[RowChange]) -> None:
         """As a deploy does: what stored rows give, evaluated before changes that come before it is taken."""
         version = self.store.deploy(yaml, Origin.COMMAND)
-        complete = self.store.complete_sides()
-        self.store.begin_sides(
+        complete = self.store.complete_definitions()
+        self.store.begin_definitions(
             self.lease, {name: digest for name, digest in sides(plan).items() if name not in complete}
         )
         (stored,) = self.store.tables(TAG)
@@ -252,7 +252,7 @@ class Place:
         self.store.close()
         assert problems(self.address) == []
         found: Held = {}
-        with closing(open_backend(self.address).open_reader()) as reader, reader.snapshot() as snapshot:
+        with closing(open_store(self.address).open_reader()) as reader, reader.snapshot() as snapshot:
             assert snapshot is not None
             for user in WORDS:
                 names = [b.name for b in resolve(plan, SyncRequest({"sub": user}), snapshot.lookups).buckets]

@@ -11,10 +11,12 @@ import pytest
 
 import headwater
 from headwater.oplog.op import OpId
+from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoreError
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.open import open_store
+from headwater.storage.sqlite.writer import SqliteWriter
 from tests.integration.test_upload_crashes import UPLOAD_POINTS
 from tests.support import small_bulk
 from tests.support.each_once import NOTES, Writer, assert_each_once, snapshot_of_empty_table, write
@@ -111,10 +113,10 @@ def test_death_in_the_middle_of_a_large_transaction(deployment: Deployment, laun
 
 def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     small_bulk.run(tmp_path, "first")
-    store = SqliteStore(tmp_path)
+    store = SqliteWriter(tmp_path)
     lease = store.acquire("default", "here:1", 30.0)
-    (size,) = store._db.execute("pragma page_count").fetchall()[0]
-    store._db.execute(f"pragma max_page_count = {size}").fetchall()
+    (size,) = store._db.rows("pragma page_count")[0]
+    store._db.script(f"pragma max_page_count = {size}")
     flush = store.begin(lease)
     (table, *_) = store.tables("default")
     with pytest.raises(StoreError, match=r"the disk is full.*free space on it"):
@@ -133,7 +135,7 @@ def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(tmp_path: Path) -> 
 def test_death_while_a_bulk_job_is_taken_over(launch_module: Launch, tmp_path: Path, failpoint: str) -> None:
     directory, point = tmp_path / "store", failpoint.partition(":")[0]
     small_bulk.run(directory, "first")
-    reader = SqliteStore.open_reader(directory)
+    reader = open_store(SqliteAddress(str(directory))).open_reader()
     device = follow(reader, {})
     dying = launch_module("tests.support.small_bulk", str(directory), "second", failpoint=failpoint)
     dying.died_at(point)

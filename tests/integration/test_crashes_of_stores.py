@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from headwater.storage.address import StoreAddress
-from headwater.storage.backend import Store
 from headwater.storage.contract.versions import VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_processes import Launch, Running
 from tests.support.fix_stores import LASTING, NewAddress
@@ -50,7 +50,7 @@ class Witness:
 
     def check(self) -> None:
         """The store is whole, holds what was told to be there, and the device gets to it."""
-        with closing(open_backend(self.address).open_store()) as store:
+        with closing(open_store(self.address).open_writer()) as store:
             assert problems(self.address) == []
             state = store.source_state(SOURCE)
             number = 0 if state is None else state.lsn // LSN_EACH
@@ -58,17 +58,17 @@ class Witness:
             if state is not None:
                 self._check_contents(store, number)
 
-    def _check_contents(self, store: Store, number: int) -> None:
+    def _check_contents(self, store: StoreWriter, number: int) -> None:
         (active,) = [each for each in store.versions() if each.state is VersionState.ACTIVE]
         rows = rows_after(number)
         served = expected_buckets(sides_of(active.yaml), rows)
-        with closing(open_backend(self.address).open_reader()) as reader:
+        with closing(open_store(self.address).open_reader()) as reader:
             with reader.snapshot() as snapshot:
                 assert snapshot is not None
                 assert snapshot.config.yaml == active.yaml
                 assert snapshot.checkpoint.op_id >= self.checkpoint, "the checkpoint went back"
                 self.checkpoint = snapshot.checkpoint.op_id
-                expected = expected_buckets({*store.complete_sides(), *sides_of(active.yaml)}, rows)
+                expected = expected_buckets({*store.complete_definitions(), *sides_of(active.yaml)}, rows)
                 totals = snapshot.totals(list(expected))
                 outputs = expected_lookups(sides_of(active.yaml), rows)
                 found = snapshot.lookups(list(outputs))

@@ -16,8 +16,9 @@ from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.contract.versions import Origin
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.open import open_store
 from headwater.storage.sqlite.wake import wake_directory
+from headwater.storage.sqlite.writer import SqliteWriter
 from tests.integration.world import SmallDisk
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
@@ -91,14 +92,14 @@ def test_a_damaged_part_of_a_bulk_job_is_not_taken_for_a_damaged_store(
 ) -> None:
     hurt: list[str] = []
 
-    def hurting(store: SqliteStore, lease: Lease, part: StagedPart, *rest: Any) -> Checkpoint:
+    def hurting(store: SqliteWriter, lease: Lease, part: StagedPart, *rest: Any) -> Checkpoint:
         if not hurt:
             damage(Path(part.path))
             hurt.append(part.path)
         return take_page(store, lease, part, *rest)
 
-    take_page = SqliteStore.take_page
-    monkeypatch.setattr(SqliteStore, "take_page", hurting)
+    take_page = SqliteWriter.take_page
+    monkeypatch.setattr(SqliteWriter, "take_page", hurting)
     stopped.start()
     device = Device(stopped)
     stopped.redeploy(NOTES.replace("*", "id, body, 'new' AS more"))
@@ -115,13 +116,13 @@ def test_a_damaged_part_of_a_bulk_job_is_not_taken_for_a_damaged_store(
 def test_a_damaged_part_of_the_first_snapshot_is_read_again(
     deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hurting(store: SqliteStore, lease: Lease, parts: Sequence[StagedPart]) -> None:
+    def hurting(store: SqliteWriter, lease: Lease, parts: Sequence[StagedPart]) -> None:
         if "HW_4009" not in caplog.text:
             halve(Path(parts[0].path))
         stage(store, lease, parts)
 
-    stage = SqliteStore.stage
-    monkeypatch.setattr(SqliteStore, "stage", hurting)
+    stage = SqliteWriter.stage
+    monkeypatch.setattr(SqliteWriter, "stage", hurting)
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
     deployment = deploy(NOTES).start()
     assert len(deployment.rows("a")) == 1
@@ -194,11 +195,11 @@ def test_a_disk_that_is_full_in_the_middle_of_the_first_snapshot_is_named(
 def test_a_damaged_file_is_named_and_a_new_one_made_when_it_was_moved_away(
     stopped: Deployment, name: str, remedy: str, damage: Damage
 ) -> None:
-    SqliteStore.open_reader(stopped.directory).close()
+    open_store(stopped.address).open_reader().close()
     path = stopped.directory / name
     damage(path)
     with pytest.raises(StoreError, match=rf"{name}\); stop Headwater and move {name}, .*{remedy}"):
-        SqliteStore.open_reader(stopped.directory)
+        open_store(stopped.address).open_reader()
     for file in stopped.directory.glob(f"{name}*"):
         file.rename(file.with_name("away"))
     stopped.start()

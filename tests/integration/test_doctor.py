@@ -20,7 +20,7 @@ from headwater.cli.doctor import Level, Result
 from headwater.cli.source import status
 from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.command import headwater_here
 from tests.support.fix_headwater import NOTES, Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -160,22 +160,22 @@ def test_a_config_that_can_not_be_used(tmp_path: Path) -> None:
     assert (code, areas(found["FAIL"]), len(found["FAIL"])) == (1, {"config"}, 2)
 
 
-def test_a_store_from_before_the_first_release_is_left_as_it_is(deployed: Deployment, tmp_path: Path) -> None:
+def test_a_store_of_a_newer_version_is_left_as_it_is(deployed: Deployment, tmp_path: Path) -> None:
     deployed.start()
     deployed.close()
     with closing(sqlite3.connect(deployed.directory / "store.db", isolation_level=None)) as store:
-        store.execute("update meta set value = '3' where key = 'format'")
+        store.execute("update meta set value = '99' where key = 'format'")
         _, found = doctor(tmp_path, config_of(deployed, free_port()))
-        assert "format 3, set by" in str(found["FAIL"])
-        assert "from before the first release" in str(found["FAIL"])
-        assert store.execute("select value from meta where key = 'format'").fetchall() == [("3",)]
+        assert "format 99, set by" in str(found["FAIL"])
+        assert "or newer" in str(found["FAIL"])
+        assert store.execute("select value from meta where key = 'format'").fetchall() == [("99",)]
 
 
 def test_a_store_that_was_moved(deployed: Deployment, tmp_path: Path) -> None:
     deployed.start()
     deployed.close()
     config = config_of(deployed, free_port())
-    open_backend(deployed.address).seal("moved to the cellar")
+    open_store(deployed.address).seal("moved to the cellar")
     code, found = doctor(tmp_path, config)
     assert code == 1
     assert "moved to the cellar" in str(found["FAIL"])

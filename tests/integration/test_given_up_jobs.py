@@ -18,13 +18,12 @@ from psycopg.conninfo import make_conninfo
 from headwater.compaction.compactor import Compactor, Schedule
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.address import PostgresAddress
-from headwater.storage.backend import Store
-from headwater.storage.contract.requests import RequestState
-from headwater.storage.contract.store import Lease
+from headwater.storage.contract.store import Lease, RequestState
 from headwater.storage.contract.versions import Origin, VersionState
-from headwater.storage.open import open_backend
-from headwater.storage.postgres.history.compact import PostgresCompaction
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.compaction import CompactionStore
+from headwater.storage.sql.writer import StoreWriter
 from tests.support.fix_headwater import NOTES, Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.network import Network
@@ -62,7 +61,7 @@ def stage(
         over = replace(postgres_storage, conninfo=make_conninfo(postgres_storage.conninfo, port=network.port))
         replicator = Deployment(source_db, tmp_path, NOTES, bulk, storage=over)
         direct = Deployment(source_db, tmp_path, NOTES, bulk, storage=postgres_storage)
-        open_backend(postgres_storage).open_store().close()
+        open_store(postgres_storage).open_writer().close()
         yield Stage(source_db, network, replicator, direct)
         direct.close()
         replicator.close()
@@ -90,11 +89,11 @@ class LeaseLost:
 
     def __init__(self, stage: Stage) -> None:
         self._address = stage.address
-        self._store: Store | None = None
+        self._store: StoreWriter | None = None
         self._lease: Lease | None = None
 
     def begin(self) -> None:
-        self._store = open_backend(self._address).open_store()
+        self._store = open_store(self._address).open_writer()
         change_leases(self._address, "owner = 'another' where name = 'default'")
         self._lease = self._store.acquire("default", "another", 600.0)
 
@@ -232,9 +231,9 @@ def test_a_compaction_that_is_cut_short_is_done_again(
         stage.source.execute("update notes set body = body || 'x'")
         stage.direct.caught_up()
     caplog.set_level(logging.INFO)
-    before, began, write = stage.direct.op_count(), threading.Event(), PostgresCompaction.replace
+    before, began, write = stage.direct.op_count(), threading.Event(), CompactionStore.replace
 
-    def cut_short(store: PostgresCompaction, *args: Any) -> Any:
+    def cut_short(store: CompactionStore, *args: Any) -> Any:
         if not began.is_set():
             if fault is StoreAway:
                 stage.network.cut()
@@ -243,7 +242,7 @@ def test_a_compaction_that_is_cut_short_is_done_again(
             began.set()
         return write(store, *args)
 
-    monkeypatch.setattr(PostgresCompaction, "replace", cut_short)
+    monkeypatch.setattr(CompactionStore, "replace", cut_short)
     assert stage.replicator.storage is not None
     compaction = Compactor(stage.replicator.storage, "test", schedule=Schedule(0.05, 0.0), policy=CompactionPolicy())
     compaction.start()

@@ -9,8 +9,8 @@ import pytest
 
 from headwater.oplog.limits import OP_LIMIT, ROW_LIMIT
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.stats import LeftOutRow
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import LeftOutRow
 from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.store_checker import problems
@@ -48,7 +48,7 @@ def shown(deployment: Deployment) -> set[str]:
 
 
 def left_out(deployment: Deployment) -> dict[str, LeftOutRow]:
-    (table,) = open_backend(SqliteAddress(str(deployment.directory))).store_stats().tables
+    (table,) = open_store(SqliteAddress(str(deployment.directory))).store_stats().tables
     assert table.left_out_rows == len(table.left_out)
     return {row.row_id: row for row in table.left_out}
 

@@ -21,7 +21,7 @@ from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.postgres.connection import postgres_errors
-from headwater.storage.sqlite.bulk.stage import StageFile
+from headwater.storage.sqlite.bulk import StageFile
 from headwater.storage.sqlite.connection import sqlite_errors
 from tests.support.fix_headwater import HASTY, NOTES, Deploy, wait_until
 from tests.support.local_bulk import patches_tasks

@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.storage.contract.stats import StoreStats
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import StoreStats
 from headwater_rules.versions import sides
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import Deploy, Deployment, plan_of, wait_until
@@ -86,7 +86,7 @@ def settle(deployment: Deployment) -> None:
 def complete(deployment: Deployment) -> Collection[str]:
     deployment.raise_failure()
     with deployment.store() as store:
-        return store.complete_sides().keys()
+        return store.complete_definitions().keys()
 
 
 def newest(deployment: Deployment) -> ConfigVersion:
@@ -128,7 +128,7 @@ def test_twenty_deploys_in_a_row(deploy: Deploy, source_db: SourceDb, tmp_path: 
     deployment.close()
     fresh.close()
     assert problems(deployment.address) == []
-    left, needed = open_backend(deployment.address).store_stats(), open_backend(fresh.address).store_stats()
+    left, needed = open_store(deployment.address).store_stats(), open_store(fresh.address).store_stats()
     assert [(b.name, b.rows) for b in left.buckets] == [(b.name, b.rows) for b in needed.buckets]
     assert [(t.name, t.rows) for t in left.tables] == [(t.name, t.rows) for t in needed.tables]
     assert left.lookups == needed.lookups

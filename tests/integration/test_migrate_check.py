@@ -14,7 +14,7 @@ from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import free_port
@@ -183,10 +183,10 @@ def test_the_slot_of_our_store_is_not_taken_for_theirs(check: Check, former: Non
     assert "the slot powersync_1_ab12" in told["Good to know"]
     assert not (tmp_path / "store").exists(), "nothing is changed"
     config = load_config(ConfigSource(), {"PS_SOURCE_URI": AT, "PS_PORT": "0"}, tmp_path)
-    store = open_backend(config.storage).open_store()
+    store = open_store(config.storage).open_writer()
     try:
         lease = store.acquire("default", "test", 60.0)
-        store.note(lease, "slot default", json.dumps({"name": "powersync_1_ab12", "prefix": "powersync_"}))
+        store.set_meta(lease, "slot default", json.dumps({"name": "powersync_1_ab12", "prefix": "powersync_"}))
         store.release(lease)
     finally:
         store.close()

@@ -9,7 +9,7 @@ import pytest
 from headwater.replication.health.figures import Figures
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StorePublishedError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.fix_headwater import NOTES, Deployment
 from tests.support.fix_postgres import SourceDb
 
@@ -44,7 +44,7 @@ def test_commits_to_tables_that_nobody_follows_are_stored_together(
 def test_a_store_whose_own_tables_are_published_is_refused(source_db: SourceDb) -> None:
     address = PostgresAddress(source_db.dsn, "kept", "the test's source")
     source_db.execute("create schema kept; create table kept.sources (id int); create publication app for all tables")
-    backend = open_backend(address)
+    backend = open_store(address)
     with pytest.raises(StorePublishedError, match=r"\[HW_4011\].*publication app publishes the store's own tables"):
         backend.raise_if_published(["app"])
     source_db.execute("drop publication app; create publication app for table kept.sources")
@@ -54,29 +54,29 @@ def test_a_store_whose_own_tables_are_published_is_refused(source_db: SourceDb) 
 def test_a_publication_that_would_publish_a_store_is_refused_before_there_is_one(source_db: SourceDb) -> None:
     source_db.execute("create publication app for all tables")
     with pytest.raises(StorePublishedError, match="publication app publishes the store's own tables"):
-        open_backend(PostgresAddress(source_db.dsn, "to_come", "the test's source")).raise_if_published(["app"])
+        open_store(PostgresAddress(source_db.dsn, "to_come", "the test's source")).raise_if_published(["app"])
 
 
 def test_what_a_role_lacks_for_a_store_is_told_with_the_statements(source_db: SourceDb) -> None:
     role = f"{source_db.name}_keeper"
     source_db.execute(f"create role {role} login")
     dsn = f"postgresql://{role}@127.0.0.1:{source_db.server.port}/{source_db.name}"
-    backend = open_backend(PostgresAddress(dsn, "kept", "the test's source"))
+    backend = open_store(PostgresAddress(dsn, "kept", "the test's source"))
 
     def mended() -> list[str]:
-        found = [statement for each in backend.lacking() for statement in each.sql]
+        found = [statement for each in backend.missing_rights() for statement in each.sql]
         source_db.execute("; ".join(found))
-        assert backend.lacking() == []
+        assert backend.missing_rights() == []
         return found
 
     try:
         assert mended() == [f'CREATE SCHEMA "kept" AUTHORIZATION "{role}"']
-        backend.open_store().close()
-        assert backend.lacking() == []
+        backend.open_writer().close()
+        assert backend.missing_rights() == []
         source_db.execute("alter table kept.meta owner to postgres")
         assert mended() == [f'ALTER TABLE "kept"."meta" OWNER TO "{role}"']
         source_db.execute("alter schema kept owner to postgres")
         assert mended() == [f'GRANT USAGE, CREATE ON SCHEMA "kept" TO "{role}"']
-        backend.open_store().close()
+        backend.open_writer().close()
     finally:
         source_db.execute(f"drop owned by {role} cascade; drop schema if exists kept cascade; drop role {role}")

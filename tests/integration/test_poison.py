@@ -228,7 +228,7 @@ def test_after_ten_within_an_hour_the_next_one_stops(
         long_ago = [
             FailedTransaction(format_lsn(Lsn(n)), time.time() - 3601, "why", skipped=True) for n in range(1, 31)
         ]
-        store.note(lease, "poison default", json.dumps([asdict(poison) for poison in long_ago]))
+        store.set_meta(lease, "poison default", json.dumps([asdict(poison) for poison in long_ago]))
         assert all(leaves_out(number) for number in range(101, 111)), "those of long ago do not count"
         assert leaves_out(110), "one that is left out already stays so"
         assert not leaves_out(111)

@@ -12,7 +12,7 @@ from headwater.source.connect import SourceRefused, SourceSettings, connect, con
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.command import headwater_here
 from tests.support.fix_postgres import SourceDb
 from tests.support.pooler import silent_pooler
@@ -32,7 +32,7 @@ def test_a_pooler_that_drops_settings_and_replication_is_refused(source_db: Sour
             SnapshotKeeper(pooled, "lent", temporary=True)
         store = PostgresAddress(f"host=127.0.0.1 port={port} dbname={source_db.name} user=postgres sslmode=disable")
         with pytest.raises(StoreError, match=DIRECTLY):
-            open_backend(store).open_store()
+            open_store(store).open_writer()
         uri = f"postgresql://postgres@127.0.0.1:{port}/{source_db.name}"
         refused = headwater_here("init", "--yes", "--sdk", "none", "--uri", uri, cwd=tmp_path)
     assert (refused.code, DIRECTLY in refused.err) == (1, True), refused.err

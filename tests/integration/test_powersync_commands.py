@@ -12,7 +12,7 @@ from headwater.cli.config import load_config
 from headwater.cli.powersync.teardown import SlotStaysError, teardown
 from headwater.config import ConfigSource
 from headwater.storage.contract.store import LeaseHeldError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.command import headwater_here
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -55,7 +55,7 @@ def test_a_teardown_needs_its_word_and_takes_slot_and_store(
     done = headwater_here("teardown", "TEARDOWN", "-c", config)
     assert done.code == 0, done.err
     assert slots(source_db) == []
-    assert not open_backend(deployed.address).exists()
+    assert not open_store(deployed.address).exists()
     again = headwater_here("teardown", "TEARDOWN", "-c", config)
     assert (again.code, "there is no store" in again.out) == (0, True)
 
@@ -74,7 +74,7 @@ def test_the_store_stays_while_its_slot_does(
     monkeypatch.setattr(commands, "drop_unread_slot", lambda *_: None)  # as if somebody read it
     with pytest.raises(SlotStaysError):
         teardown(load_config(ConfigSource(path=config), {}, config.parent), "TEARDOWN", wait_seconds=0)
-    assert open_backend(deployed.address).exists()
+    assert open_store(deployed.address).exists()
 
 
 def test_a_store_is_migrated_up_and_never_down(deployed: Deployment, config: Path) -> None:

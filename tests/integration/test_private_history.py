@@ -17,7 +17,7 @@ from headwater.replication.stream.flush import FLUSH_CHANGES
 from headwater.source.rows.fetch import Names, RowFetcher
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.integration.test_catalog import settings_for
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import HASTY, TRIGGERED, Deploy, Deployment, wait_until
@@ -94,7 +94,7 @@ def held_back() -> Iterator[None]:
 
 def given(deployment: Deployment) -> str:
     """Every op that any device could have been given."""
-    backend = open_backend(deployment.address)
+    backend = open_store(deployment.address)
     batches = backend.read_history(OpId(0), backend.history_limits().checkpoint)
     return "\n".join(op.line for batch in batches for op in batch)
 

@@ -26,9 +26,9 @@ from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look, slot_findings
 from headwater.source.slot import READERS
 from headwater.storage.address import StoreAddress
-from headwater.storage.backend import Backend
 from headwater.storage.contract.store import StoreUnreachableError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.store import Store
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment, plan_of, wait_until
@@ -412,12 +412,12 @@ def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands
     """As when it is restarted, just when a replicator takes over."""
     failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
 
-    def reached_later(address: StoreAddress) -> Backend:
+    def reached_later(address: StoreAddress) -> Store:
         if failures:
             raise failures.pop()
-        return open_backend(address)
+        return open_store(address)
 
-    monkeypatch.setattr(headwater.replication.health.monitor, "open_backend", reached_later)
+    monkeypatch.setattr(headwater.replication.health.monitor, "open_store", reached_later)
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")
 

@@ -14,8 +14,8 @@ import pytest
 
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.storage.contract.store import Lease, StoreError, StoreGoneError
-from headwater.storage.sqlite import SqliteStore
 from headwater.storage.sqlite.flush import SqliteFlush
+from headwater.storage.sqlite.writer import SqliteWriter
 from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
 from tests.support.row_truth import device_rows, truth
 from tests.support.store_file import store_file
@@ -162,19 +162,19 @@ def test_what_is_open_is_written_to_though_nobody_may_open_it_any_more(
 def test_a_store_that_takes_no_writes_meanwhile_loses_nothing(
     running: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read_only, begin, discard = [True], SqliteStore.begin, SqliteStore.discard_staged
+    read_only, begin, discard = [True], SqliteWriter.begin, SqliteWriter.discard_staged
 
-    def begin_to_read(store: SqliteStore, lease: Lease) -> SqliteFlush:
+    def begin_to_read(store: SqliteWriter, lease: Lease) -> SqliteFlush:
         store._db.execute(f"pragma query_only = {read_only[0]}")
         return begin(store, lease)
 
-    def discard_all_the_same(store: SqliteStore, lease: Lease) -> None:
+    def discard_all_the_same(store: SqliteWriter, lease: Lease) -> None:
         store._db.execute("pragma query_only = off")
         discard(store, lease)
 
     before = written(source_db)
-    monkeypatch.setattr(SqliteStore, "begin", begin_to_read)
-    monkeypatch.setattr(SqliteStore, "discard_staged", discard_all_the_same)
+    monkeypatch.setattr(SqliteWriter, "begin", begin_to_read)
+    monkeypatch.setattr(SqliteWriter, "discard_staged", discard_all_the_same)
     source_db.execute("insert into notes values ('new', 'x'); delete from notes where id = '8'")
     wait_until(lambda: caplog.text.count("[HW_4001] the store is not writable") > 1, "a second attempt", 20)
     assert confirmed(source_db) <= before

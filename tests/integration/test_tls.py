@@ -17,7 +17,7 @@ from headwater.source.connect import SourceRefused, SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.authority import Authority, Issued
 from tests.support.command import headwater_here
 from tests.support.fix_postgres import skip_without
@@ -83,15 +83,15 @@ def test_a_certificate_is_trusted_by_its_authority_and_for_its_host(
     assert "unable to get local issuer certificate" in refusal(settings, cacert=STRANGER.pem, sslmode="require")
     assert "cacert is no certificate" in refusal(settings, cacert="./ca.pem")
     with pytest.raises(StoreError, match=r"not trusted here: unable to get local issuer certificate.*set cacert"):
-        open_backend(store_at(settings, "verify-full", STRANGER.pem)).open_store()
-    open_backend(store_at(settings, "verify-full", COMPANY.pem)).open_store().close()
+        open_store(store_at(settings, "verify-full", STRANGER.pem)).open_writer()
+    open_store(store_at(settings, "verify-full", COMPANY.pem)).open_writer().close()
 
     trusted = tmp_path / "authorities.pem"
     trusted.write_text(STRANGER.pem + COMPANY.pem)
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))  # as an administrator adds one to the machine's
     for sslmode in ("verify-full", "verify-ca"):
         assert encrypted(replace(settings, sslmode=sslmode))
-        open_backend(store_at(settings, sslmode, None)).open_store().close()
+        open_store(store_at(settings, sslmode, None)).open_writer().close()
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health.figures import Figures
 from headwater.storage.address import SqliteAddress
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.telemetry.trace_choice import Flushed
 from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
 from tests.support.memory import forget_peak, peak
@@ -271,7 +271,7 @@ def test_a_large_transaction_takes_bounded_memory(
     deployment.caught_up()
     grown = peak() - before
     assert grown < ALLOWED, f"{grown >> 20} MB"
-    (stored,) = open_backend(SqliteAddress(str(deployment.directory))).store_stats().tables
+    (stored,) = open_store(SqliteAddress(str(deployment.directory))).store_stats().tables
     there = source_db.fetch("select count(*), sum(n), count(distinct body), sum(length(body)) from notes")
     assert [sums(deployment, bucket)] == there
     assert stored.rows == there[0][0]

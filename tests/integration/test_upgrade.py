@@ -20,7 +20,7 @@ import zstandard
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.postgres import format as postgres_format
 from headwater.storage.sqlite import format as sqlite_format
 from tests.support.command import headwater_here
@@ -119,8 +119,8 @@ def texts(device: ModelClient) -> dict[str, str]:
 
 
 def upgraded(kept: Kept) -> None:
-    backend = open_backend(kept.address)
-    backend.open_store().close()
+    backend = open_store(kept.address)
+    backend.open_writer().close()
     assert backend.older_format() is None
 
 
@@ -154,7 +154,7 @@ def test_a_store_of_an_earlier_version_goes_on_as_if_nothing_had_been(
             assert [*devices[user].buckets] == [kept.bucket(user)]
             history[user] = synced(kept, new[user], user)
             assert texts(new[user]) == shown(ROUNDS, user)
-        with closing(open_backend(kept.address).open_store()) as store:
+        with closing(open_store(kept.address).open_writer()) as store:
             lease = store.acquire(SOURCE, "upgraded", 60.0)
             change(store, lease, notes_after(ROUNDS), notes_after(ROUNDS + 1))
             store.release(lease)
@@ -179,7 +179,7 @@ def compact(kept: Kept, tmp_path: Path, budget: int) -> None:
     (tmp_path / "headwater.json").write_text(json.dumps(kept.config))
     done = headwater_here("compact", "--config", tmp_path / "headwater.json", "--budget", str(budget))
     assert done.code == 0, done
-    with closing(open_backend(kept.address).open_compaction()) as store:
+    with closing(open_store(kept.address).open_compaction()) as store:
         upto = store.checkpoint()
         left = [each.name for each in store.buckets(OpId(0)) if store.unsealed_ops(each.key, upto, 1)]
     assert left == [] or budget == 0, "everything is sealed"

@@ -150,7 +150,7 @@ def test_rolling_back_soon_costs_nothing_and_obsolete_row_sides_are_forgotten_la
 
     def forgotten() -> bool:
         with deployment.store() as store:
-            return len(store.complete_sides()) == 3  # two definitions and a lookup
+            return len(store.complete_definitions()) == 3  # two definitions and a lookup
 
     wait_until(forgotten, "the row sides of the second version to go")
     assert deployment.op_count_now() < ops

@@ -18,10 +18,10 @@ import psycopg
 from headwater.bulk.contract import JobKind
 from headwater.cli.main import EXIT_AGAIN
 from headwater.replication.health.model import Health, from_json
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.versions import VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from tests.scaled.devices import Device
 from tests.scaled.load import Beats, Writer, rules, schema
 from tests.scaled.machines import ENDPOINTS, PATIENCE, REPLICATORS, WORKERS, Machines
@@ -82,7 +82,7 @@ class Run:
             machines.start_endpoint(name)
         for name in REPLICATORS:
             machines.start_replicator(name)
-        self._store: Store = self._stack.enter_context(closing(open_backend(machines.address).open_store()))
+        self._store: StoreWriter = self._stack.enter_context(closing(open_store(machines.address).open_writer()))
         wait_until(lambda: self._look(self._follows() is not None), "the first snapshot", PATIENCE)
         for device in self._devices:
             self._stack.callback(device.end)
@@ -271,8 +271,8 @@ class Run:
         return holder if follows else None
 
     def _health(self) -> Health | None:
-        with closing(open_backend(self.machines.address).open_reader()) as reader:
-            return from_json(reader.heard("default").text)
+        with closing(open_store(self.machines.address).open_reader()) as reader:
+            return from_json(reader.replicator_status("default").text)
 
     def _wait_for_work(self, done: Callable[[], bool]) -> None:
         """Until Spark works on something, or was so quick that it is done."""

@@ -12,7 +12,7 @@ from headwater.compaction.compactor import CompactionPass, Summary, shared
 from headwater.oplog.op import OpId
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from tests.support.fix_headwater import Deployment
 
@@ -44,7 +44,7 @@ def test_buckets_are_compacted_by_tasks_and_devices_converge(
         deployment.caught_up()
     device = deployment.buckets("u1")
     before = deployment.op_count()
-    compaction = open_backend(deployment.address).open_compaction()
+    compaction = open_store(deployment.address).open_compaction()
     try:
         with CompactionPass(compaction, "test:1", lambda _: False) as work:
             shares = shared(

@@ -26,7 +26,7 @@ from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress, SqliteAddress
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import StoreUnreachableError
-from headwater.storage.sqlite import SqliteStore
+from headwater.storage.sqlite.writer import SqliteWriter
 from headwater_rules.compiler.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_headwater import Deploy, Deployment
@@ -55,13 +55,13 @@ def test_every_part_of_a_snapshot_was_written_by_a_spark_task(
     deployment = deploy(RULES)
     before = spark_jobs(spark.context())
     parts: list[StagedPart] = []
-    stage = SqliteStore.stage
+    stage = SqliteWriter.stage
 
-    def spy(store: SqliteStore, lease: object, staged: Sequence[StagedPart]) -> None:
+    def spy(store: SqliteWriter, lease: object, staged: Sequence[StagedPart]) -> None:
         parts.extend(staged)
         stage(store, lease, staged)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(SqliteStore, "stage", spy)
+    monkeypatch.setattr(SqliteWriter, "stage", spy)
     deployment.start()
     assert parts
     assert all(part.attempt.isdigit() for part in parts)

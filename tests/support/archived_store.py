@@ -9,8 +9,8 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.reader import Chunk
-from headwater.storage.contract.revocations import RevokedKind
-from headwater.storage.open import open_backend
+from headwater.storage.contract.store import RevokedKind
+from headwater.storage.open import open_store
 from tests.support.written_store import SOURCE, WrittenStore, compact
 
 A, B, C, GONE = 'todos["a"]', 'todos["b"]', 'notes["c"]', 'old["g"]'
@@ -24,7 +24,7 @@ def fill(store: WrittenStore) -> None:
         store.write({str(i): (A, f"step {step}") for i in range(step * 10, step * 10 + 20)})
     compact(store.address, A)
     store.write({"1": None, "2": (C, "moved"), "x" * 900: (C, "a long id")})
-    with closing(open_backend(store.address).open_reader()) as reader:
+    with closing(open_store(store.address).open_reader()) as reader:
         reader.create_write_checkpoint(["u/1", "u/2", "u/1"], {SOURCE: Lsn(5)})
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(900)})
     store.store.revoke(RevokedKind.USER, "u", 3600.0)
@@ -32,7 +32,7 @@ def fill(store: WrittenStore) -> None:
 
 def everything(address: StoreAddress) -> dict[str, object]:
     """All that a store shows to those who use it."""
-    with closing(open_backend(address).open_reader()) as reader, closing(open_backend(address).open_store()) as store:
+    with closing(open_store(address).open_reader()) as reader, closing(open_store(address).open_writer()) as store:
         with reader.snapshot() as snapshot:
             assert snapshot is not None
             checkpoint, config = snapshot.checkpoint, snapshot.config
@@ -48,7 +48,7 @@ def everything(address: StoreAddress) -> dict[str, object]:
         tables = store.tables(SOURCE)
         rows = {
             table.id: sorted(
-                placed for batch in open_backend(address).read_rows(table.id, 0, 1 << 62) for placed in batch
+                placed for batch in open_store(address).read_rows(table.id, 0, 1 << 62) for placed in batch
             )
             for table in tables
         }
@@ -63,7 +63,7 @@ def everything(address: StoreAddress) -> dict[str, object]:
             "secret": store.keys().secret,
             "source": store.source_state(SOURCE),
             "versions": store.versions(),
-            "sides": store.complete_sides(),
+            "sides": store.complete_definitions(),
             "jobs": store.bulk_records(),
             "writes": reader.write_checkpoints(0),
             "revocations": reader.revocations(0),

@@ -16,8 +16,8 @@ from headwater.replication.health.standing import Standings
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
-from headwater.storage.contract.reader import Heard
-from headwater.storage.contract.stats import Disk
+from headwater.storage.contract.reader import ReplicatorStatus
+from headwater.storage.sql.stats import Disk
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 
@@ -38,8 +38,8 @@ _HEALTH = Health(
 class _Noting(MemoryStore):
     """A store in which a replicator tells how it stands."""
 
-    def heard(self, tag: str) -> Heard:
-        return Heard(to_json(_HEALTH), 0.0, runs=True)
+    def heard(self, tag: str) -> ReplicatorStatus:
+        return ReplicatorStatus(to_json(_HEALTH), 0.0, runs=True)
 
 
 def collectors() -> list[Collector]:

@@ -24,7 +24,7 @@ from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.plain_http import plain_http
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
@@ -89,7 +89,7 @@ def running_admin(
         sockets.append(bind("127.0.0.1", 0))
         settings = _at(settings, sockets[1].getsockname()[1])
     public, port = sockets[0].getsockname()[1], sockets[-1].getsockname()[1]
-    with closing(open_backend(settings.storage).open_reader()) as reader:
+    with closing(open_store(settings.storage).open_reader()) as reader:
         key = {"kty": "oct", "alg": "HS256", "k": urlsafe_b64encode(SECRET).rstrip(b"=").decode()}
         held = StaticKeys((parse_key(key),))
         app = create_app(

@@ -33,12 +33,12 @@ from headwater.replication.sampling.audit import SamplingSettings
 from headwater.source.catalog.publications import load_publications
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.requests import RequestState
+from headwater.storage.contract.store import RequestState
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
@@ -144,7 +144,7 @@ class Deployment:
     @property
     def reader(self) -> StoreReader:
         if self._reader is None:
-            self._reader = open_backend(self.address).open_reader()
+            self._reader = open_store(self.address).open_reader()
         return self._reader
 
     def start(self, *, publish: bool = True) -> Deployment:
@@ -168,12 +168,12 @@ class Deployment:
 
     def _run(self, following: threading.Event) -> None:
         try:
-            with closing(open_backend(self.address).open_store()) as store:
+            with closing(open_store(self.address).open_writer()) as store:
                 self._replicate(store, following)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
 
-    def _replicate(self, store: Store, following: threading.Event) -> None:
+    def _replicate(self, store: StoreWriter, following: threading.Event) -> None:
         Replicator(
             source=self.settings,
             store=store,
@@ -256,13 +256,13 @@ class Deployment:
 
     def health(self) -> Standing | None:
         """How the replicator stands, by what it tells; None before it has told anything."""
-        heard = self.reader.heard("default")
+        heard = self.reader.replicator_status("default")
         return find_standing("default", heard, None, time.time()) if heard.text else None
 
     @contextmanager
-    def store(self) -> Iterator[Store]:
+    def store(self) -> Iterator[StoreWriter]:
         """The store as a command has it."""
-        store = open_backend(self.address).open_store()
+        store = open_store(self.address).open_writer()
         try:
             yield store
         finally:
@@ -299,7 +299,7 @@ class Deployment:
 
     def bulk_records(self) -> list[BulkRecord]:
         """The bulk jobs that the store tells of."""
-        store = open_backend(self.address).open_store()
+        store = open_store(self.address).open_writer()
         try:
             return store.bulk_records()
         finally:

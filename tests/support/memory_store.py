@@ -18,14 +18,14 @@ from headwater.storage.contract.reader import (
     Checkpoint,
     Chunk,
     FlushMark,
-    Heard,
     Newest,
+    ReplicatorStatus,
     StoredConfig,
     StoreReader,
     Touched,
     WriteCheckpoint,
 )
-from headwater.storage.contract.revocations import Revocation
+from headwater.storage.contract.store import Revocation
 
 
 @dataclass(frozen=True)
@@ -237,11 +237,11 @@ class MemoryStore:
     def replicator_alive(self) -> bool:
         return True
 
-    def noted(self, key: str) -> str:
+    def get_meta(self, key: str) -> str:
         return ""
 
-    def heard(self, tag: str) -> Heard:
-        return Heard(self.told, 0.0, runs=True) if self.told else Heard()
+    def replicator_status(self, tag: str) -> ReplicatorStatus:
+        return ReplicatorStatus(self.told, 0.0, runs=True) if self.told else ReplicatorStatus()
 
     def close(self) -> None:
         pass

@@ -13,11 +13,17 @@ from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import Buckets, DraftOp, decode_memberships, encode_memberships
+from headwater.oplog.transform import (
+    Buckets,
+    DraftOp,
+    decode_memberships,
+    encode_memberships,
+)
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import Flush, Progress, SourceState, StoredTable
+from headwater.storage.contract.store import Progress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides, without
@@ -39,9 +45,9 @@ class RuledStore:
     def __init__(self, folder: Path, storage: str = EMBEDDED) -> None:
         self.folder = folder
         write_config(folder, storage)
-        self.store = open_backend(
+        self.store = open_store(
             load_config(ConfigSource(path=folder / "headwater.yaml"), {}, folder).storage
-        ).open_store()
+        ).open_writer()
         self.lease = self.store.acquire(SOURCE, f"ruled-store:{next(_owners)}", 600.0)
         self.store.move_source(self.lease, SourceState(SOURCE, Lsn(100), "slot", "1", 1))
         self._rows: dict[int, Rows] = {}
@@ -76,7 +82,7 @@ class RuledStore:
         """Do all that the version needs that somebody has deployed."""
         (version,) = [each for each in self.store.versions() if each.state is VersionState.PROCESSING]
         plan = compile_config(version.yaml).plan
-        new = without(plan, self.store.complete_sides())
+        new = without(plan, self.store.complete_definitions())
         flush = self.store.begin(self.lease)
         for table in self.store.tables(SOURCE):
             self._evaluate(flush, new, table)

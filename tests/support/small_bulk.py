@@ -15,9 +15,9 @@ from headwater.oplog.transform import Bucket, RowKeys, encode_memberships, row_o
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart, StagedTable
 from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.shared.common import process_owner
-from headwater.storage.sqlite import SqliteStore
-from headwater.storage.sqlite.bulk.stage import StageFile
+from headwater.storage.sql.leases import process_owner
+from headwater.storage.sqlite.bulk import StageFile
+from headwater.storage.sqlite.writer import SqliteWriter
 from headwater_rules.results import LookupEntry, Put
 
 SOURCE = "default"
@@ -33,7 +33,7 @@ def expected(text: str) -> dict[tuple[str, str], dict[str, object]]:
 
 def run(directory: Path, text: str) -> None:
     """Replace all that the store has of the source."""
-    store = SqliteStore(directory)
+    store = SqliteWriter(directory)
     lease = store.acquire(SOURCE, process_owner(), 30.0)
     store.discard_staged(lease)
     columns = (Column("id", 25, -1, True),)

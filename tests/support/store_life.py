@@ -19,12 +19,13 @@ from headwater.oplog.op import OpId
 from headwater.oplog.row_id import subkey_origin
 from headwater.oplog.transform import Bucket, Buckets, RowKeys, decode_memberships, encode_memberships, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
-from headwater.storage.contract.store import Flush, Progress, SourceState
+from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_backend
-from headwater.storage.shared.common import process_owner
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.leases import process_owner
 from headwater_rules.results import Put
 from tests.support.little_source import (
     DEFINITIONS,
@@ -73,7 +74,7 @@ class Life:
     def __init__(self, address: StoreAddress, seed: int) -> None:
         self._address = address
         self._chance = random.Random(seed)
-        self._store = open_backend(address).open_store()
+        self._store = open_store(address).open_writer()
         self._lease = self._store.acquire(SOURCE, process_owner(), 60.0)
         self._store.discard_staged(self._lease)
         self._pages: Iterator[tuple[StagedPart, int]] | None = None
@@ -135,7 +136,7 @@ class Life:
     def _followed(self) -> list[str]:
         """Row sides that are complete, and those on their way."""
         deploying = sides_of(self._deploying.yaml) if self._deploying is not None else {}
-        return sorted({*self._store.complete_sides(), *deploying, *sides_of(self._active())})
+        return sorted({*self._store.complete_definitions(), *deploying, *sides_of(self._active())})
 
     def _keys(self, row_id: str, subkey: str | None = None) -> RowKeys:
         return RowKeys(self._table, row_id, self._store.keys(), subkey)
@@ -167,7 +168,7 @@ class Life:
 
     def _part(self, version: ConfigVersion, number: int, rows: Iterable[tuple[str, str]]) -> StagedPart:
         named = list(sides_of(version.yaml))
-        with open_backend(self._address).open_part(self._table, number, str(self._chance.random())) as part:
+        with open_store(self._address).open_part(self._table, number, str(self._chance.random())) as part:
             for row_id, text in rows:
                 given = puts(named, row_id, text)
                 ops, members = row_ops((), given, self._keys(row_id))
@@ -184,8 +185,8 @@ class Life:
         (staged,) = self._store.stage_tables(self._lease, SOURCE, [(RELATION, "print")], indexed=True)
         followed = self._followed()
         for number, (first, end) in enumerate(self._store.place_ranges(self._table, 25).ranges):
-            with open_backend(self._address).open_part(staged.id, number, str(self._chance.random())) as part:
-                for batch in open_backend(self._address).read_rows(self._table, first, end):
+            with open_store(self._address).open_part(staged.id, number, str(self._chance.random())) as part:
+                for batch in open_store(self._address).read_rows(self._table, first, end):
                     rows = [self._moved(placed.row) for placed in batch]
                     found = [(row.row_id, e) for row in rows for e in entries(followed, *row.line.split("\t"))]
                     part.write(rows, found, (), {})
@@ -218,16 +219,16 @@ class Life:
 
     def _begin_deploy(self) -> None:
         version = self._in_state(VersionState.PROCESSING)
-        if version is None and sides_of(self._active()).keys() - self._store.complete_sides().keys():
+        if version is None and sides_of(self._active()).keys() - self._store.complete_definitions().keys():
             version = self._in_state(VersionState.ACTIVE)
         if version is None:
             self.deploy()
             return
         while self._store.retire(self._lease, (), _RETIRED_AT_ONCE):
             pass
-        complete = self._store.complete_sides()
+        complete = self._store.complete_definitions()
         missing = {name: digest for name, digest in sides_of(version.yaml).items() if name not in complete}
-        self._store.begin_sides(self._lease, missing)
+        self._store.begin_definitions(self._lease, missing)
         self._deploying = version
         self._written = set()
         parts = [
@@ -237,9 +238,9 @@ class Life:
         self._pages = iter([(part, page) for part in parts for page in range(part.pages)])
 
     def _additions(self, missing: list[str], number: int, first: int, end: int) -> StagedPart:
-        with open_backend(self._address).open_part(self._table, number, str(self._chance.random())) as part:
+        with open_store(self._address).open_part(self._table, number, str(self._chance.random())) as part:
             in_page = 0
-            for batch in open_backend(self._address).read_rows(self._table, first, end):
+            for batch in open_store(self._address).read_rows(self._table, first, end):
                 for row in (placed.row for placed in batch):
                     self._add(part, missing, row)
                     in_page += 1
@@ -278,7 +279,7 @@ class Life:
 
     def _forget_half_built(self) -> None:
         """What is not followed any more must not be there: from the first step on it is not."""
-        unfinished = {*self._store.unfinished_sides()} - sides_of(self._active()).keys()
+        unfinished = {*self._store.unfinished_definitions()} - sides_of(self._active()).keys()
         self._store.retire(self._lease, sorted(unfinished), _RETIRED_AT_ONCE)
 
     def retire(self) -> None:
@@ -287,7 +288,7 @@ class Life:
             return
         wanted = {VersionState.ACTIVE, VersionState.PROCESSING}
         needed = {name for each in self._store.versions() if each.state in wanted for name in sides_of(each.yaml)}
-        obsolete = sorted(self._store.complete_sides().keys() - needed)
+        obsolete = sorted(self._store.complete_definitions().keys() - needed)
         while self._store.retire(self._lease, obsolete, _RETIRED_AT_ONCE):
             self.flush()
 
@@ -303,7 +304,7 @@ class Life:
     def compact(self) -> None:
         """Shorten the histories of some buckets, for nothing or at a price."""
         with (
-            closing(open_backend(self._address).open_compaction()) as store,
+            closing(open_store(self._address).open_compaction()) as store,
             CompactionPass(store, process_owner(), lambda _: False) as work,
         ):
             buckets = store.buckets(OpId(0))

@@ -28,7 +28,7 @@ from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import Progress, SourceState
 from headwater.storage.contract.versions import Origin
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater_rules.results import LookupEntry, Put
 from tests.support.model_device import ModelBucket, parse_ops
@@ -48,7 +48,7 @@ class WrittenStore:
 
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
-        self.store = open_backend(address).open_store()
+        self.store = open_store(address).open_writer()
         try:
             self.lease = self.store.acquire(SOURCE, f"written-store:{next(_owners)}", 600.0)
         except BaseException:
@@ -76,7 +76,7 @@ class WrittenStore:
             lookups.append((row_id, _lookup(bucket, row_id)))
             ops += added
         buckets = {bucket: _named(self.keys, bucket) for bucket, _ in rows.values()}
-        with open_backend(self.address).open_part(staged.id, 1, "0") as part:
+        with open_store(self.address).open_part(staged.id, 1, "0") as part:
             part.write(standing, lookups, ops, buckets)
             parts = [part.finish()]
         self.store.stage(self.lease, parts)
@@ -126,7 +126,7 @@ class WrittenStore:
     def catch_up(self, device: dict[str, ModelBucket]) -> int:
         """As `catch_up`, by a reader that stays open."""
         if self._reader is None:
-            self._reader = open_backend(self.address).open_reader()
+            self._reader = open_store(self.address).open_reader()
         return _catch_up(self._reader, device)
 
     def key(self, bucket: str) -> int:
@@ -166,7 +166,7 @@ def _lookup(bucket: str, row_id: str) -> LookupEntry:
 def compact(address: StoreAddress, *buckets: str) -> None:
     """Shorten the history of buckets, as far as that costs devices nothing."""
     with (
-        closing(open_backend(address).open_compaction()) as store,
+        closing(open_store(address).open_compaction()) as store,
         CompactionPass(store, "test", lambda _: False) as work,
     ):
         states = {state.name: state for state in store.buckets(OpId(0))}
@@ -177,7 +177,7 @@ def compact(address: StoreAddress, *buckets: str) -> None:
 
 def catch_up(address: StoreAddress, device: dict[str, ModelBucket]) -> int:
     """Bring a device's buckets to the newest checkpoint, checksums verified. Returns how many ops it downloads."""
-    with closing(open_backend(address).open_reader()) as reader:
+    with closing(open_store(address).open_reader()) as reader:
         return _catch_up(reader, device)
 
 

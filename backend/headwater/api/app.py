@@ -29,6 +29,7 @@ from headwater.api.parsing import Parsing
 from headwater.api.probes import ProbeState, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.connection import RSocketEndpoint
+from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.service import StreamLimits, Streams
@@ -41,8 +42,7 @@ from headwater.api.upload.route import UploadRoute
 from headwater.api.workers import Answers
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.revocations import Revocation
-from headwater.storage.shared.cache import CachedReader
+from headwater.storage.contract.store import Revocation
 from headwater.sync.request import BodyLimits
 
 UNREAD_SECONDS = 15.0
@@ -86,7 +86,7 @@ class Endpoint:
         revocations = Revocations(complete=False)
         verifier = Verifier(settings.keys, settings.audience, revocations, issuers=settings.issuers)
         parsing, tasks = Parsing(), Tasks()
-        threads = StoreThreads(CachedReader(reader, settings.chunk_cache_bytes), settings.max_data_fetch_concurrency)
+        threads = StoreThreads(ChunkCache(reader, settings.chunk_cache_bytes), settings.max_data_fetch_concurrency)
         self._hub = Hub(reader, threads, self.traffic, self._on_revocations, settings.sources)
         context = StreamContext(threads, self._hub, self.traffic, settings.streams.stalled_seconds)
         resolve = PlanCache(settings.requests).resolve

@@ -38,7 +38,7 @@ from headwater.replication.health.figures import Totals
 from headwater.replication.health.model import State
 from headwater.replication.health.standing import Standing, Standings
 from headwater.source.readiness.health import SlotHealth
-from headwater.storage.contract.stats import Disk
+from headwater.storage.sql.stats import Disk
 
 SECONDS = 60.0
 """The least time between two measurements."""

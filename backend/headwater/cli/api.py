@@ -30,7 +30,7 @@ from headwater.config.document import ConfigError
 from headwater.source.head import SourceHead
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.telemetry.log_facts import process_facts
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
@@ -63,7 +63,7 @@ def build(
         http=config.api.http,
         traces=traces,
     )
-    reader = open_backend(config.storage).open_reader(_own(config))
+    reader = open_store(config.storage).open_reader(_own(config))
     return create_app(settings, reader, SourceHead([config.source()]), extra_routes)
 
 

@@ -18,11 +18,12 @@ from headwater.cli.existing_store import existing_store
 from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Share, Summary, compact_share, selected, shared
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import BucketState, CompactionStore
+from headwater.storage.contract.compaction import BucketState
 from headwater.storage.contract.store import LeaseHeldError
-from headwater.storage.open import open_backend
-from headwater.storage.shared.common import process_owner
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.compaction import CompactionStore
+from headwater.storage.sql.leases import process_owner
 
 if TYPE_CHECKING:
     from headwater.pipeline.engine import TaskEngine
@@ -84,7 +85,7 @@ def run(
     CompactionStoppedError once `stop` is set."""
     policy = CompactionPolicy() if budget is None else CompactionPolicy(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
-        compaction = open_backend(store.address).open_compaction()
+        compaction = open_store(store.address).open_compaction()
         try:
             buckets = selected(compaction.buckets(OpId(0)), bucket, definition)
             if not buckets and (bucket or definition):

@@ -50,7 +50,7 @@ from headwater.source.slot import drop_unread_slot
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema
 from headwater_rules.propose.propose import propose
@@ -85,7 +85,7 @@ class Address:
 
 def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:
     """Call `then` once the page answers and the store has a checkpoint for devices, unless `stop` is set before."""
-    with closing(open_backend(SqliteAddress(str(store))).open_reader()) as reader:
+    with closing(open_store(SqliteAddress(str(store))).open_reader()) as reader:
         while not stop.is_set():
             if reader.newest() is not None and address.answers():
                 then()
@@ -325,7 +325,7 @@ def _serve_demo(path: Path, session: str, own: str | None) -> None:
     set_up_logging(config.logging.level, config.logging.format)
     files = find_demo_files() if own is None else replace(find_demo_files(), page="own.html")
     demo = Demo(config.source(), config.auth.keys[0], AUDIENCE) if own is None else _own(config, own)
-    with closing(open_backend(config.storage).open_reader()) as reader:
+    with closing(open_store(config.storage).open_reader()) as reader:
         routes = [*_backstage(config, reader, files, session).routes(), *demo_routes(demo, files)]
         serve_app(build(config, routes), [bind(config.host, config.port)])
 

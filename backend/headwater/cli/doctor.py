@@ -53,8 +53,8 @@ from headwater.source.slot import slot_name
 from headwater.source.upload.prepare import check_uploads
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.stats import Lacking
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import MissingRight
 from headwater_rules.compiler.compile import compile_config, findings_in
 from headwater_rules.errors import RuleCode, RuleErrors, Severity
 from headwater_rules.plan import TablePattern
@@ -178,10 +178,10 @@ def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]
     """What the store records, if there is one."""
     found = [*_disk(config)]
     try:
-        backend = open_backend(config.storage)
+        backend = open_store(config.storage)
         if config.sources:
             backend.raise_if_published(config.source().publications)
-        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in backend.lacking()]
+        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in backend.missing_rights()]
         if lacking:
             return None, [*found, *lacking]
         if not backend.exists():
@@ -211,7 +211,7 @@ def _disk(config: ServiceConfig) -> Iterator[Result]:
         yield ok("disk", f"{free / 1e9:,.1f} GB are free on the disk of the store, which can be written")
 
 
-def _mended(lacking: Lacking) -> str:
+def _mended(lacking: MissingRight) -> str:
     if lacking.sql:
         return f"run {'; '.join(lacking.sql)} as the owner of the database"
     return "give the user that Headwater runs as the right to write there, or set storage.path"

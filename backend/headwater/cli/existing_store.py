@@ -8,9 +8,9 @@ from datetime import datetime
 
 from headwater.cli.config import ServiceConfig
 from headwater.errors import HeadwaterError
-from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 
 
 class NoStoreError(HeadwaterError):
@@ -26,13 +26,13 @@ class UnknownVersionError(HeadwaterError):
 
 
 @contextmanager
-def existing_store(config: ServiceConfig) -> Iterator[Store]:
+def existing_store(config: ServiceConfig) -> Iterator[StoreWriter]:
     """The configured store, open during the context. Raises NoStoreError: a missing store is more likely a wrong path
     than a wish to create one."""
     address = config.storage
-    if not open_backend(address).exists():
+    if not open_store(address).exists():
         raise NoStoreError("there is no store yet", str(address), "start `headwater serve`, which creates it")
-    store = open_backend(address).open_store()
+    store = open_store(address).open_writer()
     try:
         yield store
     finally:

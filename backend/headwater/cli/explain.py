@@ -66,10 +66,10 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
     """
     from headwater.cli.existing_store import existing_store
     from headwater.insight.explain_user import explain_user
-    from headwater.storage.open import open_backend
+    from headwater.storage.open import open_store
 
     config = load(configs, warn=False)
-    with existing_store(config), closing(open_backend(config.storage).open_reader()) as reader:
+    with existing_store(config), closing(open_store(config.storage).open_reader()) as reader:
         found = explain_user(reader, request, _limits(config))
     click.echo(to_json(asdict(found)) if as_json else "\n".join(_user(found)))
 
@@ -90,10 +90,10 @@ def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, a
     from headwater.cli.progress import ScanProgress
     from headwater.insight.explain_row import explain_row
     from headwater.insight.rows import CurrentRows
-    from headwater.storage.open import open_backend
+    from headwater.storage.open import open_store
 
     config = load(configs, warn=False)
-    with existing_store(config) as store, closing(open_backend(config.storage).open_reader()) as reader:
+    with existing_store(config) as store, closing(open_store(config.storage).open_reader()) as reader:
         current = CurrentRows(store, config.source(), ScanProgress)
         found = explain_row(reader, current, request, table, row_id, _limits(config))
     click.echo(to_json(asdict(found)) if as_json else "\n".join(_row(found)))

@@ -28,7 +28,7 @@ from headwater.api.workers import Workers
 from headwater.cli.config import ServiceConfig
 from headwater.replication.health.figures import Figures
 from headwater.replication.health.standing import Standings
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def endpoint_page(
     beside it, too."""
     _say(config, port)
     own = _own(app) if workers is None else WorkersCollector(workers)
-    sizes = StoreSizes(open_backend(config.storage).disk_use)
+    sizes = StoreSizes(open_store(config.storage).disk_use)
     sources = (
         SourceCollector(_standings(config), told_totals, sizes) if unified else SourceCollector(_standings(config))
     )
@@ -73,7 +73,7 @@ def _own(app: ApiApp) -> EndpointCollector:
 def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Iterator[None]:
     """Serve the metrics of a replicator alone, from a thread, while the context is open. Raises AddressInUseError."""
     listening = bind(config.metrics_host, port, SETTING)
-    sizes = StoreSizes(open_backend(config.storage).disk_use)
+    sizes = StoreSizes(open_store(config.storage).disk_use)
     collector: Collector = SourceCollector(_standings(config), lambda _: figures.totals(), sizes)
     server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")
     thread = threading.Thread(target=server.run, args=([listening],), name="metrics")
@@ -91,4 +91,4 @@ def _say(config: ServiceConfig, port: int) -> None:
 
 
 def _standings(config: ServiceConfig) -> Standings:
-    return Standings(open_backend(config.storage).open_reader(), config.sources)
+    return Standings(open_store(config.storage).open_reader(), config.sources)

@@ -21,8 +21,8 @@ from headwater.pipeline.spark.session import Spark
 from headwater.replication.health.figures import Figures
 from headwater.replication.own_slot import slot_of
 from headwater.replication.replicator import Replicator
-from headwater.storage.open import open_backend
-from headwater.storage.shared.common import process_owner
+from headwater.storage.open import open_store
+from headwater.storage.sql.leases import process_owner
 from headwater.telemetry.log_facts import process_facts
 from headwater_rules.plan import TablePattern
 
@@ -61,9 +61,9 @@ def run(
 def _replicate(
     config: ServiceConfig, yaml: str | None, figures: Figures, stop: threading.Event, *, take_slot: bool
 ) -> None:
-    backend = open_backend(config.storage)
+    backend = open_store(config.storage)
     backend.raise_if_published(config.source().publications)
-    store = backend.open_store()
+    store = backend.open_writer()
     process_facts.update(stream=slot_of(config.source(), store))
     spark = Spark(config.spark)
     engine = SparkEngine(spark)

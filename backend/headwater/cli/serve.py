@@ -21,7 +21,7 @@ from headwater.replication.versions import was_taken
 from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.plan import TablePattern
@@ -115,7 +115,7 @@ def _refuse(config: ServiceConfig, error: RuleErrors, *, quiet: bool) -> None:
 def _taken_already(config: ServiceConfig, yaml: str) -> bool:
     """Whether the store has taken this text already; also true while it can't tell, since a start goes on then."""
     try:
-        backend = open_backend(config.storage)
+        backend = open_store(config.storage)
         if not backend.exists():
             return False
         if backend.older_format() is not None:

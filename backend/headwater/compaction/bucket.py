@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import (
-    BucketState,
-    Cleared,
-    CompactionStore,
-    HistoryChangedError,
-    Piece,
-    Reput,
-)
+from headwater.storage.contract.compaction import BucketState, Cleared, HistoryChangedError, Piece, Reput
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared import compaction
 from headwater.storage.shared.common import SEGMENT_OPS
@@ -39,6 +32,7 @@ from headwater.storage.shared.compaction import (
     ScannedPiece,
     Sealer,
 )
+from headwater.storage.sql.compaction import CompactionStore
 
 _KEYS_IN_MEMORY = 2_000_000
 _PURGED_AT_ONCE = 2_000

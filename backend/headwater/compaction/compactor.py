@@ -18,11 +18,12 @@ from headwater.compaction.bucket import BucketCompactor, Compacted
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import BucketState, CompactionStore, HistoryChangedError
+from headwater.storage.contract.compaction import BucketState, HistoryChangedError
 from headwater.storage.contract.store import Lease, LeaseHeldError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.shared.common import KEPT_FLUSHES
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.compaction import CompactionStore
 
 LEASE_SECONDS = 30.0
 _REST = 0.005  # the replicator, in another thread of the process, comes first
@@ -208,7 +209,7 @@ def compact_share(share: Share) -> Summary:
     """Compact a share, in any process."""
     summary = Summary()
     with (
-        closing(open_backend(share.address).open_compaction()) as store,
+        closing(open_store(share.address).open_compaction()) as store,
         CompactionPass(store, "", threading.Event().wait, under=share.lease) as work,
     ):
         for key in share.keys:
@@ -279,7 +280,7 @@ class Compactor:
         try:
             while not self._stop.wait(self._schedule.interval):
                 try:
-                    store = store or open_backend(self._address).open_compaction()
+                    store = store or open_store(self._address).open_compaction()
                     self.run_once(store)
                 except CompactionStoppedError:
                     return

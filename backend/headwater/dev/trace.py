@@ -20,7 +20,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.history import FlushRange
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import BucketPath, SentRows, StreamWords, explain
 from headwater_rules.results import ResolvedBucket, SyncRequest
@@ -186,7 +186,7 @@ class Tracer:
                 return Trace(time.time(), upto, ())
             buckets = served.why.resolution.buckets
             ops = [op for bucket in buckets for op in self._ops(served, bucket, OpId(after), upto)]
-        flushes = [each for each in open_backend(self.storage).read_flushes(OpId(after), upto) if each.committed_us]
+        flushes = [each for each in open_store(self.storage).read_flushes(OpId(after), upto) if each.committed_us]
         return Trace(time.time(), upto, tuple(self._commits(flushes, sorted(ops, key=lambda op: op.op_id))))
 
     def _ops(self, served: Served, bucket: ResolvedBucket, after: OpId, upto: OpId) -> Iterator[TracedOp]:

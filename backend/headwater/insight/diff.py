@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 
 from headwater.insight.estimate import Estimate, estimates
 from headwater.insight.rows import CurrentRows
-from headwater.storage.contract.stats import DefinitionStats
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import DefinitionStats
 from headwater_rules.compiler.advice import BucketPerRow, ForEverybody, buckets_per_row
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleCode, RuleError, RuleErrors
@@ -122,7 +122,7 @@ def diff_with_rows(
         against=against,
         comparison=comparison,
         allowed=allowed,
-        stored={stats.definition: stats for stats in open_backend(rows.store.address).definition_stats()},
+        stored={stats.definition: stats for stats in open_store(rows.store.address).definition_stats()},
         estimates={name: guess for name, guess in found.items() if name in changed},
         missing=tuple(rows.missing(plan)),
         per_row=buckets_per_row(plan),

@@ -20,7 +20,7 @@ from headwater.oplog.transform import OVERSIZED
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.plan import RowSource, Star
 from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, SyncRequest
 
@@ -164,7 +164,7 @@ def _names(served: Served, current: CurrentRows, table: StoredTable) -> set[str]
 
 
 def _rows(served: Served, current: CurrentRows, asked: _Asked) -> Iterator[tuple[StoredTable, SourceRow]]:
-    backend = open_backend(current.store.address)
+    backend = open_store(current.store.address)
     for table in asked.tables:
         row = backend.find_row(table.id, asked.row_id)
         if row is not None:
@@ -213,7 +213,7 @@ def _by_object_id(
     """Find the rows to which some query gives this id on devices, at most _MOST_ROWS. Evaluates all rows of the
     table."""
     number = 0
-    backend = open_backend(current.store.address)
+    backend = open_store(current.store.address)
     for row_id, result in current.results(served.plan, current.pages(table, _PAGE), lambda: None):
         if row_id != asked.row_id and any(put.id == asked.row_id and put.table in asked.names for put in result.puts):
             row = backend.find_row(table.id, row_id)
@@ -237,7 +237,7 @@ def _places(served: Served, current: CurrentRows, asked: _Asked, ids: set[str]) 
 
 
 def _place(served: Served, current: CurrentRows, bucket: ResolvedBucket, row: StandingRow) -> RowPlace:
-    flushes = open_backend(current.store.address).read_flushes(OpId(row.op_id - 1), OpId(row.op_id))
+    flushes = open_store(current.store.address).read_flushes(OpId(row.op_id - 1), OpId(row.op_id))
     flush = flushes[0] if flushes else None
     known = flush is not None and bool(flush.source)
     return RowPlace(

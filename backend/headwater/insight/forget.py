@@ -16,9 +16,9 @@ from headwater.source.catalog.published import published_tables
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.rows.fetch import has_row, has_text
 from headwater.storage.address import StoreAddress
-from headwater.storage.backend import Store
-from headwater.storage.contract.compaction import CompactionStore
-from headwater.storage.contract.forget import (
+from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
+from headwater.storage.sql.compaction import CompactionStore
+from headwater.storage.sql.forget import (
     ForgetStore,
     ForgetTarget,
     FoundText,
@@ -27,8 +27,8 @@ from headwater.storage.contract.forget import (
     SearchedFile,
     TextTarget,
 )
-from headwater.storage.contract.store import Lease, LeaseHeldError, StoredTable
-from headwater.storage.shared.common import process_owner
+from headwater.storage.sql.leases import process_owner
+from headwater.storage.sql.writer import StoreWriter
 
 _LEASE_SECONDS = 600.0  # rewriting the files can take long, and the lease is not renewed meanwhile
 _LEASE_PATIENCE = 300.0
@@ -98,7 +98,7 @@ class Proof:
     searchable: bool
 
 
-def tables_named(store: Store, tag: str, name: str | None) -> list[StoredTable]:
+def tables_named(store: StoreWriter, tag: str, name: str | None) -> list[StoredTable]:
     """The named table, or all tables of a source. Raises ForgetUsageError."""
     tables = store.tables(tag)
     if name is None:
@@ -115,7 +115,7 @@ def _name(table: StoredTable) -> str:
 
 
 def search_target(
-    store: Store, tables: Sequence[StoredTable], row_id: str | None, text: str | None, *, id_too: bool
+    store: StoreWriter, tables: Sequence[StoredTable], row_id: str | None, text: str | None, *, id_too: bool
 ) -> ForgetTarget:
     """What to search for: a text, or a row of the only table in `tables`."""
     if text is not None:
@@ -173,12 +173,12 @@ class Forgetting:
         """Carry out the plan. Calls `say` before each step that takes long."""
         with self._lease() as lease:
             self._remove(plan, lease)
-            self._finder.rewrite(say)
+            self._finder.files.rewrite(say)
 
     @property
     def files_size(self) -> int:
         """Bytes of the files to be rewritten."""
-        return self._finder.size()
+        return self._finder.files.size()
 
     # searching
 
@@ -267,7 +267,7 @@ class Forgetting:
         """Search for the value again, and for `samples` in the files. Raises NotForgottenError when it is found."""
         plan = self._look()
         left = plan.places + len(plan.held(by_id=self._by_id))
-        files = self._finder.search_files(samples) if samples else []
+        files = self._finder.files.search(samples) if samples else []
         with_it = [file.name for file in files if file.found]
         if left or with_it:
             places = [*([count(left, "place")] if left else []), *with_it]

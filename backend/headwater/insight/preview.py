@@ -98,7 +98,7 @@ def preview(
     """The answer to `request` under `plan`, with the first `shown` rows of each bucket. The limits are the API's. For a
     refused request, the errors of its streams say why. Raises TooMuchShownError when the rows to be shown have more
     than `room` characters."""
-    lookups = LookupScan(current, plan, current.store.complete_sides(), reader)
+    lookups = LookupScan(current, plan, current.store.complete_definitions(), reader)
     resolution = resolve(plan, request, lookups, max_buckets=max_buckets, max_results=max_results)
     buckets = _bucket_rows(current, plan, resolution, shown, room)
     return Preview(

@@ -22,10 +22,10 @@ from headwater.oplog.op import put_body
 from headwater.oplog.row_id import row_subkey
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.results import Put, RowResult, SourceRow
@@ -74,7 +74,7 @@ class CurrentRows:
     """The stored rows of one source, for evaluation. `notes` collects caveats about the results; `check` is called now
     and then and may raise, which ends the reading."""
 
-    store: Store
+    store: StoreWriter
     source: SourceSettings
     watch: Watch = unwatched
     notes: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class CurrentRows:
             self._note(f"{pages.name} is being compared with the source: some of its rows may be missing")
         layouts = self._layouts(plan, pages.table)
         for first, end in pages.ranges:
-            for batch in open_backend(self.store.address).read_rows(pages.table.id, first, end):
+            for batch in open_store(self.store.address).read_rows(pages.table.id, first, end):
                 self.check()
                 for _, row in batch:
                     if not is_stub(row.line):

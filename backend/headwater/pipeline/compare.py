@@ -31,7 +31,7 @@ from headwater.source.connect import source_errors
 from headwater.source.rows.copy import read_lines
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 
 _SOUND, _FLAWED = "", "\0flawed"
 """The end of the text that is hashed for a row. No text of Postgres has a NUL."""
@@ -80,7 +80,7 @@ class StoreRows:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
         bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, job.keys)
-        for batch in open_backend(job.store).read_rows(self.table.id, self.first, self.end, job.source.piece_bytes):
+        for batch in open_store(job.store).read_rows(self.table.id, self.first, self.end, job.source.piece_bytes):
             found: list[ComparedRow] = []
             for _, row in batch:
                 line, mark = row.line, _SOUND

@@ -20,7 +20,7 @@ from headwater.oplog.transform import rekeyed_memberships
 from headwater.pipeline.progress import TaskProgress
 from headwater.pipeline.snapshot import CountedCopies
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
 
 _PAGE_ROWS = 2_000
@@ -44,7 +44,7 @@ class RekeyCountTask:
     def run(self, job: RekeyJob, number: int, attempt: str) -> Counter[str]:
         counts: Counter[str] = Counter()
         keys = _Keys(job, counts)
-        for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
+        for batch in open_store(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
             for _, row in batch:
                 keys.of(row, _cells(job, row))
         return counts
@@ -64,9 +64,9 @@ class RekeyTask:
         bound = bind(plans, job.tag, relation, job.types, job.target, job.keys)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
-            open_backend(job.store).open_part(job.target, number, attempt) as part,
+            open_store(job.store).open_part(job.target, number, attempt) as part,
         ):
-            for batch in open_backend(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
+            for batch in open_store(job.store).read_rows(job.stored.id, self.first, self.end, job.batch_bytes):
                 for first in range(0, len(batch), _PAGE_ROWS):
                     part.write(*_page(job, keys, bound, batch[first : first + _PAGE_ROWS]), (), {})
                     part.end_page()

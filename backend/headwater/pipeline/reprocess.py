@@ -16,7 +16,7 @@ from headwater.oplog.transform import OVERSIZED, Buckets, DraftOp, decode_member
 from headwater.pipeline.progress import TaskProgress
 from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry, Put
 
 PAGE_ROWS = 20_000
@@ -34,11 +34,11 @@ class ReprocessTask:
         bound = bind([job.plan], job.tag, self.stored.relation, job.types, self.stored.id, job.keys)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
-            open_backend(job.store).open_part(self.stored.id, number, attempt) as part,
+            open_store(job.store).open_part(self.stored.id, number, attempt) as part,
         ):
             in_page, bytes_left = 0, job.batch_bytes
             refused: list[str] = []
-            for batch in open_backend(job.store).read_rows(self.stored.id, self.first, self.end, job.batch_bytes):
+            for batch in open_store(job.store).read_rows(self.stored.id, self.first, self.end, job.batch_bytes):
                 if bound is not None:
                     too_large, size = _write_additions(bound, self.stored, batch, part)
                     refused += too_large

@@ -26,7 +26,7 @@ from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import source_errors
 from headwater.source.rows.copy import PageRange, PartitionError, read_lines
 from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart, new_row
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
 
 LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough for the overhead of a task
@@ -89,7 +89,7 @@ class SnapshotTask:
         with (
             source_errors(job.source),
             TaskProgress(job.directory, number, attempt) as progress,
-            open_backend(job.store).open_part(self.partition.table_id, number, attempt) as part,
+            open_store(job.store).open_part(self.partition.table_id, number, attempt) as part,
         ):
             for lines in read_lines(job.source, job.snapshot, self.partition, worker.refused.append):
                 worker.write(lines, part)

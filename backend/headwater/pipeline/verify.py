@@ -23,7 +23,8 @@ from headwater.pipeline.progress import TaskProgress
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import PlacedRow
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.contract.verify import (
+from headwater.storage.open import open_store
+from headwater.storage.sql.verify import (
     MODULUS,
     NOT_THE_ROWS,
     NOT_THERE,
@@ -32,7 +33,6 @@ from headwater.storage.contract.verify import (
     examine,
     row_entries,
 )
-from headwater.storage.open import open_backend
 from headwater_rules.results import LookupEntry
 
 
@@ -69,7 +69,7 @@ class HistoryTask:
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> HistoryFound:
         found = HistoryFound()
-        with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
+        with TaskProgress(job.directory, number, attempt) as progress, open_store(job.store).open_verify() as reader:
             for key in [head.key for head in reader.heads(self.first, self.end)]:
                 head = reader.head(key)
                 if head is None:
@@ -100,7 +100,7 @@ class MembersTask:
     def run(self, job: VerifyJob, number: int, attempt: str) -> RowsFound:
         found = RowsFound()
         check = LookupCheck.of(job, self.table.stored) if self.lookups and self.table.stored is not None else None
-        with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
+        with TaskProgress(job.directory, number, attempt) as progress, open_store(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
                 self._sum_up(batch, job.keys, found)
                 if check is not None:
@@ -158,7 +158,7 @@ class LoneLookupsTask:
     table: VerifyTable
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> RowsFound:
-        with TaskProgress(job.directory, number, attempt), open_backend(job.store).open_verify() as reader:
+        with TaskProgress(job.directory, number, attempt), open_store(job.store).open_verify() as reader:
             return RowsFound(lookups=[(self.table.id, row_id) for row_id in reader.lone_lookups(self.table.id)])
 
 
@@ -173,7 +173,7 @@ class BucketRowsTask:
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> list[str]:
         found: list[str] = []
-        with TaskProgress(job.directory, number, attempt) as progress, open_backend(job.store).open_verify() as reader:
+        with TaskProgress(job.directory, number, attempt) as progress, open_store(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
                 found += [row.row_id for _, row in batch if in_buckets(row.members, row.row_id, self.keys)]
                 progress.add(len(batch))
@@ -215,7 +215,7 @@ class _Verification:
     def verify(self) -> VerifyOutcome:
         job, retired, ranges = self._job, frozenset[int](), list[tuple[int, int]]()
         if job.buckets:
-            with open_backend(job.store).open_verify() as reader:
+            with open_store(job.store).open_verify() as reader:
                 retired, ranges = reader.retired(), reader.cut(OPS_A_TASK)
         suspects = self._judge(self._look(ranges, None, 1), 1, retired)
         for _ in range(_ROUNDS):
@@ -266,7 +266,7 @@ class _Verification:
         differing = {key: found for key, found in look.differing.items() if key not in self._broken}
         if not differing:
             return []
-        with open_backend(self._job.store).open_verify() as reader:
+        with open_store(self._job.store).open_verify() as reader:
             if set(reader.tables()) != {table.id for table in self._job.tables}:
                 raise TableChangedError("a table was truncated or created", str(self._job.store), "it is tried again")
             gone = reader.retired() | frozenset(retired)

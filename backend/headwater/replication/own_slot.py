@@ -36,8 +36,8 @@ from headwater.source.slot import (
     slot_status,
     system_identity,
 )
-from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
+from headwater.storage.sql.writer import StoreWriter
 
 _log = logging.getLogger(__name__)
 
@@ -57,16 +57,16 @@ class SlotNote:
     taken: bool = False
 
 
-def slot_note(source: SourceSettings, store: Store) -> SlotNote:
+def slot_note(source: SourceSettings, store: StoreWriter) -> SlotNote:
     """What the store noted. An imported store has no note: it owns the slot that it followed."""
-    text = store.noted(_key(source))
+    text = store.get_meta(_key(source))
     if text:
         return SlotNote(**orjson.loads(text))
     state = store.source_state(source.tag)
     return SlotNote(state.slot if state is not None else "")
 
 
-def slot_of(source: SourceSettings, store: Store) -> str:
+def slot_of(source: SourceSettings, store: StoreWriter) -> str:
     """The name of the store's slot, made or still to be made: the noted one, unless slot_name_prefix was changed
     since."""
     note = slot_note(source, store)
@@ -85,7 +85,7 @@ class OwnSlot:
     def __init__(
         self,
         source: SourceSettings,
-        store: Store,
+        store: StoreWriter,
         lease: Lease,
         conn: psycopg.Connection,
         *,
@@ -220,12 +220,12 @@ class OwnSlot:
         return SlotForeignError(f'the slot "{name}" {what}', self._source.address, fix)
 
     def _write(self, note: SlotNote) -> None:
-        self._store.note(self._lease, _key(self._source), orjson.dumps(asdict(note)).decode())
+        self._store.set_meta(self._lease, _key(self._source), orjson.dumps(asdict(note)).decode())
 
     def adopt(self) -> None:
         """Write the note that an import did not write, before anything is changed."""
         note = slot_note(self._source, self._store)
-        if note.name and not self._store.noted(_key(self._source)):
+        if note.name and not self._store.get_meta(_key(self._source)):
             self._write(note)
 
 
@@ -244,7 +244,7 @@ def _has_ended(conn: psycopg.Connection) -> bool:
 
 @contextmanager
 def own_slot(
-    source: SourceSettings, store: Store, lease: Lease, *, take: bool, stop: threading.Event
+    source: SourceSettings, store: StoreWriter, lease: Lease, *, take: bool, stop: threading.Event
 ) -> Iterator[OwnSlot]:
     """See `OwnSlot`."""
     slot = OwnSlot(source, store, lease, connect(source, application_name=_SESSION), take=take, stop=stop)

@@ -40,7 +40,6 @@ from headwater.source.connect import SharedConnection, SourceSettings, source_er
 from headwater.source.readiness.checks import unseen_findings
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.stream import ReplicationStream
-from headwater.storage.backend import Store
 from headwater.storage.contract.store import (
     Lease,
     LeaseHeldError,
@@ -50,9 +49,9 @@ from headwater.storage.contract.store import (
     StoredTable,
     StoreError,
     StoreUnreachableError,
-    StoreWriter,
 )
 from headwater.storage.contract.versions import KEEP_STOPPED_SECONDS, VersionState
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import SyncPlan
@@ -80,7 +79,7 @@ class Replicator:
     """
 
     source: SourceSettings
-    store: Store
+    store: StoreWriter
     yaml: str | None
     bulk: BulkJobs
     owner: str

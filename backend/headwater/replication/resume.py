@@ -28,9 +28,9 @@ from headwater.source.slot import (
     system_identity,
     timeline_ends,
 )
-from headwater.storage.backend import Store
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, SourceState, StoredTable
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class SlotResume:
     """Checks whether a store's slot can be continued from the store's position, and makes a new slot where it can't."""
 
-    def __init__(self, source: SourceSettings, store: Store, slot: OwnSlot) -> None:
+    def __init__(self, source: SourceSettings, store: StoreWriter, slot: OwnSlot) -> None:
         self._source = source
         self._store = store
         self._slot = slot
@@ -66,7 +66,7 @@ class SlotResume:
                 self._replace_slot(conn, lease, state, identity, plans)
                 return
             if identity.timeline != state.timeline:
-                self._store.cap_writes(state.tag, end_of_log(conn))
+                self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
                 self._store.move_source(lease, replace(state, timeline=identity.timeline))
                 _log.info("the source failed over to timeline %d; slot %s is continued", identity.timeline, state.slot)
             end_reader(conn, state.slot)
@@ -125,7 +125,7 @@ class SlotResume:
             stored = self._renumber(conn, lease, stored, plans)
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
-            self._store.cap_writes(state.tag, end_of_log(conn))
+            self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
             FailedTransactions(self._source, self._store).clear(lease)  # their positions are of another history
             NameBook(self._store, state.tag).forget(lease)
         self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))

@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.plan import Deciding, SyncPlan, TablePattern
@@ -38,21 +38,21 @@ FILE_KEY = "digest of the sync config file"
 """The key under which the store notes which text of the file was taken last."""
 
 
-def deploy_file(store: Store, lease: Lease, yaml: str) -> None:
+def deploy_file(store: StoreWriter, lease: Lease, yaml: str) -> None:
     """Deploy the service's sync config file, unless the file did not change: a version that was deployed by command
     since stays. Logs which version is served, and why."""
     if not was_taken(store, yaml):
         version = store.deploy(yaml, Origin.FILE)
         _log.info("the text of the sync config file is new: it is version %d", version.id)
-    store.note(lease, FILE_KEY, _digest(yaml))
+    store.set_meta(lease, FILE_KEY, _digest(yaml))
     text = why_served(store)
     if text:
         _log.info("serving %s", text)
 
 
-def was_taken(store: Store, yaml: str) -> bool:
+def was_taken(store: StoreWriter, yaml: str) -> bool:
     """Whether the file did not change since it was taken last, so that a start does not deploy it."""
-    noted = store.noted(FILE_KEY)
+    noted = store.get_meta(FILE_KEY)
     return noted == _digest(yaml) if noted else _taken_before(store.versions(), yaml)
 
 
@@ -67,12 +67,12 @@ def _taken_before(versions: Sequence[ConfigVersion], yaml: str) -> bool:
     return by_command and any(version.yaml == yaml for version in versions if now and version.id < now.id)
 
 
-def why_served(store: Store) -> str:
+def why_served(store: StoreWriter) -> str:
     """Which version of the sync config is served and why, in words. Empty when none is."""
     active = in_state(store, VersionState.ACTIVE)
     if active is None:
         return ""
-    noted = store.noted(FILE_KEY)
+    noted = store.get_meta(FILE_KEY)
     if noted == _digest(active.yaml):
         return f"version {active.id} of the sync config, the text of its file"
     by_command = f"version {active.id} of the sync config, which a command deployed"
@@ -91,20 +91,20 @@ def _digest(yaml: str) -> str:
     return hashlib.sha256(yaml.encode()).hexdigest()
 
 
-def newest(store: Store) -> ConfigVersion | None:
+def newest(store: StoreWriter) -> ConfigVersion | None:
     """The version in processing, else the active one."""
     return in_state(store, VersionState.PROCESSING) or in_state(store, VersionState.ACTIVE)
 
 
-def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
+def in_state(store: StoreWriter, state: VersionState) -> ConfigVersion | None:
     """The newest version in a state."""
     found = [version for version in store.versions() if version.state is state]
     return found[-1] if found else None
 
 
-def in_use(store: Store, keep_seconds: float) -> InUse:
+def in_use(store: StoreWriter, keep_seconds: float) -> InUse:
     """What to follow now. Versions that were stopped less than `keep_seconds` ago are included."""
-    complete = store.complete_sides()
+    complete = store.complete_definitions()
     plans: list[SyncPlan] = []
     covered: set[str] = set()
     for version in sorted(store.versions(), key=lambda v: (v.state is not VersionState.ACTIVE, -v.id)):
@@ -123,7 +123,7 @@ def in_use(store: Store, keep_seconds: float) -> InUse:
     wanted = set() if coming is None else sides(coming).keys()
     if coming is not None:  # row sides that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
-    obsolete = {*complete, *store.unfinished_sides()} - covered - wanted
+    obsolete = {*complete, *store.unfinished_definitions()} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
 
 
@@ -133,12 +133,12 @@ def _kept(plan: SyncPlan, complete: Mapping[str, str], covered: Collection[str])
     return only(plan, names)
 
 
-def forget_half_built(store: Store, lease: Lease) -> None:
+def forget_half_built(store: StoreWriter, lease: Lease) -> None:
     """Begin to remove row sides that an interrupted deploy left. Their buckets are gone after this step, so no row can
     change unnoticed in them while they are not followed."""
     active = in_state(store, VersionState.ACTIVE)
     served = set() if active is None else sides(plan_of(active.yaml)).keys()
-    left = sorted({*store.unfinished_sides()} - served)
+    left = sorted({*store.unfinished_definitions()} - served)
     if left:
         store.retire(lease, left, RETIRED_AT_ONCE)
 
@@ -149,17 +149,17 @@ def plan_of(yaml: str) -> SyncPlan:
     return compile_config(yaml).plan
 
 
-def tables_named(store: Store) -> tuple[TablePattern, ...]:
+def tables_named(store: StoreWriter) -> tuple[TablePattern, ...]:
     """The tables that the active version and the one in processing name."""
     return tuple(dict.fromkeys(pattern for plan in _present(store) for pattern in plan.tables()))
 
 
-def deciding_in(store: Store) -> Deciding:
+def deciding_in(store: StoreWriter) -> Deciding:
     """What decides in these versions who gets which rows."""
     return tuple(dict.fromkeys(each for plan in _present(store) for each in plan.deciding()))
 
 
-def _present(store: Store) -> list[SyncPlan]:
+def _present(store: StoreWriter) -> list[SyncPlan]:
     versions = (in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING))
     return [plan for version in versions if version is not None and (plan := _compiled(version)) is not None]
 

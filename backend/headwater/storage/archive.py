@@ -25,7 +25,7 @@ import zstandard
 
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 
 FORMAT: Final = 1
 
@@ -63,7 +63,7 @@ def export_store(address: StoreAddress, path: Path, report: ReportRows, *, seal:
     with (
         _sealed(address, f"exported to {path}", seal=seal),
         _new_file(path) as file,
-        open_backend(address).dump() as dump,
+        open_store(address).dump() as dump,
     ):
         header = ArchiveHeader(version("headwater"), time.time(), str(address), dump.state, dump.counts)
         _write(file, _messages(dump, header, path, report))
@@ -72,7 +72,7 @@ def export_store(address: StoreAddress, path: Path, report: ReportRows, *, seal:
 
 @contextmanager
 def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
-    backend = open_backend(address)
+    backend = open_store(address)
     if not seal or backend.seal_note() is not None:
         yield
         return
@@ -140,7 +140,7 @@ def import_store(path: Path, address: StoreAddress, report: ReportRows) -> Archi
 
     Raises ArchiveError when the archive is not complete, StoreNotEmptyError when there is a store already.
     """
-    backend = open_backend(address)
+    backend = open_store(address)
     with _opened(path) as file:
         backend.check_empty()
         _verify(file, path)

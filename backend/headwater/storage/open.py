@@ -1,19 +1,19 @@
-"""Opens the store at an address: the only module that knows all back ends."""
+"""Opens the store at an address: the only module that knows all databases."""
 
 from __future__ import annotations
 
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.backend import Backend
+from headwater.storage.store import Store
 
 
-def open_backend(address: StoreAddress) -> Backend:
+def open_store(address: StoreAddress) -> Store:
     """The store at an address. Opens nothing yet."""
-    match address:  # a process loads the back end that it uses
+    match address:  # a process loads the database driver that it uses
         case SqliteAddress():
-            from headwater.storage.sqlite.backend import SqliteBackend
+            from headwater.storage.sqlite.store import SqliteStore
 
-            return SqliteBackend(address)
+            return SqliteStore(address)
         case PostgresAddress():
-            from headwater.storage.postgres.backend import PostgresBackend
+            from headwater.storage.postgres.store import PostgresStore
 
-            return PostgresBackend(address)
+            return PostgresStore(address)

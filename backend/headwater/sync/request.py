@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.storage.shared.write_key import user_in_key
+from headwater.storage.contract.reader import user_in_key
 from headwater_rules.results import Subscription
 
 MAX_NESTING = 100

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headwater.storage.address import StoreAddress
-from headwater.storage.shared import runs
+from headwater.storage.shared import segments
 from tests.contract.compaction.world import World
 
 
@@ -21,4 +21,4 @@ def world(new_address: Callable[[], StoreAddress]) -> Iterator[World]:
 @pytest.fixture(params=["runs", "lines"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether flushes write their ops as runs, or one by one."""
-    monkeypatch.setattr(runs, "RUN_OPS", 1 if request.param == "runs" else 1 << 30)
+    monkeypatch.setattr(segments, "RUN_OPS", 1 if request.param == "runs" else 1 << 30)

@@ -21,11 +21,12 @@ from headwater.compaction.compactor import (
 )
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.backend import Backend
-from headwater.storage.contract.compaction import BucketState, CompactionStore, Piece
+from headwater.storage.contract.compaction import BucketState, Piece
 from headwater.storage.contract.store import StoreBusyError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.compaction import CompactionStore
+from headwater.storage.store import Store
 from tests.contract.compaction.world import A, B, World, kinds
 from tests.support.fix_headwater import wait_until
 
@@ -74,7 +75,9 @@ def test_what_is_not_sealed_is_sealed_without_a_look_at_the_rest(world: World) -
     world.hand.write({"5000": (A, "y"), "0": (A, "y")})
     read: list[int] = []
     assert world.compaction.unsealed_ops(world.key(A), world.compaction.checkpoint(), 5_000) == 1_202
-    with CompactionPass(_Watched(world.compaction, read), "here:1", lambda _: False) as at_work:
+    with CompactionPass(
+        cast("CompactionStore", _Watched(world.compaction, read)), "here:1", lambda _: False
+    ) as at_work:
         at_work.seal(world.state(A), world.compaction.checkpoint())
     assert world.compaction.unsealed_ops(world.key(A), world.compaction.checkpoint(), 10) == 0
     assert sealed[0].blob not in read
@@ -134,12 +137,12 @@ def test_the_thread_goes_on_after_errors_and_a_compaction_by_command(
     world.hand.write({str(n): None for n in range(100)})
     errors: list[Exception] = [StoreBusyError("the store is busy", "there", "it is tried again"), ValueError("odd")]
 
-    def open_with_luck(address: StoreAddress) -> Backend:
+    def open_with_luck(address: StoreAddress) -> Store:
         if errors:
             raise errors.pop(0)
-        return open_backend(address)
+        return open_store(address)
 
-    monkeypatch.setattr(compactor, "open_backend", open_with_luck)
+    monkeypatch.setattr(compactor, "open_store", open_with_luck)
     command = world.compaction.acquire("a command", 600.0)
     compaction = Compactor(world.address, "here:1", schedule=Schedule(interval=0.01, min_age=0.0))
     compaction.start()
@@ -177,11 +180,11 @@ def test_the_thread_stops_between_two_transactions(world: World) -> None:
     ],
 )
 def test_a_bucket_is_taken_up_when_it_has_grown_by_a_fifth(bucket: BucketState, expected: CompactionNeed) -> None:
-    class Store:
+    class Remains:
         def has_remains(self, key: int) -> bool:
             return bucket.clear_op == 80
 
         def unsealed_ops(self, key: int, upto: OpId, limit: int) -> int:
             return limit
 
-    assert need(bucket, cast("CompactionStore", Store()), OpId(100), CompactionPolicy()) is expected
+    assert need(bucket, cast("CompactionStore", Remains()), OpId(100), CompactionPolicy()) is expected

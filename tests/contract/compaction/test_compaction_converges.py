@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.compaction.compactor import CompactionStoppedError
 from headwater.storage.address import StoreAddress
-from headwater.storage.shared import runs
+from headwater.storage.shared import segments
 from tests.contract.compaction.world import LAVISH, A, B, World
 from tests.support.examples import examples
 from tests.support.model_device import ModelBucket
@@ -27,7 +27,7 @@ _STEP = st.one_of(
 @given(
     first=st.dictionaries(_ROWS, _TARGET.filter(bool), max_size=8),
     steps=st.lists(_STEP, max_size=12),
-    least_run=st.sampled_from([1, 2, runs.RUN_OPS]),
+    least_run=st.sampled_from([1, 2, segments.RUN_OPS]),
 )
 def test_every_device_converges_whenever_compaction_ran(
     new_address: Callable[[], StoreAddress],
@@ -37,7 +37,7 @@ def test_every_device_converges_whenever_compaction_ran(
 ) -> None:
     world = World(new_address())
     try:
-        with patch.object(runs, "RUN_OPS", least_run):
+        with patch.object(segments, "RUN_OPS", least_run):
             _live(world, first, steps)
     finally:
         world.close()

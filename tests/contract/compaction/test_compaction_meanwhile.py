@@ -13,11 +13,12 @@ import pytest
 from headwater.compaction.bucket import Forgetter, classify
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import CompactionStore, HistoryChangedError
+from headwater.storage.contract.compaction import HistoryChangedError
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
-from headwater.storage.open import open_backend
-from headwater.storage.shared import compaction, runs
+from headwater.storage.open import open_store
+from headwater.storage.shared import compaction, segments
 from headwater.storage.shared.compaction import Cut
+from headwater.storage.sql.compaction import CompactionStore
 from tests.contract.compaction.world import FREE, LAVISH, A, World
 from tests.support.model_device import ModelBucket, parse_ops
 
@@ -55,7 +56,7 @@ def test_of_rows_to_be_put_again_those_with_a_newer_op_are_left_out(world: World
 def test_a_flush_between_two_statements_of_a_look_is_seen_by_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "RUN_OPS", 2)
+    monkeypatch.setattr(segments, "RUN_OPS", 2)
     world.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
     bucket, seen = world.state(A), world.compaction.checkpoint()
     first_run = world.compaction.read(bucket.key, world.compaction.pieces(bucket.key, seen)[-1])
@@ -171,7 +172,7 @@ def test_of_a_bucket_that_is_gone_nothing_is_left_to_forget(world: World) -> Non
 
 
 def test_only_one_at_a_time_compacts(world: World) -> None:
-    other = open_backend(world.address).open_compaction()
+    other = open_store(world.address).open_compaction()
     lease = world.compaction.acquire("here:1", 30.0)
     with pytest.raises(LeaseHeldError):
         other.acquire("there:2", 30.0)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.compaction import BucketState, CompactionStore
+from headwater.storage.contract.compaction import BucketState
 from headwater.storage.contract.reader import Chunk, StoreReader
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.compaction import CompactionStore
 from tests.support import store_checker
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, contents, parse_ops
@@ -27,8 +28,8 @@ class World:
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
         self.hand = WrittenStore(address)
-        self.reader: StoreReader = open_backend(address).open_reader()
-        self.compaction: CompactionStore = open_backend(address).open_compaction()
+        self.reader: StoreReader = open_store(address).open_reader()
+        self.compaction: CompactionStore = open_store(address).open_compaction()
 
     def compact(self, policy: CompactionPolicy = FREE, *, stopping: Callable[[float], bool] = lambda _: False) -> None:
         """By command: up to now, and at once."""

@@ -18,7 +18,7 @@ _INNER = ("Something went wrong", "the service can't reach", "the service is not
 
 
 @dataclass(slots=True)
-class Heard:
+class ReplicatorStatus:
     """`statuses` of HTTP, `closes` of the websocket, `errors` of RSocket in their order; `wrong` says what should never
     have come."""
 
@@ -28,9 +28,9 @@ class Heard:
     wrong: str = ""
 
 
-def heard(content: bytes) -> Heard:
+def heard(content: bytes) -> ReplicatorStatus:
     """What the bytes say that an endpoint has answered."""
-    found = Heard([int(status) for status in _STATUS.findall(content)])
+    found = ReplicatorStatus([int(status) for status in _STATUS.findall(content)])
     if content and not content.startswith(b"HTTP/1.1 "):
         found.wrong = "the answer is not HTTP"
     strange = [status for status in found.statuses if status not in _EXPECTED and not 400 <= status < 500]
@@ -43,7 +43,7 @@ def heard(content: bytes) -> Heard:
     return found
 
 
-def _take(found: Heard, opcode: int, payload: bytes) -> None:
+def _take(found: ReplicatorStatus, opcode: int, payload: bytes) -> None:
     if opcode == 8:
         found.closes.append(struct.unpack_from(">H", payload)[0] if len(payload) > 1 else 1005)
     elif opcode == 2 and len(payload) > 10 and struct.unpack_from(">H", payload, 4)[0] >> 10 == client.ERROR:

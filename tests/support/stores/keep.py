@@ -28,12 +28,12 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import Buckets, DraftOp
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Lease, Progress
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater.storage.postgres import format as postgres_format
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite import format as sqlite_format
 from headwater_rules.compiler.compile import compile_config
 from tests.support.ruled_store import EMBEDDED, SOURCE, TEXT, RuledStore
@@ -73,7 +73,7 @@ def keep(folder: Path, address: StoreAddress, storage: str) -> dict[str, object]
     for number in range(1, ROUNDS):
         change(made.store, made.lease, notes_after(number - 1), notes_after(number))
     with (
-        closing(open_backend(address).open_compaction()) as store,
+        closing(open_store(address).open_compaction()) as store,
         CompactionPass(store, "keep", lambda _: False) as work,
     ):
         names = sorted(each.name for each in store.buckets(OpId(0)))
@@ -81,13 +81,13 @@ def keep(folder: Path, address: StoreAddress, storage: str) -> dict[str, object]
         work.bucket(compacted, store.checkpoint(), CompactionPolicy(budget=0, least=1), finish=True)
     change(made.store, made.lease, notes_after(ROUNDS - 1), notes_after(ROUNDS))
     made.close()
-    with closing(open_backend(address).open_reader()) as reader, reader.snapshot() as snapshot:
+    with closing(open_store(address).open_reader()) as reader, reader.snapshot() as snapshot:
         assert snapshot is not None
         sums = {name: total.checksum for name, total in snapshot.totals(names).items()}
         return {"checkpoint": snapshot.checkpoint.op_id, "buckets": sums}
 
 
-def change(store: Store, lease: Lease, before: Notes, after: Notes) -> None:
+def change(store: StoreWriter, lease: Lease, before: Notes, after: Notes) -> None:
     """One flush that leads from these rows to those."""
     (table,) = store.tables(SOURCE)
     plan = compile_config(YAML).plan

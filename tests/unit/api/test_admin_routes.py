@@ -47,7 +47,7 @@ def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: Ruled
     slot = SlotHealth("s", "extended", active=True, behind=12, held=40, left=None, limit=None, xmin_age=1, xmin_limit=9)
     flow = Flow(stored_at=2.0, asked_at=2.0, log_end=Lsn((1 << 60) + 12), stored=Lsn(1 << 60), behind_since=1.5)
     health = Health(State.STREAMING, 1.0, 2.0, slot=slot, flow=flow)
-    ruled.store.tell(ruled.lease, to_json(health))
+    ruled.store.report_status(ruled.lease, to_json(health))
     told = admin.get("/api/admin/v1/status")
     (source,) = told["sources"]
     assert (source["source"], source["state"], source["cause"]) == ("default", "streaming", None)
@@ -304,7 +304,7 @@ def test_head_of_what_never_ends_ends(admin: AdminEndpoint) -> None:
 
 def test_progress_is_told_as_it_goes(admin: AdminEndpoint, ruled: RuledStore) -> None:
     def note(state: State, progress: BulkProgress | None) -> None:
-        ruled.store.tell(ruled.lease, to_json(Health(state, 1.0, 2.0, done=progress)))
+        ruled.store.report_status(ruled.lease, to_json(Health(state, 1.0, 2.0, done=progress)))
 
     with admin.http.stream("GET", f"{OURS}/progress") as response:
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -23,7 +23,7 @@ from headwater.api.streams.service import StreamLimits
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support.fix_admin import TOKEN, StillHead
 from tests.support.fix_api import AUDIENCE, jwk, make_token
 from tests.support.fix_postgres import SourceDb
@@ -49,7 +49,7 @@ def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[Ap
     login = SourceSettings(host=info.host, port=info.port, database=source_db.name, user=info.user, sslmode="disable")
     uploads = UploadSettings(login, upload_role, {"notes": TableRule("public", "notes")})
     prepare_uploads(uploads)
-    with closing(open_backend(ruled.store.address).open_reader()) as reader:
+    with closing(open_store(ruled.store.address).open_reader()) as reader:
         keys = StaticKeys((parse_key(jwk()), parse_key(signer().jwk()), parse_key(signer("Ed25519", None).jwk())))
         settings = ApiSettings(
             keys,

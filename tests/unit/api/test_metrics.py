@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, told_totals
 from headwater.replication.health.standing import Standings
 from headwater.source.connect import SourceSettings
-from headwater.storage.contract.reader import Heard
-from headwater.storage.contract.stats import Disk
+from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreUnreachableError
+from headwater.storage.sql.stats import Disk
 from tests.support.fix_api import Endpoint
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
@@ -115,10 +115,10 @@ def test_the_form_is_the_one_that_was_asked_for(page: MetricsPage, accept: str, 
 
 
 def test_a_store_that_fails_takes_no_other_figures_away(page: MetricsPage, memory_store: MemoryStore) -> None:
-    def away(_: str) -> Heard:
+    def away(_: str) -> ReplicatorStatus:
         raise StoreUnreachableError("the store is away")
 
-    memory_store.heard = away  # type: ignore[method-assign, assignment]
+    memory_store.replicator_status = away  # type: ignore[method-assign, assignment]
     found = samples(ask(page))
     assert ("powersync_rows_replicated_total", "default") not in found, "0 would look as if it had begun anew"
     assert found["powersync_operations_synced_total",] == 0
@@ -178,12 +178,12 @@ def test_a_measurement_that_fails_is_repeated_later(caplog: pytest.LogCaptureFix
 def test_those_who_ask_at_once_share_one_answer(memory_store: MemoryStore) -> None:
     asked, release = [0], threading.Event()
 
-    def slow(_: str) -> Heard:
+    def slow(_: str) -> ReplicatorStatus:
         asked[0] += 1
         release.wait(60)
-        return Heard()
+        return ReplicatorStatus()
 
-    memory_store.heard = slow  # type: ignore[method-assign, assignment]
+    memory_store.replicator_status = slow  # type: ignore[method-assign, assignment]
     page = MetricsPage(SourceCollector(Standings(memory_store, [SOURCE])))
 
     async def crowd() -> list[httpx.Response]:

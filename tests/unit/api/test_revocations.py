@@ -15,9 +15,8 @@ from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.auth.revocations import Revocation, Revocations, Revoked
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.source.upload.settings import UploadSettings
-from headwater.storage.contract.revocations import Revocation as Stored
-from headwater.storage.contract.revocations import RevokedKind
-from headwater.storage.contract.store import StoreUnreachableError
+from headwater.storage.contract.store import Revocation as Stored
+from headwater.storage.contract.store import RevokedKind, StoreUnreachableError
 from tests.support.fix_admin import NOWHERE
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore

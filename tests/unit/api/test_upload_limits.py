@@ -23,7 +23,7 @@ from headwater.api.upload.route import TooManyUploadsError, UploadLimits
 from headwater.source.upload.apply import Outcome, Taken, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
 from headwater.source.upload.settings import UploadSettings
-from headwater.storage.contract.revocations import Revocation, RevokedKind
+from headwater.storage.contract.store import Revocation, RevokedKind
 from tests.support.fix_admin import NOWHERE
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore

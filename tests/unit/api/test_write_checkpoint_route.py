@@ -14,11 +14,11 @@ import pytest
 from headwater.api import checkpoints
 from headwater.api.checkpoints import MAX_WAITING, MAX_WAITING_OF_USER, WriteCheckpointBatcher
 from headwater.api.errors import TooManyRequestsError
+from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.threads import StoreThreads
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachable
 from headwater.storage.contract.reader import WriteCheckpoint
-from headwater.storage.shared.cache import CachedReader
 from tests.support.fix_api import RULES, Endpoint, PlayedHead, make_token, running
 from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
@@ -96,7 +96,7 @@ def test_requests_that_wait_share_one_look_at_the_source(memory_store: MemorySto
     head = HeldHead()
 
     async def story() -> list[int]:
-        threads = StoreThreads(CachedReader(memory_store, 0), 1)
+        threads = StoreThreads(ChunkCache(memory_store, 0), 1)
         writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
         first = asyncio.create_task(writes.create("u0"))
         await asyncio.sleep(0)  # one turn of the loop: the first is at the source now
@@ -117,7 +117,7 @@ def test_too_many_that_wait_are_told_to_come_later(memory_store: MemoryStore) ->
     head = HeldHead()
 
     async def story() -> list[int | BaseException]:
-        threads = StoreThreads(CachedReader(memory_store, 0), 1)
+        threads = StoreThreads(ChunkCache(memory_store, 0), 1)
         writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
         tasks = [asyncio.create_task(writes.create("u1")) for _ in range(MAX_WAITING + 1)]
         await asyncio.sleep(0)
@@ -166,7 +166,7 @@ def test_what_the_store_cannot_number_fails_alone(memory_store: MemoryStore, mon
     head = HeldHead()
 
     async def story() -> list[int | BaseException]:
-        threads = StoreThreads(CachedReader(memory_store, 0), 1)
+        threads = StoreThreads(ChunkCache(memory_store, 0), 1)
         writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
         asked = [asyncio.create_task(writes.create(key)) for key in ("u0", "u1", "bad", "u1")]
         await asyncio.sleep(0)

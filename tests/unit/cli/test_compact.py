@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from tests.support import store_checker
 from tests.support.command import headwater, headwater_here
 from tests.support.written_store import WrittenStore
@@ -79,7 +79,7 @@ def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
 
 
 def test_it_waits_for_whoever_compacts_already(directory: Path, written: WrittenStore) -> None:
-    other = open_backend(written.address).open_compaction()
+    other = open_store(written.address).open_compaction()
     other.acquire("elsewhere:1", 3.0)  # held for a moment only
     outcome = headwater_here("compact", cwd=directory)
     assert outcome.code == 0

@@ -39,10 +39,10 @@ from headwater.pipeline.settings import SparkSettings
 from headwater.replication.health.flow import Flow
 from headwater.replication.health.model import Health, State, Trouble, to_json
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.reader import Heard
-from headwater.storage.contract.stats import Lacking
-from headwater.storage.open import open_backend
-from headwater.storage.sqlite.backend import SqliteBackend
+from headwater.storage.contract.reader import ReplicatorStatus
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import MissingRight
+from headwater.storage.sqlite.store import SqliteStore
 from tests.support.fix_service import free_port
 from tests.support.jwks_server import jwks_server
 from tests.support.signers import signer
@@ -148,9 +148,9 @@ def test_a_store_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
     there = config(tmp_path, SOURCE.replace("PORT", "5432"))
     assert isinstance(there.storage, SqliteAddress)
     assert all_ok(each for each in check_store(there)[1] if each.area == "store")
-    open_backend(there.storage).open_store().close()
+    open_store(there.storage).open_writer().close()
     assert all_ok(each for each in check_store(there)[1] if each.area == "store")
-    open_backend(there.storage).seal("moved to the cellar")
+    open_store(there.storage).seal("moved to the cellar")
     sealed = next(each for each in check_store(there)[1] if each.level is Level.FAIL)
     assert_said(sealed, "store", Level.FAIL, "is sealed: moved to the cellar", "run `headwater store unseal`")
     (Path(there.storage.directory) / "store.db").write_bytes(b"no database" * 1000)
@@ -174,8 +174,8 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, level: Level) -> 
 
 def test_what_a_start_lacks_for_the_store_fails_with_the_statement(tmp_path: Path) -> None:
     grant = 'GRANT USAGE, CREATE ON SCHEMA "headwater" TO "app"'
-    lacking = [Lacking("role app may not create tables in the schema headwater of the store", (grant,))]
-    with mock.patch.object(SqliteBackend, "lacking", return_value=lacking):
+    lacking = [MissingRight("role app may not create tables in the schema headwater of the store", (grant,))]
+    with mock.patch.object(SqliteStore, "missing_rights", return_value=lacking):
         kept, results = check_store(config(tmp_path))
     (found,) = [each for each in results if each.level is Level.FAIL]
     assert kept is None
@@ -196,7 +196,7 @@ def test_replication_that_is_held_up(tmp_path: Path) -> None:
         (State.STREAMING, 60.0, False, Level.WARN, "replication is stopped (the replicator's process is gone"),
     ):
         health = Health(state, since=15.0, at=30.0, trouble=trouble, flow=flow)
-        kept = StoreState(Heard(to_json(health), age, runs, Lsn(5)), "slot", None, (), (), (), ())
+        kept = StoreState(ReplicatorStatus(to_json(health), age, runs, Lsn(5)), "slot", None, (), (), (), ())
         with mock.patch.object(type(there), "source", return_value=away):
             (found,) = [each for each in check_source(there, kept, None) if each.area == "replica"]
         assert found.level is level, said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.insight.estimate import SAMPLE_PAGE, Tally
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from tests.support.command import Outcome
 from tests.support.model_device import parse_ops
@@ -72,7 +72,7 @@ def test_a_changed_definition_is_priced_by_the_rows_that_are_there(
     assert (guess["buckets"], guess["rows"], guess["largest_rows"]) == (LISTS, TODOS, TODOS // LISTS)
     assert (guess["exact"], guess["rows_read"], guess["tables"]) == (True, TODOS, ["public.todos"])
     ruled.serve(PROJECTION_EDITED)
-    stats = {each.definition: each for each in open_backend(ruled.store.address).definition_stats()}
+    stats = {each.definition: each for each in open_store(ruled.store.address).definition_stats()}
     assert guess["size"] == pytest.approx(stats[str(todos["name"])].size, rel=0.02)
     assert guess["largest_size"] == pytest.approx(stats[str(todos["name"])].largest_size, rel=0.02)
 
@@ -227,8 +227,8 @@ def test_wrong_rules_are_shown_and_not_compared(
 def test_the_store_counts_what_a_new_device_downloads(ruled: RuledStore) -> None:
     ruled.serve(SERVED)
     plan = compile_config(SERVED).plan
-    stats = {each.definition: each for each in open_backend(ruled.store.address).definition_stats()}
-    reader = open_backend(ruled.store.address).open_reader()
+    stats = {each.definition: each for each in open_store(ruled.store.address).definition_stats()}
+    reader = open_store(ruled.store.address).open_reader()
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         upto = snapshot.checkpoint.op_id

@@ -12,7 +12,7 @@ from headwater.insight.lookups import LookupScan
 from headwater.insight.rows import CurrentRows
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
@@ -51,7 +51,7 @@ def rows_of(preview: dict[str, object]) -> Shown:
 
 def on_a_device(ruled: RuledStore, yaml: str, user: str) -> Shown:
     """What a device of the user shows of the version that is served."""
-    reader = open_backend(ruled.store.address).open_reader()
+    reader = open_store(ruled.store.address).open_reader()
     models: list[ModelBucket] = []
     with reader.snapshot() as snapshot:
         assert snapshot is not None
@@ -80,7 +80,7 @@ def test_a_preview_is_what_devices_get_after_the_deploy(
 
 def test_nothing_is_deployed_or_written(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
-    reader = open_backend(ruled.store.address).open_reader()
+    reader = open_store(ruled.store.address).open_reader()
     before = reader.newest()
     previewed(headwater_here, STREAM_ADDED)
     assert reader.newest() == before
@@ -113,7 +113,7 @@ def test_sizes_are_those_of_a_download(ruled: RuledStore, headwater_here: Run, t
     ruled.serve(SERVED)
     buckets = previewed(headwater_here, SERVED, rows=0)["buckets"]
     assert isinstance(buckets, list)
-    reader = open_backend(ruled.store.address).open_reader()
+    reader = open_store(ruled.store.address).open_reader()
     newest = reader.newest()
     assert newest is not None
     for bucket in buckets:
@@ -238,7 +238,7 @@ def test_lookups_are_found_however_few_fit_into_memory(ruled: RuledStore, kept: 
     source = SourceSettings("127.0.0.1", "shop", "app")
     query = "SELECT * FROM todos WHERE list_id IN (SELECT list_id FROM members WHERE user_id IN auth.parameter('who'))"
     plan = compile_config(f'config: {{edition: 3}}\nstreams: {{s: {{query: "{query}"}}}}\n').plan
-    reader = open_backend(ruled.store.address).open_reader()
+    reader = open_store(ruled.store.address).open_reader()
     scan = LookupScan(CurrentRows(ruled.store, source), plan, {}, reader, kept)
     name = plan.lookups[0].name
     for user in ("u1", "u2", "nobody"):

@@ -242,6 +242,6 @@ def test_a_rollback_stays_until_the_file_changes(ruled: RuledStore, headwater_he
     assert served_after_start(STREAM_ADDED) == STREAM_ADDED, "the file changed back to a text that was served before"
 
     assert command("rollback") == PROJECTION_EDITED
-    ruled.store.note(ruled.lease, FILE_KEY, "")  # a store that was imported does not know the file
+    ruled.store.set_meta(ruled.lease, FILE_KEY, "")  # a store that was imported does not know the file
     assert served_after_start(STREAM_ADDED) == PROJECTION_EDITED
     assert served_after_start(REQUEST_EDITED) == REQUEST_EDITED

@@ -61,7 +61,7 @@ class TwoSides:
     def __post_init__(self) -> None:
         patch, module = self.monkeypatch.setattr, headwater.pipeline.compare
         patch(module, "read_lines", lambda *_: self._source())
-        patch(module, "open_backend", lambda _: SimpleNamespace(read_rows=lambda *_: self._store()))
+        patch(module, "open_store", lambda _: SimpleNamespace(read_rows=lambda *_: self._store()))
         patch(module, "bind_layouts", lambda *_: [object()])
         patch(module, "_in_right_buckets", lambda _bounds, _layouts, row: row.members != FLAWED)
 

@@ -11,7 +11,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.replication.health.flow import Flow, FlowMeter
 from headwater.replication.health.model import Compared, Health, State, Trouble, to_json
 from headwater.replication.health.standing import LogEnd, find_standing
-from headwater.storage.contract.reader import Heard
+from headwater.storage.contract.reader import ReplicatorStatus
 
 NOW = 10_000.0
 WELL = Flow(
@@ -127,7 +127,7 @@ def test_a_standing_follows_from_the_facts(name: str, off: float) -> None:
     told = replace(case.told, since=case.told.since + off, at=NOW + off, flow=case.flow.moved(off))
     if told.trouble is not None:
         told = replace(told, trouble=replace(told.trouble, at=told.trouble.at + off))
-    heard = Heard(to_json(told), case.age, case.runs, Lsn(500), "one")
+    heard = ReplicatorStatus(to_json(told), case.age, case.runs, Lsn(500), "one")
     found = find_standing("default", heard, case.log_end, NOW)
     assert found.state is case.state
     assert found.since == pytest.approx(NOW - case.since)
@@ -149,14 +149,14 @@ def test_a_standing_follows_from_the_facts(name: str, off: float) -> None:
 
 
 def test_where_no_replicator_ever_ran() -> None:
-    never = find_standing("default", Heard(), HERE, NOW)
+    never = find_standing("default", ReplicatorStatus(), HERE, NOW)
     assert (never.state, never.lag_seconds, never.lag_bytes) == (State.STOPPED, None, None)
     assert never.why == "no replicator has run yet"
 
 
 def test_what_another_version_told_is_unknown_at_worst() -> None:
-    assert find_standing("default", Heard("[]", 5.0, runs=True), None, NOW).state is State.STARTING
-    assert find_standing("default", Heard("[]", 5.0, runs=False), None, NOW).state is State.STOPPED
+    assert find_standing("default", ReplicatorStatus("[]", 5.0, runs=True), None, NOW).state is State.STARTING
+    assert find_standing("default", ReplicatorStatus("[]", 5.0, runs=False), None, NOW).state is State.STOPPED
 
 
 def test_lag_is_counted_from_what_is_known_to_be_missing() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.api.streams.cache import ENTRY_BYTES, ChunkCache, Written
 from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import Chunk, StoreReader
+from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.store import StoreBusyError
-from headwater.storage.shared.cache import ENTRY_BYTES, CachedReader, Written
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
 
@@ -39,13 +39,13 @@ class Named:
         return self.name.encode() + chunk.ops
 
 
-def read(reader: StoreReader, upto: int, after: int = 0, form: str = "") -> Chunk:
+def read(store: MemoryStore | ChunkCache, upto: int, after: int = 0, form: str = "") -> Chunk:
     """What is there of bucket `b`, from memory if there is one."""
-    if not isinstance(reader, CachedReader):
-        return reader.chunk("b", OpId(after), OpId(upto))
-    with reader.snapshot():
-        marks = reader.marks(["b"]).get("b")
-        written = reader.written(Named(form), "b", OpId(after), OpId(upto), marks)
+    if not isinstance(store, ChunkCache):
+        return store.chunk("b", OpId(after), OpId(upto))
+    with store.reader.snapshot():
+        marks = store.reader.marks(["b"]).get("b")
+        written = store.written(Named(form), "b", OpId(after), OpId(upto), marks)
     return replace(written.chunk, ops=written.content or b"")
 
 
@@ -54,7 +54,7 @@ def reads_of(store: MemoryStore) -> int:
 
 
 def test_what_was_read_once_is_not_read_again(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     first = [read(cached, 5, after) for after in (0, 2, 4)]
     assert [read(cached, 5, after) for after in (0, 2, 4)] == first
     assert [(part.size, part.next_after, part.more) for part in first] == [(2, 2, True), (2, 4, True), (1, 5, False)]
@@ -62,7 +62,7 @@ def test_what_was_read_once_is_not_read_again(store: MemoryStore) -> None:
 
 
 def test_a_later_checkpoint_is_answered_from_memory_where_nothing_was_added(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     before = [read(cached, 5, after) for after in (0, 4)]
     store.put("other", "1")
     store.commit()
@@ -71,7 +71,7 @@ def test_a_later_checkpoint_is_answered_from_memory_where_nothing_was_added(stor
 
 
 def test_a_full_chunk_is_the_same_when_its_bucket_has_grown_and_the_last_one_is_not(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     full = read(cached, 5)
     assert read(cached, 5, 4).size == 1
     store.put("b", "6")
@@ -83,14 +83,14 @@ def test_a_full_chunk_is_the_same_when_its_bucket_has_grown_and_the_last_one_is_
 
 
 def test_an_earlier_checkpoint_gets_nothing_from_after_it(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     assert read(cached, 5).next_after == 2
     assert read(cached, 1) == read(store, 1)
     assert read(cached, 1).size == 1
 
 
 def test_a_bucket_that_was_cleared_begins_with_its_clear(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     read(cached, 5)
     store.clear("b")
     store.commit()
@@ -100,7 +100,7 @@ def test_a_bucket_that_was_cleared_begins_with_its_clear(store: MemoryStore) -> 
 
 
 def test_a_compaction_in_between_is_seen(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     read(cached, 5)
     store.put("b", "1", '{"changed":1}')
     store.commit()
@@ -113,7 +113,7 @@ def test_a_compaction_in_between_is_seen(store: MemoryStore) -> None:
 
 
 def test_a_compaction_that_clears_nothing_is_seen_too(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     store.clear("b")
     store.put("b", "kept")
     for number in range(3):
@@ -126,7 +126,7 @@ def test_a_compaction_that_clears_nothing_is_seen_too(store: MemoryStore) -> Non
 
 
 def test_a_checkpoint_that_compaction_overtook_is_told_so_every_time(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     read(cached, 5)
     store.put("b", "1", '{"changed":1}')
     store.commit()
@@ -137,7 +137,7 @@ def test_a_checkpoint_that_compaction_overtook_is_told_so_every_time(store: Memo
 
 
 def test_what_was_read_in_a_view_of_before_a_compaction_is_not_given_after_it(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     store.put("b", "1", '{"changed":1}')
     store.commit()
     before, old = store.marks(["b"])["b"], read(store, 6)
@@ -150,7 +150,7 @@ def test_what_was_read_in_a_view_of_before_a_compaction_is_not_given_after_it(st
 
 
 def test_a_client_that_has_all_of_a_bucket_costs_no_read(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     store.put("other", "1")
     store.commit()
     assert read(cached, 6, 5) == Chunk(b"", 0, OpId(5), more=False)
@@ -158,13 +158,13 @@ def test_a_client_that_has_all_of_a_bucket_costs_no_read(store: MemoryStore) -> 
 
 
 def test_an_unknown_bucket_is_empty_as_in_the_store(store: MemoryStore) -> None:
-    written = CachedReader(store, ROOM).written(Named(), "nobody's", OpId(0), OpId(5), None)
+    written = ChunkCache(store, ROOM).written(Named(), "nobody's", OpId(0), OpId(5), None)
     assert written == Written(Chunk(b"", 0, OpId(0), more=False), None)
 
 
 def test_the_bound_holds_and_what_was_used_last_stays(store: MemoryStore) -> None:
     one = len(read(store, 5).ops) + ENTRY_BYTES
-    cached = CachedReader(store, 2 * one)
+    cached = ChunkCache(store, 2 * one)
     read(cached, 5, 0)
     read(cached, 5, 2)
     read(cached, 5, 0)
@@ -179,14 +179,14 @@ def test_the_bound_holds_and_what_was_used_last_stays(store: MemoryStore) -> Non
 
 @pytest.mark.parametrize("capacity", [0, ENTRY_BYTES])
 def test_what_has_no_room_is_read_each_time(store: MemoryStore, capacity: int) -> None:
-    cached = CachedReader(store, capacity)
+    cached = ChunkCache(store, capacity)
     assert read(cached, 5) == read(cached, 5) == read(store, 5)
     assert reads_of(store) == 3
     assert cached.kept_bytes == 0
 
 
 def test_each_form_is_kept_for_itself(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     plain = read(store, 5)
     store.reads.clear()
     for name in ("one", "two", "one", "two"):
@@ -220,7 +220,7 @@ def held() -> HeldStore:
     return store
 
 
-def ask_at_once(cached: CachedReader, count: int) -> list[Chunk | Exception]:
+def ask_at_once(cached: ChunkCache, count: int) -> list[Chunk | Exception]:
     answers: list[Chunk | Exception] = []
 
     def ask() -> None:
@@ -239,7 +239,7 @@ def ask_at_once(cached: CachedReader, count: int) -> list[Chunk | Exception]:
 
 def test_what_several_ask_for_at_once_is_read_once() -> None:
     store = held()
-    answers = ask_at_once(CachedReader(store, ROOM), 4)
+    answers = ask_at_once(ChunkCache(store, ROOM), 4)
     assert answers == [MemoryStore.chunk(store, "b", OpId(0), OpId(1))] * 4
     assert reads_of(store) == 2  # theirs, and the one in the line above
 
@@ -247,12 +247,12 @@ def test_what_several_ask_for_at_once_is_read_once() -> None:
 def test_a_read_that_fails_is_the_failure_of_nobody_else() -> None:
     store = held()
     store.failure = StoreBusyError("the store is busy")
-    answers = ask_at_once(CachedReader(store, ROOM), 3)
+    answers = ask_at_once(ChunkCache(store, ROOM), 3)
     assert sorted(type(answer).__name__ for answer in answers) == ["Chunk", "Chunk", "StoreBusyError"]
 
 
 def test_a_checkpoint_before_the_first_op_is_not_taken_for_a_full_chunk(store: MemoryStore) -> None:
-    cached = CachedReader(store, ROOM)
+    cached = ChunkCache(store, ROOM)
     assert read(cached, 0).ops == b""
     assert read(cached, 1).size == 1
 
@@ -263,7 +263,7 @@ class World:
     def __init__(self, capacity: int) -> None:
         self.store = MemoryStore(chunk_ops=2)
         self.capacity = capacity
-        self.cached = CachedReader(self.store, capacity)
+        self.cached = ChunkCache(self.store, capacity)
         self.checkpoints = [0]
         self.version = 0
 

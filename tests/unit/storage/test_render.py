@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.oplog.op import CLEAR_BODY, finished_op
-from headwater.storage.shared.render import numbered
+from headwater.storage.shared.segments import numbered
 
 PUT = '"op":"PUT","object_type":"t","object_id":"1","checksum":7,"subkey":"x","data":%s}'
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from headwater.oplog.op import finished_op
 from headwater.oplog.transform import DraftOp
-from headwater.storage.shared import runs
-from headwater.storage.shared.common import BucketSum
-from headwater.storage.shared.runs import Run, number_ops
-from headwater.storage.shared.unpack import segment_lines
+from headwater.storage.shared import segments
+from headwater.storage.shared.segments import Run, number_ops, segment_lines
+from headwater.storage.sql.buckets import BucketSum
 
 _OPS = st.lists(st.builds(DraftOp, st.integers(1, 3), st.integers(0, 2**32 - 1), st.text("ab\\%", max_size=3)))
 
@@ -35,7 +34,7 @@ def numbered(ops: list[DraftOp], first: int, sums: dict[int, BucketSum]) -> dict
 @given(ops=_OPS, least_run=st.integers(1, 5), first=st.integers(1, 2**50))
 def test_ops_keep_their_order_and_sums(ops: list[DraftOp], least_run: int, first: int) -> None:
     sums: dict[int, BucketSum] = {}
-    with patch.object(runs, "RUN_OPS", least_run):
+    with patch.object(segments, "RUN_OPS", least_run):
         by_bucket = numbered(ops, first, sums)
     ids = sorted(op_id for lines in by_bucket.values() for op_id, _ in lines)
     assert ids == list(range(first, first + len(ops)))

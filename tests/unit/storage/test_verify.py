@@ -7,15 +7,7 @@ import zstandard
 
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import finished_op, put_body, put_checksum, remove_body
-from headwater.storage.contract.verify import (
-    DamageError,
-    ReadOp,
-    StoredSegment,
-    cut_keys,
-    entry_hash,
-    read_op,
-    segment_ops,
-)
+from headwater.storage.sql.verify import DamageError, ReadOp, StoredSegment, cut_keys, entry_hash, read_op, segment_ops
 
 DATA = '{"id":"7","text":"it\\n is \\"ß\\""}'
 KEYS = StoreKeys(b"secret")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from headwater.storage.sqlite.store import SqliteStore
+from headwater.storage.sqlite.writer import SqliteWriter
 from tests.contract.world import SOURCE, World
 
 MB = 1 << 20
 
 
 def test_it_shrinks_again_after_a_large_transaction(tmp_path: Path) -> None:
-    with closing(SqliteStore(tmp_path)) as store:
+    with closing(SqliteWriter(tmp_path)) as store:
         world = World(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
         world.bootstrap({})
         file = tmp_path / "store.db-wal"

@@ -16,7 +16,7 @@ from headwater.api.streams.service import TOKENS_KEPT, streams_of
 from headwater.api.streams.stream import OpenStream
 from headwater.api.workers import Workers
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.revocations import Revocation, RevokedKind
+from headwater.storage.contract.store import Revocation, RevokedKind
 
 CLIENTS = "clients"
 """The name of the question to the processes of an endpoint."""

@@ -46,10 +46,10 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import publication_findings, server_findings
 from headwater.source.readiness.finding import Finding, unreadable
 from headwater.source.readiness.health import SlotHealth, slot_health
-from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config, findings_in
 from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity
 from headwater_rules.plan import SyncPlan, TablePattern
@@ -431,7 +431,7 @@ class DiagnosticsHandler:
         found = findings_in(text, seen.schema)
         return [each for each in found if each.code is not RuleCode.NOT_SENT], "" if seen.schema else seen.note
 
-    def _status(self, store: Store, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
+    def _status(self, store: StoreWriter, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
         text = version.yaml if content else UNSET
         try:
             compiled = compile_config(version.yaml)
@@ -448,7 +448,7 @@ class DiagnosticsHandler:
 
     def _connection(
         self,
-        store: Store,
+        store: StoreWriter,
         seen: SeenSource,
         standing: Standing,
         tables: tuple[TableStatus, ...],
@@ -479,7 +479,7 @@ class DiagnosticsHandler:
 
     def _committed(self, op_id: int) -> str | UnsetType:
         """When the source committed the newest flushed transaction. Not known for bulk work."""
-        flushes = open_backend(self._settings.storage).read_flushes(OpId(op_id - 1), OpId(op_id))
+        flushes = open_store(self._settings.storage).read_flushes(OpId(op_id - 1), OpId(op_id))
         if not flushes or not flushes[-1].committed_us:
             return UNSET
         return iso(_EPOCH_2000 + flushes[-1].committed_us / 1e6)
@@ -577,7 +577,7 @@ class DeploysHandler:
                 self._told(store, active), None if following is None else self._told(store, following)
             )
 
-    def _told(self, store: Store, version: ConfigVersion) -> CurrentRulesResponse:
+    def _told(self, store: StoreWriter, version: ConfigVersion) -> CurrentRulesResponse:
         checked = _checked(version.yaml, None)
         return CurrentRulesResponse(
             slot_of(self._settings.source, store),

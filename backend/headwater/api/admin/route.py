@@ -34,8 +34,8 @@ from headwater.api.quota import Quota
 from headwater.api.workers import Workers
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
-from headwater.storage.backend import Store
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
 
@@ -118,9 +118,9 @@ class AdminSettings:
     workers: Workers | None = None
 
     @contextmanager
-    def store(self) -> Iterator[Store]:
+    def store(self) -> Iterator[StoreWriter]:
         """Open the store for one request. Blocking."""
-        store = open_backend(self.storage).open_store()
+        store = open_store(self.storage).open_writer()
         try:
             yield store
         finally:

@@ -28,9 +28,9 @@ from headwater.insight.rows import CurrentRows
 from headwater.insight.served import Limits, NothingServedYetError
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.stats import DefinitionStats
 from headwater.storage.contract.versions import VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import DefinitionStats
 from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleError, Severity
 from headwater_rules.plan import ConversionOptions, SyncPlan
@@ -297,7 +297,7 @@ class RulesHandler:
         """Show the buckets and first rows that a user would get under a sync config."""
         plan = compiled(request.content).plan
         deadline = Deadline("headwater rules preview")
-        with self._settings.store() as store, closing(open_backend(self._settings.storage).open_reader()) as reader:
+        with self._settings.store() as store, closing(open_store(self._settings.storage).open_reader()) as reader:
             try:
                 found = preview(
                     CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check),

@@ -20,8 +20,8 @@ from headwater.errors import HeadwaterError
 from headwater.replication.health.model import Compared, State
 from headwater.replication.health.standing import Standing, Standings
 from headwater.replication.versions import why_served
-from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
+from headwater.storage.sql.writer import StoreWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StatusHandler:
         with self._settings.store() as store:
             return self.read(store)
 
-    def read(self, store: Store) -> Status:
+    def read(self, store: StoreWriter) -> Status:
         """Like `status`, for an open store."""
         checkpoint = self._reader.newest()
         sources = tuple(self._standings.find())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from headwater.api.admin.route import AdminSettings, InvalidRulesError, NotFoundError
 from headwater.insight.diff import compared, of_source
 from headwater.source.catalog.schema import see_schema
-from headwater.storage.backend import Store
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import Compiled
 from headwater_rules.errors import RuleError, RuleErrors
 from headwater_rules.schema import SourceSchema
@@ -146,12 +146,12 @@ def invalid(error: RuleErrors) -> InvalidRulesError:
     return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
 
 
-def deploy(store: Store, text: str, note: str, checked: tuple[Compiled, tuple[RuleError, ...]]) -> DeployResponse:
+def deploy(store: StoreWriter, text: str, note: str, checked: tuple[Compiled, tuple[RuleError, ...]]) -> DeployResponse:
     """Add a version with this text, compared already, for the replicator to process. Raises InvalidRulesError."""
     compiled, findings = checked
     before = {version.id for version in store.versions()}
     try:
-        check_names(compiled.plan, store.complete_sides())
+        check_names(compiled.plan, store.complete_definitions())
     except RuleErrors as error:
         raise invalid(error) from None
     version = store.deploy(text, Origin.COMMAND)
@@ -160,19 +160,19 @@ def deploy(store: Store, text: str, note: str, checked: tuple[Compiled, tuple[Ru
     )
 
 
-def in_state(store: Store, state: VersionState) -> ConfigVersion | None:
+def in_state(store: StoreWriter, state: VersionState) -> ConfigVersion | None:
     """The newest version in a state."""
     return next((version for version in reversed(store.versions()) if version.state is state), None)
 
 
-def _find(store: Store, number: int) -> ConfigVersion:
+def _find(store: StoreWriter, number: int) -> ConfigVersion:
     found = next((version for version in store.versions() if version.id == number), None)
     if found is None:
         raise NotFoundError(f"there is no version {number}", fix="see /api/headwater/v1/versions")
     return found
 
 
-def _before(store: Store) -> ConfigVersion:
+def _before(store: StoreWriter) -> ConfigVersion:
     now = in_state(store, VersionState.ACTIVE)
     texts = set() if now is None else {now.yaml}
     earlier = [version for version in store.versions() if version.activated and version.yaml not in texts]

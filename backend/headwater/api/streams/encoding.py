@@ -205,7 +205,7 @@ and the result is shared by all clients."""
 
 @dataclass(frozen=True, slots=True)
 class WireForm:
-    """Format and coding of a stream's lines. Implements the form of `shared.cache`: a chunk becomes a data line, which
+    """Format and coding of a stream's lines. Implements `cache.Form`: a chunk becomes a data line, which
     is encoded unless it is small (see SMALL)."""
 
     format: Format

@@ -20,7 +20,7 @@ from headwater.api.quota import user_quota
 from headwater.api.streams.encoding import WireForm
 from headwater.api.streams.session import LeftOutMemory, Resolve, SyncSession
 from headwater.api.streams.stream import ClientInfo, OpenStream, Sink, StreamContext, SyncStream
-from headwater.storage.contract.revocations import Revocation, RevokedKind
+from headwater.storage.contract.store import Revocation, RevokedKind
 from headwater.sync.request import BodyLimits, StreamRequest, write_key
 from headwater_rules.results import SyncRequest
 

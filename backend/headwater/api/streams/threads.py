@@ -19,6 +19,7 @@ from typing import Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from headwater.api.errors import NoActiveConfigError
+from headwater.api.streams.cache import ChunkCache, Written
 from headwater.api.streams.encoding import Batch, EncodedPiece, WireForm
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
@@ -31,7 +32,6 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
-from headwater.storage.shared.cache import CachedReader, Written
 from headwater.sync.session import BucketDownload, BucketStep, Reasons
 
 SHARED_JOBS = 64
@@ -72,8 +72,8 @@ class _SharedPool:
     """Collects short jobs and runs many over one snapshot. Jobs that come while all threads are at work wait, and are
     many at once when it is their turn. Not thread-safe: use it in one event loop."""
 
-    def __init__(self, reader: CachedReader, name: str) -> None:
-        self._reader = reader
+    def __init__(self, cache: ChunkCache, name: str) -> None:
+        self._cache = cache
         self._threads = ThreadPoolExecutor(_WIDTH, thread_name_prefix=name)
         self._waiting: list[_Job[object]] = []
         self._at_work = 0
@@ -117,7 +117,7 @@ class _SharedPool:
         """Run jobs in a thread. Returns the results that are not delivered yet."""
         results: list[object] = []
         began = time.monotonic()
-        with open_snapshot(self._reader) as snapshot:
+        with open_snapshot(self._cache) as snapshot:
             for job in jobs:
                 results.append(_result(job, snapshot))
                 if time.monotonic() >= began + DELIVER_SECONDS:
@@ -141,11 +141,11 @@ class StoreThreads:
     resolved, as when they connect, have threads of their own, and so have other woken streams: none of them wait behind
     downloads. What all depend on, such as the hub's look at changes and revocations, waits behind no stream."""
 
-    def __init__(self, reader: CachedReader, width: int) -> None:
-        self._reader = reader
+    def __init__(self, cache: ChunkCache, width: int) -> None:
+        self._cache = cache
         self._bulk = ThreadPoolExecutor(width, thread_name_prefix="headwater-download")
-        self._live = _SharedPool(reader, "headwater-live")
-        self._resolving = _SharedPool(reader, "headwater-resolving")
+        self._live = _SharedPool(cache, "headwater-live")
+        self._resolving = _SharedPool(cache, "headwater-resolving")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._share = max(1, width - 1)
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -160,7 +160,7 @@ class StoreThreads:
         count until no thread works on them, also if nobody waits for them."""
 
         def job() -> Result:
-            with open_snapshot(self._reader) as snapshot:
+            with open_snapshot(self._cache) as snapshot:
                 return run(snapshot)
 
         share, loop = self._shares.setdefault(user_id, asyncio.Semaphore(self._share)), asyncio.get_running_loop()
@@ -268,8 +268,8 @@ class SharedStep:
 class SnapshotCache:
     """One snapshot of the store. It keeps what was read, so that jobs that share it read it only once."""
 
-    def __init__(self, reader: CachedReader, snapshot: StoreSnapshot) -> None:
-        self._reader = reader
+    def __init__(self, cache: ChunkCache, snapshot: StoreSnapshot) -> None:
+        self._cache = cache
         self._snapshot = snapshot
         self._totals: dict[str, BucketTotal] = {}
         self._marks: dict[str, BucketMarks | None] = {}
@@ -299,7 +299,7 @@ class SnapshotCache:
         if op_id >= self.checkpoint.op_id:
             return Touched(frozenset(), frozenset())
         if op_id not in self._touched:
-            self._touched[op_id] = self._reader.touched(op_id, self.checkpoint.op_id)
+            self._touched[op_id] = self._cache.reader.touched(op_id, self.checkpoint.op_id)
         return self._touched[op_id]
 
     def written(
@@ -310,7 +310,7 @@ class SnapshotCache:
         marks = self._marks_of(download.bucket, upcoming)
         key = (form, download.bucket, download.after, download.upto)
         if key not in self._written:
-            self._written[key] = self._reader.written(*key, marks)
+            self._written[key] = self._cache.written(*key, marks)
         return self._written[key]
 
     def has_nothing(self, download: BucketDownload, upcoming: Callable[[], Sequence[str]]) -> bool:
@@ -322,17 +322,17 @@ class SnapshotCache:
         if bucket not in self._marks:
             names = upcoming()
             self._marks.update(dict.fromkeys(names))
-            self._marks.update(self._reader.marks(names))
+            self._marks.update(self._cache.reader.marks(names))
         return self._marks[bucket]
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
-        return self._reader.write_checkpoint(key)
+        return self._cache.reader.write_checkpoint(key)
 
 
 @contextmanager
-def open_snapshot(reader: CachedReader) -> Iterator[SnapshotCache]:
+def open_snapshot(cache: ChunkCache) -> Iterator[SnapshotCache]:
     """A snapshot at the newest checkpoint. Raises NoActiveConfigError."""
-    with reader.snapshot() as snapshot:
+    with cache.reader.snapshot() as snapshot:
         if snapshot is None:
             raise NoActiveConfigError
-        yield SnapshotCache(reader, snapshot)
+        yield SnapshotCache(cache, snapshot)

@@ -27,7 +27,7 @@ from headwater.source.readiness.checks import publication_findings, server_findi
 from headwater.source.readiness.finding import Finding
 from headwater.source.slot import slot_name
 from headwater.storage.address import PostgresAddress
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import Compiled, compile_config, findings_in
 from headwater_rules.errors import RuleError, RuleErrors, Severity
 from headwater_rules.plan import TablePattern
@@ -245,10 +245,10 @@ def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[Ou
     """What keeps the first start from making the store, or would have the source send us our own writes."""
     if any(each.key.startswith("storage") for each in review.errors):
         return
-    backend = open_backend(review.config.storage)
+    backend = open_store(review.config.storage)
     try:
         backend.raise_if_published(source.publications)
-        for each in backend.lacking():
+        for each in backend.missing_rights():
             fix = (
                 f"run {'; '.join(each.sql)}" if each.sql else "give the user that Headwater runs as the right to write"
             )
@@ -264,7 +264,7 @@ def _noted_slot(review: ConfigReview, source: SourceSettings) -> str:
     if any(each.key.startswith("storage") for each in review.errors):
         return ""
     try:
-        backend = open_backend(review.config.storage)
+        backend = open_store(review.config.storage)
         if not backend.exists() or backend.older_format() is not None:
             return ""
         with existing_store(review.config) as store:
@@ -299,7 +299,7 @@ def migrate(config: ServiceConfig, direction: str) -> None:
             "restore a backup from before the upgrade, or let the older version make a new store: devices"
             " download what differs",
         )
-    existed = open_backend(config.storage).exists()
-    open_backend(config.storage).open_store().close()
+    existed = open_store(config.storage).exists()
+    open_store(config.storage).open_writer().close()
     done = "has this version's format" if existed else "was created"
     click.echo(f"the store at {config.storage} {done}")

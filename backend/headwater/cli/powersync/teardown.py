@@ -12,9 +12,10 @@ from headwater.replication.own_slot import slot_note
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.checks import source_findings
 from headwater.source.slot import drop_unread_slot, slot_status
-from headwater.storage.backend import Backend, Store
 from headwater.storage.contract.store import Lease, LeaseHeldError
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
+from headwater.storage.store import Store
 
 
 def test_connections(config: ServiceConfig) -> int:
@@ -58,7 +59,7 @@ def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SEC
     if word != WORD:
         fix = f"this permanently removes the slots and the store; to confirm: headwater teardown {WORD}"
         raise NotConfirmedError("the teardown is not confirmed", word, fix)
-    backend = open_backend(config.storage)
+    backend = open_store(config.storage)
     if not backend.exists():
         click.echo(f"there is no store at {config.storage}")
         return
@@ -69,8 +70,8 @@ def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SEC
     click.echo(f"removed the store at {config.storage}")
 
 
-def _drop_slot(backend: Backend, source: SourceSettings, deadline: float) -> None:
-    store = backend.open_store()
+def _drop_slot(backend: Store, source: SourceSettings, deadline: float) -> None:
+    store = backend.open_writer()
     try:
         lease = _acquire(store, source, deadline)
         try:
@@ -89,7 +90,7 @@ def _drop_slot(backend: Backend, source: SourceSettings, deadline: float) -> Non
         store.close()
 
 
-def _acquire(store: Store, source: SourceSettings, deadline: float) -> Lease:
+def _acquire(store: StoreWriter, source: SourceSettings, deadline: float) -> Lease:
     while True:
         try:
             return store.acquire(source.tag, "teardown", 60.0)

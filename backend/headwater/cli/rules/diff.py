@@ -17,7 +17,7 @@ from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
 from headwater.source.catalog.schema import see_schema
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.compiler.advice import BucketPerRow, ForEverybody, buckets_per_row
 from headwater_rules.compiler.compile import Compiled
 from headwater_rules.evaluate.limits import MOST_BUCKETS
@@ -44,7 +44,7 @@ def show_diff(
     new, findings = compare_rules(text, str(file), seen.schema, allow_missing=allow_missing, as_json=as_json)
     plan = new.plan
     other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
-    if other is not None and (config is None or not open_backend(config.storage).exists()):
+    if other is not None and (config is None or not open_store(config.storage).exists()):
         note = "numbers of rows and bytes need a store"
         allowed = MOST_BUCKETS if config is None else config.api.parameters.requests.max_buckets
         found = Diff(

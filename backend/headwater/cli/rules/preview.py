@@ -16,7 +16,7 @@ from headwater.cli.sync_config import compile_rules, read_rules
 from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, size
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import SyncRequest
 
@@ -38,7 +38,7 @@ def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, row
 
 
 def _preview(config: ServiceConfig, plan: SyncPlan, request: SyncRequest, shown: int) -> Preview:
-    with existing_store(config) as store, closing(open_backend(store.address).open_reader()) as reader:
+    with existing_store(config) as store, closing(open_store(store.address).open_reader()) as reader:
         return preview(
             CurrentRows(store, config.source(), ScanProgress),
             reader,

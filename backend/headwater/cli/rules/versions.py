@@ -17,11 +17,11 @@ from headwater.cli.sync_config import compare_rules, compile_rules, read_rules
 from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.source.catalog.schema import see_schema
-from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleCode, RuleErrors
 from headwater_rules.plan import SyncPlan
@@ -90,20 +90,20 @@ def _print_lacking(config: ServiceConfig, text: str) -> None:
     click.echo(f"note: {seen.note}", err=True)
 
 
-def _refuse_clashes(store: Store, plan: SyncPlan, origin: str) -> None:
+def _refuse_clashes(store: StoreWriter, plan: SyncPlan, origin: str) -> None:
     try:
-        check_names(plan, store.complete_sides())
+        check_names(plan, store.complete_definitions())
     except RuleErrors as error:
         raise DeployError(error.errors[0].message, origin, error.errors[0].suggestion) from error
 
 
-def _deploy(store: Store, config: ServiceConfig, text: str, *, wait: bool) -> None:
+def _deploy(store: StoreWriter, config: ServiceConfig, text: str, *, wait: bool) -> None:
     version = store.deploy(text, Origin.COMMAND)
     if version.state is VersionState.ACTIVE:
         click.echo(f"version {version.id} has this text and is already served")
         return
     click.echo(f"version {version.id} is deployed")
-    with contextlib.closing(open_backend(config.storage).open_reader()) as reader:
+    with contextlib.closing(open_store(config.storage).open_reader()) as reader:
         if not wait:
             if not reader.replicator_alive():
                 click.echo(f"note: {_NO_REPLICATOR}", err=True)
@@ -111,7 +111,7 @@ def _deploy(store: Store, config: ServiceConfig, text: str, *, wait: bool) -> No
         _wait(store, reader, version.id)
 
 
-def _wait(store: Store, reader: StoreReader, number: int) -> None:
+def _wait(store: StoreWriter, reader: StoreReader, number: int) -> None:
     """Wait until a version is served. Raises DeployError when it will not be."""
     started = time.monotonic()
     with WaitDisplay() as progress:
@@ -139,7 +139,7 @@ def _wait(store: Store, reader: StoreReader, number: int) -> None:
 _UNCHANGED = "devices are served as before; see `headwater rules versions`"
 
 
-def _states(store: Store, number: int) -> Iterator[ConfigVersion]:
+def _states(store: StoreWriter, number: int) -> Iterator[ConfigVersion]:
     while True:
         try:
             yield find(store.versions(), number)

@@ -16,11 +16,10 @@ from headwater.cli.progress import WaitDisplay
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
 from headwater.replication.requests import RequestKind
-from headwater.storage.backend import Store
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.requests import Request, RequestState
-from headwater.storage.contract.store import StoreBusyError
-from headwater.storage.open import open_backend
+from headwater.storage.contract.store import Request, RequestState, StoreBusyError
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 
 _PAUSE = 0.2
 _NO_REPLICATOR = "no replicator is running; the request waits until one does (`headwater serve`)"
@@ -91,7 +90,7 @@ def _show_counts(result: dict[str, Any], word: str) -> None:
 
 def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: bool) -> dict[str, Any] | None:
     """The result of a request; None without `wait`."""
-    with existing_store(config) as store, contextlib.closing(open_backend(config.storage).open_reader()) as reader:
+    with existing_store(config) as store, contextlib.closing(open_store(config.storage).open_reader()) as reader:
         number = store.submit(kind, config.source().tag, orjson.dumps(payload).decode())
         if not wait:
             click.echo(f"request {number} is submitted" + ("" if reader.replicator_alive() else f"; {_NO_REPLICATOR}"))
@@ -99,7 +98,7 @@ def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: 
         return _wait(store, reader, number)
 
 
-def _wait(store: Store, reader: StoreReader, number: int) -> dict[str, Any]:
+def _wait(store: StoreWriter, reader: StoreReader, number: int) -> dict[str, Any]:
     with WaitDisplay() as display:
         try:
             for request in _states(store, number):
@@ -120,7 +119,7 @@ def _wait(store: Store, reader: StoreReader, number: int) -> dict[str, Any]:
     return result
 
 
-def _states(store: Store, number: int) -> Iterator[Request]:
+def _states(store: StoreWriter, number: int) -> Iterator[Request]:
     while True:
         with contextlib.suppress(StoreBusyError):  # a long transaction of the replicator
             request = store.request(number)

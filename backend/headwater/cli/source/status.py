@@ -37,9 +37,9 @@ from headwater.source.triggers import triggers_on
 from headwater.source.upload.prepare import check_uploads
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
-from headwater.storage.contract.reader import Heard
+from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import SourceState, StoredTable
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 from headwater_rules.plan import Deciding, TablePattern
 
 _KEYS_SECONDS = 5.0
@@ -61,7 +61,7 @@ class _Source:
 class StoreState:
     """The state recorded in the store."""
 
-    heard: Heard
+    heard: ReplicatorStatus
     slot: str
     state: SourceState | None
     tables: tuple[StoredTable, ...]
@@ -100,7 +100,7 @@ def standing_of(config: ServiceConfig, kept: StoreState | None, log_end: LogEnd 
     """How the source stands, if its log ends there; None: it was not asked, or did not answer. A replicator may run
     though its store is gone."""
     tag = config.source().tag
-    heard = open_backend(config.storage).heard_last(tag) if kept is None else kept.heard
+    heard = open_store(config.storage).last_replicator_status(tag) if kept is None else kept.heard
     return find_standing(tag, heard, log_end, time.time())
 
 
@@ -185,13 +185,13 @@ _ANSWER_SECONDS = 3
 
 def read_store(config: ServiceConfig) -> StoreState | None:
     """What the store records; None when there is no store. Raises StoreError."""
-    if not open_backend(config.storage).exists():
+    if not open_store(config.storage).exists():
         return None
     tag = config.source().tag
-    reader, store = open_backend(config.storage).open_reader(), open_backend(config.storage).open_store()
+    reader, store = open_store(config.storage).open_reader(), open_store(config.storage).open_writer()
     try:
         return StoreState(
-            reader.heard(tag),
+            reader.replicator_status(tag),
             slot_of(config.source(), store),
             store.source_state(tag),
             tuple(store.tables(tag)),

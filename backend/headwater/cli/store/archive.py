@@ -11,7 +11,7 @@ from headwater.bulk.contract import BulkProgress
 from headwater.cli.config import ServiceConfig
 from headwater.cli.progress import BulkProgressDisplay
 from headwater.storage.archive import ArchiveHeader, ReportRows, export_store, import_store
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
 
 
 def export_to(config: ServiceConfig, file: Path, *, seal: bool) -> None:
@@ -31,7 +31,7 @@ def import_from(config: ServiceConfig, file: Path) -> None:
 
 def unseal(config: ServiceConfig) -> None:
     """Allow writes to the store again."""
-    note = open_backend(config.storage).unseal()
+    note = open_store(config.storage).unseal()
     if note is None:
         click.echo(f"{config.storage} was not sealed")
     else:

@@ -22,8 +22,8 @@ from headwater.insight.forget import (
 )
 from headwater.insight.words import count, size
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.forget import LEAST_TEXT
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.forget import LEAST_TEXT
 
 
 def forget(
@@ -50,7 +50,7 @@ def forget(
         stored = tables_named(store, config.source().tag, table)
         check_source(config.source(), stored, row_id, text)
         target = search_target(store, stored, row_id, text, id_too=id_too)
-        backend = open_backend(store.address)
+        backend = open_store(store.address)
         with closing(backend.open_forget()) as finder, closing(backend.open_compaction()) as compaction:
             generation = stored[0].id if row_id is not None else 0
             _run(

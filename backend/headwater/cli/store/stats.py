@@ -13,9 +13,9 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, when
 from headwater.insight.words import count, size
 from headwater.oplog.lsn import format_lsn
-from headwater.storage.contract.stats import BucketStats, StoreStats, TableStats
 from headwater.storage.contract.versions import ConfigVersion, VersionState
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import BucketStats, StoreStats, TableStats
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleErrors
 from headwater_rules.versions import sides
@@ -35,7 +35,7 @@ def show_stats(config: ServiceConfig, *, top: int, as_json: bool) -> None:
     """Print the store's statistics, as of one moment. Raises NoStoreError."""
     with existing_store(config) as store:
         versions = store.versions()
-        stats = open_backend(store.address).store_stats()
+        stats = open_store(store.address).store_stats()
     if as_json:
         click.echo(orjson.dumps(_as_json(str(config.storage), stats, versions, top), option=orjson.OPT_INDENT_2))
         return

@@ -27,9 +27,9 @@ from headwater.source.connect import SourceSettings, connect_to_watch, source_er
 from headwater.source.head import ping_statement
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look
-from headwater.storage.backend import Store
 from headwater.storage.contract.store import Lease
-from headwater.storage.open import open_backend
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import Deciding, TablePattern
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Watch:
     def __init__(
         self,
         source: SourceSettings,
-        store: Store,
+        store: StoreWriter,
         lease: Lease,
         seconds: float,
         preparing: Callable[[], str],
@@ -154,7 +154,7 @@ class Watch:
         self._log_state(health)
         try:
             with machine_errors():
-                self._store.tell(self._lease, to_json(health))
+                self._store.report_status(self._lease, to_json(health))
         except HeadwaterError as error:  # or the lease is lost
             _log.log(logging.DEBUG if self._untold else logging.WARNING, "the state can't be told for now: %s", error)
             self._untold = True
@@ -195,12 +195,12 @@ class Watch:
             waits = self._health.state is State.SNAPSHOT or self._health.compared
         return min(self._seconds, _WAITING_SECONDS) if waits else self._seconds
 
-    def _open(self) -> Store | None:
+    def _open(self) -> StoreWriter | None:
         """The store, of which each thread has its own; None when that is over before it could be opened."""
         while not self._closing.is_set():
             try:
                 with machine_errors():
-                    return open_backend(self._store.address).open_store()
+                    return open_store(self._store.address).open_writer()
             except HeadwaterError as error:
                 _log.debug("the store can't be opened to look at the source for now: %s", error)
             self._closing.wait(_AGAIN_SECONDS)
@@ -222,7 +222,7 @@ class Watch:
         else:
             self._refusal = ""
 
-    def _look(self, store: Store) -> None:
+    def _look(self, store: StoreWriter) -> None:
         stored = store.tables(self._lease.name)
         compared = tuple(
             Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))

@@ -20,7 +20,7 @@ from headwater.replication.health.model import Compared, Health, State, Trouble,
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
-from headwater.storage.contract.reader import Heard, StoreReader
+from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 
 STALE_SECONDS = 7.0
 """A fact that is older says nothing of now. Each is seen anew every two seconds."""
@@ -83,7 +83,7 @@ class Standing:
         return found
 
 
-def find_standing(source: str, heard: Heard, log_end: LogEnd | None, now: float) -> Standing:
+def find_standing(source: str, heard: ReplicatorStatus, log_end: LogEnd | None, now: float) -> Standing:
     """How a source stands by these facts. `log_end` is None when the source was not asked, or did not answer."""
     health = from_json(heard.text)
     position = None if heard.stored is None else format_lsn(heard.stored)
@@ -127,7 +127,7 @@ def _by_our_clock(health: Health, told_at: float) -> Health:
     )
 
 
-def _state(health: Health, heard: Heard, now: float) -> tuple[State, float, str]:
+def _state(health: Health, heard: ReplicatorStatus, now: float) -> tuple[State, float, str]:
     """The state, since when, and why."""
     if health.state is State.STOPPED:
         return State.STOPPED, health.since, ""
@@ -185,7 +185,7 @@ _NOTHING_SENT = (
 )
 
 
-def _with_lag(found: Standing, flow: Flow, heard: Heard, log_end: LogEnd | None, now: float) -> Standing:
+def _with_lag(found: Standing, flow: Flow, heard: ReplicatorStatus, log_end: LogEnd | None, now: float) -> Standing:
     seconds = _seconds(flow, now) if found.runs else None
     fresh = found.runs and not flow.refusal and flow.asked_at is not None and now - flow.asked_at <= STALE_SECONDS
     if log_end is None and fresh:
@@ -227,7 +227,7 @@ class Standings:
         return [self._of(source) for source in self._sources]
 
     def _of(self, source: SourceSettings) -> Standing:
-        heard = self._reader.heard(source.tag)
+        heard = self._reader.replicator_status(source.tag)
         found = find_standing(source.tag, heard, None, time.time())
         if found.lag_bytes is not None or heard.stored is None:
             return found

@@ -24,9 +24,10 @@ from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.tables.live import LiveTable
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import Flush, Progress
-from headwater.storage.open import open_backend
+from headwater.storage.contract.store import Progress
+from headwater.storage.open import open_store
 from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
 
@@ -105,7 +106,7 @@ def verify_job(
 ) -> VerifyJob:
     """A verification of the whole store, or with `oids` of the lookups of some tables only."""
     stored = {table.id: table for oid, table in context.stored().items() if oids is None or oid in oids}
-    with open_backend(context.store.address).open_verify() as reader:
+    with open_store(context.store.address).open_verify() as reader:
         ids = reader.tables() if oids is None else list(stored)
     return VerifyJob(
         tag=context.tag,
@@ -148,7 +149,7 @@ class Rebuild(Job):
                 tasks += sum(len(table.ranges) for table in job.tables)
                 search = partial(context.bulk.rows_in_buckets, job, self._keys, self._report, self._closed)
                 found = yield from Background(search, JobKind.SEARCH).steps()
-                with open_backend(context.store.address).open_verify() as reader:
+                with open_store(context.store.address).open_verify() as reader:
                     if set(reader.tables()) != found.keys():
                         continue  # a table was truncated meanwhile: its new generation was not searched
                 rows = self._write({table: [*found[table], *written.get(table, ())] for table in found})
@@ -233,7 +234,7 @@ class _BucketWriter:
     def _reset(self, key: int, bucket: Bucket | None) -> None:
         if key not in self._started:
             self._started.add(key)
-            self._flush.begin_anew(key, bucket)
+            self._flush.reset_bucket(key, bucket)
             self.ops += 1
 
     def finish(self) -> None:

@@ -52,10 +52,10 @@ class Deploy(Job):
         used = in_use(context.store, self._keep_seconds)
         while context.store.retire(context.lease, used.obsolete, RETIRED_AT_ONCE):
             pass  # the version may need row sides that are being removed: they have to begin empty
-        complete = context.store.complete_sides()
+        complete = context.store.complete_definitions()
         check_names(plan, complete)
         missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
-        context.store.begin_sides(context.lease, missing)
+        context.store.begin_definitions(context.lease, missing)
         known = list(context.stored().values())
         new = self._create_tables(plan)
         context.follow([*used.plans, plan])

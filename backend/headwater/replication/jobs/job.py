@@ -18,9 +18,9 @@ from headwater.replication.tables.schema_watch import readable_tables
 from headwater.source.catalog.published import PublishedTable, load_types, locked_tables
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.connect import SharedConnection, SourceSettings
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, Places
 from headwater.storage.contract.store import Lease, StoredTable
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class JobContext:
     and raise its errors."""
 
     source: SourceSettings
-    store: Store
+    store: StoreWriter
     lease: Lease
     bulk: BulkJobs
     stream: StreamAccess
@@ -95,7 +95,7 @@ class JobContext:
     def record(
         self, kind: JobKind, started: float, application: str = "", *, tasks: int = 0, rows: int = 0, ops: int = 0
     ) -> None:
-        """Store what a job did that has ended now."""
+        """StoreWriter what a job did that has ended now."""
         self.store.note_job(BulkRecord(kind, self.tag, application, tasks, rows, ops, started, time.time()))
 
 

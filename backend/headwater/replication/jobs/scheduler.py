@@ -34,11 +34,12 @@ from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.requests import Request, RequestState
 from headwater.storage.contract.store import (
     BucketKeyTakenError,
     LeaseLostError,
     PartLostError,
+    Request,
+    RequestState,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
@@ -101,7 +102,7 @@ class JobQueue:
     def has_news(self) -> bool:
         """Whether to call `next`: something was submitted, a job ended, or the last look is some seconds old. Commits
         wait for each look."""
-        inbox = self._context.store.inbox()
+        inbox = self._context.store.change_counter()
         if inbox == self._inbox and not self._due and time.monotonic() < self._thorough + _THOROUGH_SECONDS:
             return False
         self._inbox, self._due, self._thorough = inbox, False, time.monotonic()
@@ -158,7 +159,7 @@ class JobQueue:
         active = in_state(store, VersionState.ACTIVE)
         if active is None:
             return None
-        missing = sides(plan_of(active.yaml)).keys() - store.complete_sides().keys()
+        missing = sides(plan_of(active.yaml)).keys() - store.complete_definitions().keys()
         return active if missing else None
 
     # requests

@@ -20,9 +20,9 @@ from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog.published import load_types
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log
-from headwater.storage.backend import Store
 from headwater.storage.contract.parts import BulkRecord, StagedTable
 from headwater.storage.contract.store import Lease, SourceState
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides
 
@@ -38,7 +38,7 @@ class InitialSnapshot:
     """Reads a whole source. `version` is that of `plan`; `progress` is called now and then."""
 
     source: SourceSettings
-    store: Store
+    store: StoreWriter
     plan: SyncPlan
     version: int
     bulk: BulkJobs
@@ -91,7 +91,7 @@ class InitialSnapshot:
             time.time(),
         )
         with connect(self.source) as conn:  # a restored source may be behind what was read before
-            self.store.cap_writes(self.source.tag, end_of_log(conn))
+            self.store.rewind_write_checkpoints(self.source.tag, end_of_log(conn))
         state = SourceState(
             self.source.tag, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
         )

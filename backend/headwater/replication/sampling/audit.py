@@ -29,9 +29,10 @@ from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.readiness.finding import Finding as ToldFinding
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import LeaseLostError, StoreWriter
-from headwater.storage.contract.verify import ALL_KEYS, VerifyReader
-from headwater.storage.open import open_backend
+from headwater.storage.contract.store import LeaseLostError
+from headwater.storage.open import open_store
+from headwater.storage.sql.verify import ALL_KEYS, VerifyReader
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Sampled:
 
 def sampled(store: StoreWriter, tag: str) -> Sampled:
     """The stored results of a source's sampling audit."""
-    text = store.noted(f"sampling {tag}")
+    text = store.get_meta(f"sampling {tag}")
     if not text:
         return Sampled()
     known = orjson.loads(text)
@@ -211,7 +212,7 @@ class Sampling:
         """Yields how many ops and rows were checked, slice by slice."""
         self._noted.clear()
         self._probing.begin()
-        reader = self._reader = self._open.enter_context(open_backend(self._context.store.address).open_verify())
+        reader = self._reader = self._open.enter_context(open_store(self._context.store.address).open_verify())
         keys = self._context.store.keys()
         sums = Sums(keys, self._suspects, reader.retired())
         generations = reader.tables()
@@ -314,7 +315,7 @@ class Sampling:
         self._note(replace(known, findings=found))
 
     def _note(self, known: Sampled) -> None:
-        self._context.store.note(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
+        self._context.store.set_meta(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
 
     def _may_repair(self, what: Hashable) -> bool:
         """Whether to repair it. What breaks again and again has a cause that a repair does not remove."""

@@ -12,7 +12,7 @@ from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.transform import decode_memberships, expected_memberships
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
-from headwater.storage.contract.verify import (
+from headwater.storage.sql.verify import (
     MODULUS,
     MOST_ROWS,
     NOT_THE_ROWS,

@@ -12,8 +12,9 @@ from headwater.oplog.row_id import IdentityKind
 from headwater.replication.stream.flush import FlushBuilder
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.replication.tables.schema_watch import SchemaWatch
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import Flush, StoredTable
+from headwater.storage.contract.store import StoredTable
 from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
 

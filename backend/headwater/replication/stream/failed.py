@@ -14,10 +14,9 @@ from headwater.replication.errors import PoisonError
 from headwater.replication.requests import RequestKind
 from headwater.replication.tables.changes import distrust
 from headwater.source.connect import SourceSettings
-from headwater.storage.backend import Store
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.requests import RequestState
-from headwater.storage.contract.store import Lease
+from headwater.storage.contract.store import Lease, RequestState
+from headwater.storage.sql.writer import StoreWriter
 
 _KEPT = 50
 _MOST_SKIPS, _MOST_SKIPS_SECONDS = 10, 3600.0  # without being asked; beyond that, something else is wrong
@@ -36,14 +35,14 @@ class FailedTransaction:
 class FailedTransactions:
     """The recorded transactions of a source, kept in the store."""
 
-    def __init__(self, source: SourceSettings, store: Store) -> None:
+    def __init__(self, source: SourceSettings, store: StoreWriter) -> None:
         self._source = source
         self._store = store
         self._key = f"poison {source.tag}"
 
     def read(self) -> list[FailedTransaction]:
         """The newest last."""
-        return [FailedTransaction(**entry) for entry in orjson.loads(self._store.noted(self._key) or "[]")]
+        return [FailedTransaction(**entry) for entry in orjson.loads(self._store.get_meta(self._key) or "[]")]
 
     def skipped(self) -> frozenset[Lsn]:
         """Transactions to skip."""
@@ -87,7 +86,7 @@ class FailedTransactions:
         self._write(lease, ())
 
     def _write(self, lease: Lease, failed: Sequence[FailedTransaction]) -> None:
-        self._store.note(lease, self._key, orjson.dumps([asdict(each) for each in failed[-_KEPT:]]).decode())
+        self._store.set_meta(lease, self._key, orjson.dumps([asdict(each) for each in failed[-_KEPT:]]).decode())
 
     def _mark_all_tables(self, lease: Lease, lsn: str) -> None:
         distrust(self._store, lease, self._store.tables(self._source.tag), ResyncReason(Cause.LEFT_OUT, lsn))

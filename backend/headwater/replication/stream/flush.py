@@ -27,9 +27,11 @@ from headwater.replication.tables.changes import NameBook, empty
 from headwater.replication.tables.live import Filler, LiveContext, LiveTable
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.reader import FlushMark
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Flush, Lease, Progress, StoredTable, StoreWriter
+from headwater.storage.contract.store import Lease, Progress, StoredTable
+from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
 
 _log = logging.getLogger(__name__)

@@ -36,8 +36,10 @@ from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.slot import end_of_log
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Flush, Lease, Progress, SourceState, StoredTable, StoreWriter
+from headwater.storage.contract.store import Lease, Progress, SourceState, StoredTable
+from headwater.storage.sql.writer import StoreWriter
 
 _log = logging.getLogger(__name__)
 
@@ -274,7 +276,7 @@ class NameBook:
         self._key = f"names of partitioned tables {tag}"
 
     def read(self) -> dict[int, Lsn]:
-        known = orjson.loads(self._store.noted(self._key) or "{}")
+        known = orjson.loads(self._store.get_meta(self._key) or "{}")
         return {int(oid): parse_lsn(upto) for oid, upto in known.items()}
 
     def distrust(self, lease: Lease, oids: Collection[int], upto: Lsn) -> None:
@@ -295,7 +297,7 @@ class NameBook:
 
     def _write(self, lease: Lease, known: Mapping[int, Lsn]) -> None:
         text = orjson.dumps({str(oid): format_lsn(upto) for oid, upto in known.items()}).decode()
-        self._store.note(lease, self._key, text)
+        self._store.set_meta(lease, self._key, text)
 
 
 def distrust_named(book: NameBook, lease: Lease, conn: psycopg.Connection, changes: TableChanges) -> Mapping[int, Lsn]:

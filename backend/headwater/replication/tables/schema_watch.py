@@ -27,7 +27,8 @@ from headwater.source.catalog.published import (
 from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.readiness.finding import Reading, unreadable
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Lease, StoredTable, StoreWriter
+from headwater.storage.contract.store import Lease, StoredTable
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

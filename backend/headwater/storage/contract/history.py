@@ -80,7 +80,7 @@ WHOLE = Slice(0)
 
 def merge_floor(after_op: OpId, upto_op: OpId, within: tuple[OpId, OpId] | None) -> OpId:
     """The op id after which no op that the reader needs may have been merged: the position where it starts, or the end
-    of the range if it starts at 0. `within` is described at `Backend.read_history`."""
+    of the range if it starts at 0. `within` is described at `Store.read_history`."""
     start, end = within or (after_op, upto_op)
     return start or end
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
-from headwater.storage.contract.revocations import Revocation
+from headwater.storage.contract.store import Revocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class BucketMarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What the replicator of a source last told of itself: the text, empty when there is none, and how many seconds ago
-    it was written. `runs` says whether its process is there; None where that can't be known. The store has the source
+class ReplicatorStatus:
+    """The last status of the replicator of a source: the text, empty when there is none, and how many seconds ago it
+    was written. `runs` says whether its process is there; None where that can't be known. The store has the source
     up to `stored`, None before the first snapshot; it was read from the cluster `system_id`."""
 
     text: str = ""
@@ -134,7 +134,7 @@ class StoreSnapshot(Protocol):
     def config(self) -> StoredConfig: ...
 
     def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
-        """Totals at the checkpoint, for every name asked for. An unknown bucket has 0 and 0."""
+        """Totals at the checkpoint, for every requested name. An unknown bucket has 0 and 0."""
 
     def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
         """The outputs of each key at the checkpoint."""
@@ -206,10 +206,29 @@ class StoreReader(Protocol):
     def replicator_alive(self) -> bool:
         """Whether any replicator holds an unexpired lease, or is known to run."""
 
-    def heard(self, tag: str) -> Heard:
-        """What the replicator of a source has told last, and what the store has of it. Does not wait for a writer."""
+    def replicator_status(self, tag: str) -> ReplicatorStatus:
+        """The last status of the replicator of a source, and what the store has of that. Does not wait for a writer."""
 
-    def noted(self, key: str) -> str:
+    def get_meta(self, key: str) -> str:
         """The text that the replicator stored under a key; empty when there is none."""
 
     def close(self) -> None: ...
+
+
+# the keys of write checkpoints: a user, or a user and a client, as `user/client`
+
+
+def user_in_key(user_id: str) -> str:
+    """A user's id as a key begins with it, percent-encoded so that it contains no `/`, which ends it. An id without `/`
+    and `%` stays as it is."""
+    return user_id.replace("%", "%25").replace("/", "%2F")
+
+
+def user_of(key: str) -> str:
+    """What a key begins with."""
+    return key.partition("/")[0]
+
+
+def stand_in_key(user: str) -> str:
+    """The key of what stands for the forgotten clients of a user. No other key ends its user with `%`."""
+    return f"{user}%"

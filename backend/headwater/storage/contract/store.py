@@ -1,28 +1,18 @@
-"""The writing side of a store, and its errors. Live replication and bulk jobs use it and no back end.
-
-A store keeps what it is given durably, numbers ops, and returns finished lines. It knows nothing of rules or of
-Postgres. Calls block.
-"""
+"""Errors of a store, and the data of leases, sources, tables, requests and revocations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Relation
-from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import Bucket, DraftOp
-from headwater.storage.contract.parts import BulkRecord, CurrentRow, Places, StagedPart, StagedTable
-from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater_rules.results import LookupEntry
 
 
 class StoreError(HeadwaterError):
-    """The store can't do what was asked: it is damaged, full, or of another format."""
+    """The store can't do its work: it is damaged, full, or of another format."""
 
     code = "HW_4001"
 
@@ -83,6 +73,21 @@ class LeaseHeldError(HeadwaterError):
     code = "PSYNC_S1003"
 
 
+class SealedStoreError(StoreError):
+    """The store is sealed: it can be read, but no process can write to it."""
+
+    code = "HW_4104"
+
+
+def sealed_error(note: str, where: str) -> SealedStoreError:
+    """The error of a write to a sealed store."""
+    return SealedStoreError(
+        f"the store is sealed: {note}",
+        where,
+        "use the store that replaced it; if there is none, `headwater store unseal` opens it again",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to write what belongs to one source, for `ttl` seconds unless renewed. A newer holder has a higher
@@ -134,166 +139,52 @@ class Progress:
     committed_us: int = 0
 
 
-class Flush(Protocol):
-    """One store transaction. Nothing of it is visible before `commit`, and nothing of it remains after `rollback`.
-
-    Within each bucket, ops are numbered in the order in which they are appended. Once a newer lease exists,
-    LeaseLostError is raised. Writes may be kept back and sent together, so errors may come with a later call, at the
-    latest with `commit`.
-    """
-
-    def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
-        """The current rows among `row_ids`."""
-
-    def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
-        """The current rows among the first of `row_ids`, and how many ids were covered: as many as give about `room`
-        bytes of rows, and at least one."""
-
-    def copies(self, table: int, content: str) -> list[str]:
-        """Row ids of the copies of an identical row, unordered."""
-
-    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]: ...
-
-    def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
-        """Insert or replace rows."""
-
-    def delete_rows(self, table: int, row_ids: Sequence[str]) -> None: ...
-
-    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None: ...
-
-    def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
-        """Number and store ops. `buckets` has every bucket among them that may be new, by name; a new bucket starts
-        with a CLEAR. Drops the ops of a bucket that neither exists nor is named: its definition was retired. Raises
-        BucketKeyTakenError when a bucket has the key of another one; nothing of this transaction is kept then."""
-
-    def truncate(self, table: int, definitions: Iterable[str]) -> int:
-        """Replace the table by a new, empty generation without lookups, and return its id. Clears every non-empty
-        bucket of `definitions` with one op."""
-
-    def begin_anew(self, key: int, bucket: Bucket | None) -> None:
-        """Delete everything that a bucket (by its key) holds, damaged or not, and begin it with a CLEAR. The caller
-        appends its rows again. A bucket that does not exist is created if `bucket` is given. Earlier checkpoints
-        count as overtaken in it."""
-
-    def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
-        """(row id, members, subkey) of every row of the table."""
-
-    def mark_resync(self, table: int, reason: ResyncReason) -> None:
-        """Record within this transaction that a table has to be compared with the source, because the transaction does
-        not write all of its changes."""
-
-    def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
-        """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
-
-    def commit(self, source: str, progress: Progress) -> Checkpoint:
-        """Commit everything, with the source's position, and return the new checkpoint. Durable on return."""
-
-    def rollback(self) -> None: ...
+# requests: work that a command asks the running replicator to do, and its outcome
 
 
-class StoreWriter(Protocol):
-    """The replicator's side of a store: one thread, one lease per source."""
+class RequestState(Enum):
+    """State of a request. DONE and FAILED are final."""
 
-    def acquire(self, name: str, owner: str, ttl: float) -> Lease:
-        """Take the lease for `ttl` seconds if it is free, expired, ours, or held by a dead process. Raises
-        LeaseHeldError."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
 
-    def renew(self, lease: Lease) -> None:
-        """Extend the lease. Raises LeaseLostError when a newer one exists. May be called from another thread."""
 
-    def release(self, lease: Lease) -> None: ...
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request. `payload` and `result` are JSON texts whose form depends on the kind; `progress` is a line for a
+    person; `created` is in seconds since 1970."""
 
-    def source_state(self, tag: str) -> SourceState | None: ...
+    id: int
+    kind: str
+    source: str
+    payload: str
+    state: RequestState
+    progress: str
+    result: str
+    created: float
 
-    def tables(self, tag: str) -> list[StoredTable]:
-        """The active generations of a source's tables."""
 
-    def begin(self, lease: Lease) -> Flush:
-        """Begin a transaction under the lease. Raises LeaseLostError."""
+# revocations: what an operator takes back of users and devices. What follows from one is the endpoint's to know
 
-    def keys(self) -> StoreKeys:
-        """Makes the keys and digests of the store as of now: a bucket may be moved later."""
 
-    def inbox(self) -> int:
-        """A number that grows with each submitted request or version. Cheap, for polling."""
+class RevokedKind(Enum):
+    """What is taken back: tokens of a user, of a session or one alone, by what their claims say; or nothing but the
+    streams that are open."""
 
-    def staging_directory(self) -> str:
-        """A directory of this machine for the progress and parts of a bulk job; `discard_staged` empties it."""
+    USER = "sub"
+    SESSION = "session"
+    TOKEN = "jti"  # noqa: S105 - the name of a claim
+    STREAMS = "streams"
 
-    def discard_staged(self, lease: Lease) -> None:
-        """Delete what an unfinished bulk job left."""
 
-    def stage_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
-    ) -> list[StagedTable]:
-        """Create generations, invisible until published, for relations and their fingerprints. Without an index, taking
-        over whole parts is quicker; pages taken over while the stream runs need one."""
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """`seq` grows with each. It was made at `since` and is forgotten after `until`, in seconds since 1970."""
 
-    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
-        """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
-
-    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
-        """Take over rows and lookups of one page into an indexed generation, in one short transaction; readers see
-        nothing of it. Does nothing and returns False when a row's id exists already."""
-
-    def publish(
-        self,
-        lease: Lease,
-        state: SourceState,
-        tables: Sequence[StagedTable],
-        version: int,
-        sides: Mapping[str, str],
-        record: BulkRecord,
-    ) -> Checkpoint:
-        """Replace all tables of the source by staged ones, in one short transaction: number the segments, clear what
-        their buckets held before, move the source to `state.lsn` and activate `version`, whose row sides (see
-        `storage.contract.versions`) are complete with it. The work is proportional to the number of buckets and
-        segments, not of rows."""
-
-    def create_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
-    ) -> list[StoredTable]:
-        """Create empty active generations that a re-sync is to fill, with `resync` as its reason."""
-
-    def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
-        """Add a layout that rows of the table are written in from now on. Existing rows keep theirs."""
-
-    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
-        """Replace an active generation by a staged one that holds its rows under other ids. The new one takes over the
-        layouts and the fingerprint and is to be compared with the source for the reason `resync`. Writes no op. Does
-        nothing and returns False when two of its rows have the same id, or the active generation is gone."""
-
-    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
-        """Record why tables are being compared with the source; None ends the comparison."""
-
-    def drop_table(self, lease: Lease, table: int) -> None:
-        """Delete a table none of whose rows is in any bucket."""
-
-    def move_source(self, lease: Lease, state: SourceState) -> None:
-        """Follow the source from another slot and position."""
-
-    def cap_writes(self, tag: str, lsn: Lsn) -> None:
-        """The source's log now ends at `lsn`, before where it once did: no write checkpoint waits for a later LSN."""
-
-    def place_ranges(self, table: int, rows: int) -> Places:
-        """Ranges of places that cover all rows of the table, about `rows` rows each."""
-
-    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
-        """Take over one page of a part of additions in one short transaction: number its ops, and add members and
-        lookups to its rows. Leaves out the rows in `skip`, which changed or were deleted since the task read them."""
-
-    def note_job(self, record: BulkRecord) -> None: ...
-
-    def note(self, lease: Lease, key: str, text: str) -> None:
-        """Store a short text under a key, replacing the one before."""
-
-    def noted(self, key: str) -> str:
-        """The text under a key; empty when there is none."""
-
-    def tell(self, lease: Lease, text: str) -> None:
-        """Replace what `StoreReader.heard` returns. Does not wait for an open flush, and where that can be, works while
-        the store can't be written. May be called from another thread, but from one at a time."""
-
-    def bulk_records(self) -> list[BulkRecord]: ...
-
-    def close(self) -> None: ...
+    seq: int
+    kind: RevokedKind
+    value: str
+    since: float
+    until: float

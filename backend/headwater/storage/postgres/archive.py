@@ -14,9 +14,8 @@ from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump, Row, StoreNotEmptyError
-from headwater.storage.postgres import tables
 from headwater.storage.postgres.connection import connect, postgres_errors
-from headwater.storage.postgres.control.write_checkpoints import key_digest
+from headwater.storage.postgres.cursor import POSTGRES, PostgresCursor, key_digest, stored_id
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.shared.archive import (
     Loader,
@@ -27,6 +26,7 @@ from headwater.storage.shared.archive import (
     dump_batches,
     used_tables,
 )
+from headwater.storage.sql.tables import index_rows
 
 _FETCHED = 1_000
 
@@ -56,7 +56,7 @@ _OF_TABLES = {
 
 @contextmanager
 def dump(address: PostgresAddress) -> Iterator[Dump]:
-    """See `Backend.dump`."""
+    """See `Store.dump`."""
     with closing(connect(address, "export")) as db, postgres_errors(address):
         if db.execute("select to_regclass('meta')").fetchall() == [(None,)]:
             raise ArchiveError("there is no store", str(address), "check storage")
@@ -98,7 +98,7 @@ class PostgresLoad:
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
         match table:
             case "lookups":
-                rows = ((key, owner, tables.stored_id(str(row_id))[0], output) for key, owner, row_id, output in rows)
+                rows = ((key, owner, stored_id(str(row_id))[0], output) for key, owner, row_id, output in rows)
             case "write_checkpoints":
                 columns, rows = ("digest", *columns), ((key_digest(str(row[0])), *row) for row in rows)
             case _:
@@ -111,11 +111,11 @@ class PostgresLoad:
                 copy.write_row(row)
 
     def create_rows(self, table: int) -> None:
-        tables.create_rows(self._db, table)
+        self._db.execute(POSTGRES.create_rows.format(table=table).encode())
 
     def insert_rows(self, table: int, rows: Iterable[Row]) -> None:
         columns = ("place", "layout", "line", "members", "subkey", "row_id", "long_id")
-        stored = ((place, *rest, *tables.stored_id(str(row_id))) for place, row_id, *rest in rows)
+        stored = ((place, *rest, *stored_id(str(row_id))) for place, row_id, *rest in rows)
         self.insert(f"rows_{table:d}", columns, stored)
 
     def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:
@@ -123,7 +123,7 @@ class PostgresLoad:
         db = self._db
         loaded = active_tables(_reading(db))
         for table in loaded:
-            tables.index_rows(db, table)
+            index_rows(PostgresCursor(db, self._building), table)
             _restart(db, f"rows_{table:d}", "place")
         _set_state(db, state)
         check_counts(count_rows(_reading(db), loaded), counts, str(self._target))
@@ -146,7 +146,7 @@ class PostgresLoad:
 
 
 def check_empty(address: PostgresAddress) -> None:
-    """See `Backend.check_empty`."""
+    """See `Store.check_empty`."""
     with closing(connect(address, "import")) as db, postgres_errors(address):
         used = _used(db, address.schema)
         if used:
@@ -155,7 +155,7 @@ def check_empty(address: PostgresAddress) -> None:
 
 @contextmanager
 def load(address: PostgresAddress) -> Iterator[PostgresLoad]:
-    """See `Backend.load`."""
+    """See `Store.load`."""
     check_empty(address)
     building = replace(address, schema=f"{address.schema}_import")
     with closing(connect(building, "import")) as db, postgres_errors(building):

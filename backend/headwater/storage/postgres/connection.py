@@ -13,10 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.seal import sealed_error
-from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError
+from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError, sealed_error
 from headwater.storage.postgres.format import found_format
-from headwater.storage.shared.control.database import SEALED_MARK
+from headwater.storage.sql.cursor import SEALED_MARK, DamagedValueError, TableGoneError
 from headwater.tls import pem_file, root_certificates, why_untrusted
 
 BUSY_SECONDS = 30
@@ -38,6 +37,8 @@ _SETTINGS = {
     "tcp_user_timeout": "60s",  # no keepalives are sent while sent data is unacknowledged
     "default_transaction_isolation": r"read\ committed",
 }
+
+_DAMAGE = (errors.DataCorrupted, errors.CharacterNotInRepertoire, errors.UntranslatableCharacter)
 
 READER = "reader"
 _READER_SETTINGS = {
@@ -204,7 +205,9 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
             return StoreError(
                 f"the store's database refuses: {_words(error)}", where, "let the role own the schema, or grant it that"
             )
-        case errors.UndefinedTable() | errors.UndefinedColumn() | errors.InvalidSchemaName():
+        case errors.UndefinedTable():
+            return TableGoneError(f"the store's tables are incomplete: {_words(error)}", where, "restore the schema")
+        case errors.UndefinedColumn() | errors.InvalidSchemaName():
             return StoreError(f"the store's tables are incomplete: {_words(error)}", where, "restore the schema")
         case errors.ReadOnlySqlTransaction():
             return StoreUnreachableError(
@@ -221,7 +224,8 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
             )
         case _:
             words = f" {_words(error)}" if not isinstance(error, psycopg.DataError) else ""
-            return StoreError(f"Postgres failed with {error.sqlstate}{words}", where, "see the log of the database")
+            kind = DamagedValueError if isinstance(error, _DAMAGE) else StoreError
+            return kind(f"Postgres failed with {error.sqlstate}{words}", where, "see the log of the database")
 
 
 def _words(error: psycopg.Error) -> str:

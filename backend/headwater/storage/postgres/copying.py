@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import orjson
 import psycopg
 from psycopg import sql
 
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.postgres.tables import stored_id
+from headwater.storage.postgres.cursor import stored_id
+from headwater.storage.shared.segments import Run
 
 _SENT_AT_ONCE = 1 << 20  # characters
 
@@ -63,3 +65,26 @@ ROW_COLUMNS = sql.SQL("(row_id, layout, line, members, subkey, long_id)")
 def columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
     """Rows transposed into `width` arrays, for `unnest`."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+INSERT_RUN = (
+    "with kept as (insert into segment_blobs (bucket, size, checksum, bodies) values (%s, %s, %s, %b) returning id)"
+    " insert into segments (bucket, first_op, last_op, blob) select %s, %s, %s, id from kept"
+)
+"""Stores a run, given its `run_values`. The totals of its bucket are the caller's."""
+
+
+def run_values(run: Run) -> tuple[object, ...]:
+    """The parameters of INSERT_RUN."""
+    return run.bucket, run.size, run.checksum, run.bodies, run.bucket, run.first, run.last
+
+
+def rows_table(table: int) -> sql.Identifier:
+    """The table of a generation's current rows."""
+    return sql.Identifier(f"rows_{table:d}")
+
+
+def names_of(connection: psycopg.Connection, keys: Iterable[int]) -> str:
+    """Names of buckets as a JSON array."""
+    rows = connection.execute("select name from buckets where id = any(%s::bigint[])", [list(keys)])
+    return orjson.dumps([row[0] for row in rows]).decode()

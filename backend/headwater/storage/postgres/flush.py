@@ -8,35 +8,41 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import orjson
 import psycopg
 from psycopg import sql
 
 from headwater.failpoints import failpoint
 from headwater.oplog.op import CLEAR_BODY, finished_op
 from headwater.oplog.transform import Bucket, DraftOp
-from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, Progress
-from headwater.storage.postgres import tables
-from headwater.storage.postgres.checkpoints import CHECKPOINT, as_checkpoint, note_flush
 from headwater.storage.postgres.connection import explained
-from headwater.storage.postgres.control import lease as leases
-from headwater.storage.postgres.control.database import PostgresControl
-from headwater.storage.postgres.copying import ROW_COLUMNS, columns, copy_lines, row_line
-from headwater.storage.postgres.lookups import PendingLookups
-from headwater.storage.postgres.pending import MOST_CHARACTERS, Pending
-from headwater.storage.postgres.rows import LINE_APART
-from headwater.storage.postgres.runs import INSERT_RUN, run_values
-from headwater.storage.postgres.tables import rows_table, stored_id
-from headwater.storage.shared.common import BucketSum, KnownBuckets, Naming
-from headwater.storage.shared.control import moved_buckets
-from headwater.storage.shared.runs import Run, number_ops
+from headwater.storage.postgres.copying import (
+    INSERT_RUN,
+    ROW_COLUMNS,
+    columns,
+    copy_lines,
+    row_line,
+    rows_table,
+    run_values,
+)
+from headwater.storage.postgres.cursor import LINE_APART, POSTGRES, PostgresCursor, stored_id
+from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.shared.segments import Run, number_ops
+from headwater.storage.sql import buckets as keyed
+from headwater.storage.sql import leases, tables
+from headwater.storage.sql.buckets import BucketSum, KnownBuckets, Naming
+from headwater.storage.sql.cursor import named
+from headwater.storage.sql.tables import CHECKPOINT, as_checkpoint
 from headwater_rules.results import LookupEntry
 
 _FEW = 100  # rows or ops; up to this number they are sent as parameters, with other statements
@@ -105,20 +111,40 @@ union all select 'moved', id, name from moved_buckets
 """
 
 
+_EXTEND = (
+    f"update leases set expires_at = {POSTGRES.clock_after.format('%s')} where name = %s and epoch = %s returning epoch"
+).encode()
+
+
+def _checking(connection: psycopg.Connection, lease: Lease) -> Callable[[], None]:
+    """Begin to check the lease, in a pipeline. Once it was sent, the returned function raises LeaseLostError if the
+    lease is no longer ours."""
+    return _held(connection.execute(named(leases.CHECK), {"1": lease.name}), lease)
+
+
+def _extending(connection: psycopg.Connection, lease: Lease) -> Callable[[], None]:
+    """Likewise begin to extend it from now."""
+    return _held(connection.execute(_EXTEND, [lease.ttl, lease.name, lease.epoch]), lease)
+
+
+def _held(answer: psycopg.Cursor, lease: Lease) -> Callable[[], None]:
+    return lambda: leases.raise_unless_held(answer.fetchone(), lease)
+
+
 class PostgresFlush:
     """See `storage.contract.store.Flush`. Has `connection` to itself."""
 
     def __init__(
         self,
-        connection: psycopg.Connection,
-        address: PostgresAddress,
+        cursor: PostgresCursor,
         lease: Lease,
         known: KnownBuckets,
         sweep: Callable[[], None],
     ) -> None:
-        self._db = connection
+        self._cursor = cursor
+        self._db = connection = cursor.connection
         self._pending = Pending(connection)
-        self.address = address
+        self.address = cursor.address
         self._lease = lease
         self._known = known
         self._naming = Naming(known)
@@ -131,7 +157,7 @@ class PostgresFlush:
         try:
             with connection.pipeline():
                 connection.execute("begin")
-                held = leases.checking(connection, lease)
+                held = _checking(connection, lease)
             held()
         except BaseException:
             self.rollback()
@@ -262,7 +288,7 @@ class PostgresFlush:
             return
         with self._pending.together() as connection:
             state = connection.execute("select next_op, retired from state for update")
-            held = leases.checking(connection, self._lease)  # a new holder may have written while we waited
+            held = _checking(connection, self._lease)  # a new holder may have written while we waited
         held()
         ((next_op, retired),) = state.fetchall()
         self._next_op = self._first_op = int(next_op)
@@ -285,7 +311,7 @@ class PostgresFlush:
         )
         if taken:
             self.rollback()
-            moved_buckets.move(PostgresControl(self._db), self._lease, taken)
+            keyed.move(self._cursor, self._lease, taken)
         new = {bucket.key: bucket for bucket in buckets.values()}
         gone = (unknown & keys) - there.keys()
         fresh = sorted(gone & new.keys())
@@ -305,7 +331,7 @@ class PostgresFlush:
 
     @_explaining
     def mark_resync(self, table: int, reason: ResyncReason) -> None:
-        tables.mark_resync(self._db, [table], reason)
+        tables.mark_resync(self._cursor, [table], reason)
 
     @_explaining
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
@@ -321,10 +347,10 @@ class PostgresFlush:
         self._next_op = self._op() + len(cleared)
         self._lookups.touch_all(table)
         self._left_generation = True
-        return tables.renew_generation(self._db, table)
+        return tables.renew_generation(self._cursor, table)
 
     @_explaining
-    def begin_anew(self, key: int, bucket: Bucket | None) -> None:
+    def reset_bucket(self, key: int, bucket: Bucket | None) -> None:
         self._lock()
         self._pending.send()
         self._write_sums()
@@ -368,7 +394,7 @@ class PostgresFlush:
                 connection.execute("update state set next_op = %s, checkpoint = %s", [self._next_op, self._next_op - 1])
                 note_flush(connection, source, progress, self._next_op - 1, self._sums, self._lookups.touched)
             connection.execute("select pg_notify(%s, '')", [self.address.schema])
-            extended = leases.extending(connection, self._lease)  # from now: the transaction may have taken long
+            extended = _extending(connection, self._lease)  # from now: the transaction may have taken long
             reached = connection.execute(CHECKPOINT)
         extended()
         checkpoint = as_checkpoint(reached.fetchall())
@@ -404,3 +430,163 @@ class PostgresFlush:
             )
         for total in self._sums.values():
             total.checksum = total.count = 0
+
+
+# what is sent together
+
+
+MOST_CHARACTERS = 1 << 20
+"""Of what is kept back. More is sent at once."""
+
+
+Statement = str | sql.SQL | sql.Composed
+
+
+class Pending:
+    """Belongs to one connection and one transaction. Errors of a statement come with whatever sends it."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._db = connection
+        self._statements: list[tuple[Statement, Sequence[object]]] = []
+        self._characters = 0
+
+    def add(self, query: Statement, parameters: Sequence[object], characters: int) -> None:
+        """Keep a statement back that has about so many characters."""
+        self._statements.append((query, parameters))
+        self._characters += characters
+        if self._characters > MOST_CHARACTERS:
+            self.send()
+
+    def send(self) -> None:
+        """Send what was kept back."""
+        if self._statements:
+            with self.together():
+                pass
+
+    def ask(self, query: Statement, parameters: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a query, which sees all that was added before it."""
+        if not self._statements:
+            return self._db.execute(query, parameters).fetchall()
+        with self.together() as connection:
+            cursor = connection.execute(query, parameters)
+        return cursor.fetchall()
+
+    @contextmanager
+    def together(self) -> Iterator[psycopg.Connection]:
+        """Send what was kept back and all that is executed here in one round trip. Results can be fetched afterwards;
+        fetched earlier, each takes a round trip."""
+        kept, self._statements, self._characters = self._statements, [], 0
+        with self._db.pipeline():
+            for query, parameters in kept:
+                self._db.execute(query, parameters)
+            yield self._db
+
+
+# lookups
+
+
+_COLLECTED = 5_000
+
+LookupRow = tuple[int, str, str, str]
+"""Table, stored row id, key and output."""
+
+_EACH = "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[]) as e (table_id, row_id, key, output)"
+
+
+class PendingLookups:
+    """Used within one transaction. After `write`, `touched` holds the keys whose outputs changed."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._db = connection
+        self._pending: dict[tuple[int, str], frozenset[LookupEntry]] = {}
+        self.touched: set[str] = set()
+
+    def entries(self, table: int, row_id: str) -> list[LookupEntry]:
+        """The current entries of a row."""
+        place = (table, stored_id(row_id)[0])
+        if place in self._pending:
+            return sorted(self._pending[place])
+        return sorted(self._standing([place])[place])
+
+    def replace(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
+        self._pending[table, stored_id(row_id)[0]] = frozenset(entries)
+        if len(self._pending) >= _COLLECTED:
+            self.write()
+
+    def write(self) -> None:
+        """Write all collected replacements."""
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        standing = self._standing(list(pending))
+        gone: list[LookupRow] = []
+        new: list[LookupRow] = []
+        for place, entries in pending.items():
+            gone += [(*place, *entry) for entry in standing[place] - entries]
+            new += [(*place, *entry) for entry in entries - standing[place]]
+        if gone:
+            self._db.execute(
+                f"delete from lookups l using {_EACH} where l.table_id = e.table_id and l.row_id = e.row_id"
+                " and l.key = e.key and l.output = e.output",
+                columns(gone, 4),
+            )
+        if new:
+            self._db.execute(
+                f"insert into lookups (table_id, row_id, key, output) select * from {_EACH}", columns(new, 4)
+            )
+        if len(self.touched) <= NAMEABLE:  # above that, none is recorded
+            self.touched.update(row[2] for row in gone + new)
+
+    def _standing(self, places: Sequence[tuple[int, str]]) -> dict[tuple[int, str], set[LookupEntry]]:
+        by_table: defaultdict[int, list[str]] = defaultdict(list)
+        for table, row_id in places:
+            by_table[table].append(row_id)
+        found: dict[tuple[int, str], set[LookupEntry]] = {place: set() for place in places}
+        query = "select row_id, key, output from lookups where table_id = %s and row_id = any(%s)"
+        for table, row_ids in by_table.items():
+            for row_id, key, output in self._db.execute(query, [table, row_ids]).fetchall():
+                found[table, row_id].add(LookupEntry(key, output))
+        return found
+
+    def touch_all(self, table: int) -> None:
+        """Record the keys of a whole table that is being removed, at most one more than are ever recorded."""
+        rows = self._db.execute("select distinct key from lookups where table_id = %s limit %s", [table, NAMEABLE + 1])
+        self.touched.update(row[0] for row in rows)
+
+
+# records of flushes
+
+_NOTE = """
+insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)
+select %(last_op)s, %(source)s, %(lsn)s, %(committed_us)s, case when %(buckets)s::bigint[] is not null then
+    (select coalesce(json_agg(name), '[]') from buckets where id = any(%(buckets)s::bigint[]))::text end, %(lookups)s
+"""
+
+
+def note_flush(
+    connection: psycopg.Connection,
+    source: str,
+    progress: Progress,
+    last_op: int,
+    buckets: Collection[int],
+    lookups: Collection[str],
+) -> None:
+    """Record which buckets and lookup keys a flush touched, if they are not too many to be named. Needs no result, so
+    that it can be part of a pipeline."""
+    connection.execute(
+        _NOTE,
+        {
+            "last_op": last_op,
+            "source": source,
+            "lsn": progress.lsn,
+            "committed_us": progress.committed_us,
+            "buckets": list(buckets) if len(buckets) <= NAMEABLE else None,
+            "lookups": orjson.dumps(sorted(lookups)).decode() if len(lookups) <= NAMEABLE else None,
+        },
+    )
+    if last_op % 64 == 0:
+        connection.execute(
+            "delete from flushes where last_op <= coalesce((select last_op from flushes"
+            " order by last_op desc limit 1 offset %s), 0)",
+            [KEPT_FLUSHES],
+        )

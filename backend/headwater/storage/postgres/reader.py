@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TypeVar
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -16,31 +17,31 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
+from headwater.storage.contract.compaction import LEASE as UPKEEP
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
     Chunk,
     FlushMark,
-    Heard,
     Listener,
     Newest,
+    ReplicatorStatus,
     StoredConfig,
     StoreSnapshot,
     Touched,
-    WriteCheckpoint,
 )
-from headwater.storage.contract.revocations import Revocation
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres.connection import READER, Connections
-from headwater.storage.postgres.control import lease as leases
-from headwater.storage.postgres.control import write_checkpoints
-from headwater.storage.postgres.control.database import PostgresControl
-from headwater.storage.postgres.history.chunk import read_chunk
+from headwater.storage.postgres.cursor import POSTGRES, PostgresCursor
 from headwater.storage.postgres.listen import NotifyListener
 from headwater.storage.postgres.migrate import read_secret
-from headwater.storage.shared.common import union_of_names
-from headwater.storage.shared.control import revocations, versions
+from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS, union_of_names
+from headwater.storage.shared.segments import ChunkParts, unpacked
+from headwater.storage.sql import control
+from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.leases import is_gone
+from headwater.storage.sql.reader import SqlReader
 
 _EMPTY_TOTAL = BucketTotal(0, 0)
 _BEGIN = "begin transaction isolation level repeatable read read only"
@@ -72,10 +73,25 @@ select {0} from unnest(%s::bigint[], %s::text[]) q (key, name) join lateral (
 ) b using (name)
 """
 
+# The name of another role's session is null
+_HEARD = f"""
+select owner, expires_at > clock_timestamp(),
+    expires_at > '-infinity' and flushing <> '' and exists (select 1 from ({POSTGRES.sessions}) s
+        where coalesce(s.name = flushing, flushing like s.pid || ' %')),
+    extract(epoch from clock_timestamp()), coalesce((select value from meta where key = ?2), '')
+from leases where name = ?1
+"""
+
+
+def told_key(name: str) -> str:
+    """The key under which the holder of a lease reports its status."""
+    return f"told {name}"
+
+
 _Result = TypeVar("_Result")
 
 
-class PostgresReader:
+class PostgresReader(SqlReader):
     """See `storage.contract.reader.StoreReader`. A thread within a snapshot reads everything from that snapshot."""
 
     def __init__(self, address: PostgresAddress, own: OwnConfig | None) -> None:
@@ -98,6 +114,19 @@ class PostgresReader:
             return ask(within)
         with self._connections.lend() as connection:
             return ask(connection)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Cursor]:
+        within: psycopg.Connection | None = getattr(self._local, "snapshot", None)
+        with self._connections.lend() if within is None else nullcontext(within) as connection:
+            yield PostgresCursor(connection, self._address)
+
+    _reading_writes = _reading
+
+    @contextmanager
+    def _writes(self) -> Iterator[Cursor]:
+        with self._connections.lend() as connection:
+            yield PostgresCursor(connection, self._address)
 
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot | None]:
@@ -129,12 +158,12 @@ class PostgresReader:
         return Newest(checkpoint, int(rows[0][1]) if own is None else own.id, int(rows[0][5]))
 
     def _still_served(self, db: psycopg.Connection, replaced: int | None) -> StoredConfig | None:
-        """Our own config if another file's has replaced it as version `replaced` and its row sides are complete, else
-        None."""
+        """Our own config if another file's has replaced it as version `replaced` and its bucket definitions are
+        complete, else None."""
         if (
             self._own is None
             or replaced is None
-            or not self._own.complete(versions.complete_sides(PostgresControl(db)))
+            or not self._own.complete(control.complete_definitions(PostgresCursor(db, self._address)))
         ):
             return None
         return StoredConfig(replaced, self._own.yaml)
@@ -166,41 +195,21 @@ class PostgresReader:
     def listen(self) -> Listener:
         return NotifyListener(self._address)
 
-    def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        with self._connections.lend() as connection:
-            return write_checkpoints.create(connection, self._address.schema, keys, lsns)
-
-    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        with self._connections.lend() as connection:
-            return write_checkpoints.request(connection, self._address.schema, requests, lsns)
-
-    def forget_write_requests(self, seconds: float) -> int:
-        with self._connections.lend() as connection:
-            return write_checkpoints.forget_requests(connection, seconds)
-
-    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
-        return self._read(lambda db: write_checkpoints.after(db, after_seq))
-
-    def newest_write(self) -> int:
-        return self._read(write_checkpoints.newest)
-
-    def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
-        return self._read(lambda db: write_checkpoints.get(db, key))
-
-    def revocations(self, after_seq: int) -> list[Revocation]:
-        return self._read(lambda db: revocations.after(PostgresControl(db), after_seq))
-
     def replicator_alive(self) -> bool:
-        return self._read(leases.is_held)
+        with self._reading() as db:
+            names = db.rows("select name from leases where name <> ?", UPKEEP)
+            return any(self._status(db, name).runs for (name,) in names)
 
-    def heard(self, tag: str) -> Heard:
-        found = self._read(lambda db: leases.heard(db, tag))
-        rows = self._read(lambda db: db.execute("select lsn, system_id from sources where tag = %s", [tag]).fetchall())
-        return replace(found, stored=Lsn(rows[0][0]), system_id=rows[0][1]) if rows else found
-
-    def noted(self, key: str) -> str:
-        rows = self._read(lambda db: db.execute("select value from meta where key = %s", [key]).fetchall())
-        return str(rows[0][0]) if rows else ""
+    def _status(self, db: Cursor, tag: str) -> ReplicatorStatus:
+        """A holder that did not extend its lease, and whose session is gone, has ended or is cut off from the store: it
+        does nothing for us."""
+        row = db.one(_HEARD, tag, told_key(tag))
+        if row is None:
+            return ReplicatorStatus()
+        owner, held, connected, now, value = row
+        told_at, _, text = value.partition(" ")
+        runs = False if is_gone(owner) else True if held else connected
+        return ReplicatorStatus(text, max(0.0, float(now) - float(told_at)) if told_at else 0.0, runs)
 
     def close(self) -> None:
         self._connections.close()
@@ -237,5 +246,134 @@ class _Snapshot:
 
 
 def _end(connection: psycopg.Connection) -> None:
-    """End a transaction that only read. After a rollback, psycopg would prepare all its statements anew."""
+    """End a transaction that only read. After a rollback, psycopg would prepare all its statements again."""
     connection.commit()
+
+
+# chunks of a bucket: Postgres joins the ops of the hot tail, segments are joined here
+
+_SEGMENTS = 64  # read at most for one chunk; usually one is enough
+
+# Where to start: a client that has not passed the last CLEAR needs nothing before it
+_START = """
+select case when b.clear_op > %(after)s and b.clear_op <= %(upto)s then b.clear_op - 1 else %(after)s end as position,
+    b.compacted_op > %(upto)s as overtaken
+from buckets b where b.id = %(bucket)s and b.name = %(name)s
+"""
+
+_HOT = f"""
+with start as materialized (
+    select position, overtaken, exists (
+        select 1 from segments s where s.bucket = %(bucket)s and s.last_op > position and s.first_op <= %(upto)s
+    ) as segmented from ({_START}) b
+), candidates as materialized (
+    select o.id, o.line, row_number() over (order by o.id) as number,
+        sum(octet_length(o.line)) over (order by o.id) as bytes
+    from start cross join lateral (
+        select id, line from ops where bucket = %(bucket)s and id > position and id <= %(upto)s and not segmented
+        order by id limit {CHUNK_OPS + 1}
+    ) o
+), taken as (
+    select convert_to(string_agg(line, ',' order by id), 'UTF8') as ops, count(*) as size, max(id) as last
+    from candidates where number = 1 or (number <= {CHUNK_OPS} and bytes <= {CHUNK_BYTES})
+)
+select segmented, overtaken, ops, size, last, (select count(*) from candidates) > size from start, taken
+"""
+
+# One statement, thus one moment: where to start and how many segments there are, up to the limit (kind 0); the segments
+# that fit in a chunk (1); and of the ops beside them as many as may fit, and one more if there are more (2)
+_MIXED = f"""
+with start as materialized ({_START}), candidates as materialized (
+    select s.first_op, s.last_op, s.sealed, s.blob, g.size, octet_length(g.bodies) as length
+    from start cross join lateral (
+        select first_op, last_op, sealed, blob from segments
+        where bucket = %(bucket)s and last_op > position and first_op <= %(upto)s order by last_op limit {_SEGMENTS}
+    ) s join segment_blobs g on g.id = s.blob
+), runs as materialized (
+    select * from (
+        select *, row_number() over (order by last_op) as number, sum(size) over (order by last_op) as ops,
+            sum(length) over (order by last_op) as bytes
+        from candidates
+    ) c where number = 1 or (ops <= {CHUNK_OPS} and bytes <= {CHUNK_BYTES})
+), covered as materialized (
+    select position, case when found = taken and found < {_SEGMENTS} then %(upto)s else last end as upto, found
+    from start, (select count(*) as found from candidates) f,
+        (select count(*) as taken, max(last_op) as last from runs) t
+), lines as (
+    select id, line from (
+        select o.id, o.line, row_number() over (order by o.id) as number,
+            sum(octet_length(o.line)) over (order by o.id) - octet_length(o.line) as before
+        from covered cross join lateral (
+            select id, line from ops where bucket = %(bucket)s and id > position and id <= upto
+            order by id limit {CHUNK_OPS + 1}
+        ) o
+    ) o where number <= 2 or before <= {CHUNK_BYTES}
+)
+select 0, position, covered.upto, overtaken, null::bigint, null::bytea from start join covered using (position)
+union all
+select 1, first_op, last_op, sealed, r.size, g.bodies from runs r join segment_blobs g on g.id = r.blob
+union all
+select 2, id, id, null, null, convert_to(line, 'UTF8') from lines
+order by 1, 3
+"""
+
+
+class _Question(NamedTuple):
+    """A bucket, by key and name, and which of its ops to read."""
+
+    bucket: int
+    name: str
+    after: OpId
+    upto: OpId
+
+
+def read_chunk(connection: psycopg.Connection, hashed: int, name: str, after: OpId, upto: OpId) -> Chunk:
+    """See `storage.contract.reader.StoreReader.chunk`. `hashed` is the hash of the name."""
+    found = _read(connection, _Question(hashed, name, after, upto))
+    if found is None:
+        moved = connection.execute("select id from moved_buckets where name = %s", [name]).fetchone()
+        found = None if moved is None else _read(connection, _Question(moved[0], name, after, upto))
+    return Chunk(b"", 0, after, more=False) if found is None else found
+
+
+def _read(connection: psycopg.Connection, question: _Question) -> Chunk | None:
+    """None when there is no such bucket."""
+    row = connection.execute(_HOT, question._asdict(), binary=True).fetchone()
+    if row is None:
+        return None
+    segmented, overtaken, ops, size, last, more = row
+    if segmented:
+        return _read_mixed(connection, question)
+    return Chunk(ops or b"", size, OpId(last or question.after), more=more, overtaken=overtaken)
+
+
+def _read_mixed(connection: psycopg.Connection, question: _Question) -> Chunk | None:
+    """A chunk that contains segments."""
+    rows = connection.execute(_MIXED, question._asdict(), binary=True).fetchall()
+    if not rows:
+        return None
+    _, position, covered, overtaken, _, _ = rows[0]
+    runs = [row[1:] for row in rows if row[0] == 1]
+    lines = [(row[1], row[5]) for row in rows if row[0] == 2]
+    parts = ChunkParts(question.upto)
+    complete = _take(parts, runs, lines, position)
+    return parts.chunk(question.after, more=not complete or covered < question.upto, overtaken=overtaken)
+
+
+def _take(
+    parts: ChunkParts,
+    runs: Sequence[tuple[int, int, bool, int, bytes]],
+    lines: Sequence[tuple[int, bytes]],
+    position: int,
+) -> bool:
+    """Add segments and the ops of the hot tail between them. Returns False when they don't all fit."""
+    start = 0
+    for first, last, sealed, size, bodies in runs:
+        end = bisect_left(lines, first, key=itemgetter(0))
+        if not parts.take_lines(lines[start:end]):
+            return False
+        start = end
+        if not parts.take_segment(unpacked(bodies), (first, last), size, position, sealed=sealed):
+            return False
+        position = last
+    return parts.take_lines(lines[start:])

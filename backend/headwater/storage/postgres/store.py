@@ -1,319 +1,273 @@
-"""The replicator's side of a store in Postgres."""
+"""The store in a Postgres database, version 14 or newer: several writers, one at a time per source, and any number of
+readers, on any number of machines. Everything is in one schema."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from pathlib import Path
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from importlib import resources
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, sql
 
-from headwater.oplog.change import Relation
-from headwater.oplog.keys import StoreKeys
-from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
-from headwater.storage.contract.reader import Checkpoint
-from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.requests import Request, RequestState
-from headwater.storage.contract.revocations import Revocation, RevokedKind
-from headwater.storage.contract.store import Lease, SourceState, StoredTable
-from headwater.storage.contract.versions import ConfigVersion, Origin, OwnConfig, VersionState
-from headwater.storage.postgres import tables as generations
-from headwater.storage.postgres.bulk import pages, takeover
-from headwater.storage.postgres.checkpoints import read_checkpoint
-from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
-from headwater.storage.postgres.control import lease as leases
-from headwater.storage.postgres.control import retire, write_checkpoints
-from headwater.storage.postgres.control.database import PostgresControl
-from headwater.storage.postgres.control.sweep import Sweeper
-from headwater.storage.postgres.flush import PostgresFlush
-from headwater.storage.postgres.migrate import migrate, read_secret
+from headwater.storage.contract.archive import Dump, Load
+from headwater.storage.contract.reader import ReplicatorStatus
+from headwater.storage.contract.store import StoreBusyError, StoreError, StorePublishedError
+from headwater.storage.contract.versions import OwnConfig
+from headwater.storage.postgres import archive
+from headwater.storage.postgres.bulk import StageTables
+from headwater.storage.postgres.connection import connect_bare, postgres_errors
+from headwater.storage.postgres.cursor import OWN_TABLES, PostgresCursor, open_cursor
+from headwater.storage.postgres.format import FORMAT, found_format
+from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
-from headwater.storage.postgres.rows import place_ranges
-from headwater.storage.shared.common import KnownBuckets, op_floor
-from headwater.storage.shared.control import moved_buckets, requests, revocations, versions
+from headwater.storage.postgres.writer import PostgresWriter
+from headwater.storage.sql.compaction import CompactionStore
+from headwater.storage.sql.cursor import TableGoneError
+from headwater.storage.sql.forget import ForgetStore, SearchedFile, UnerasedError
+from headwater.storage.sql.stats import MissingRight
+from headwater.storage.store import Store
+
+_MADE = re.compile(r"^create table (?:if not exists )?(\w+)", re.MULTILINE)
+_NUMBERED = re.compile(r"rows_\d+|stage_\d+_\d+_\w+_(rows|lookups|buckets|segments)")
 
 
-class PostgresStore:
-    """See `storage.contract.store.StoreWriter`. Creates the schema if it does not exist. One thread flushes; all other
-    methods may be called from any thread."""
+@dataclass(frozen=True, slots=True)
+class PostgresStore(Store):
+    """See `storage.store.Store`."""
 
-    def __init__(self, address: PostgresAddress) -> None:
-        self._address = address
-        self._staging: str | None = None
-        self._known_buckets = KnownBuckets()
-        self._connections = Connections(address, "store")
-        self._sweeper = Sweeper(self._connections)
-        self._flushing: psycopg.Connection | None = None
-        self._flushing_for: Lease | None = None
-        try:
-            with self._connections.lend() as connection:
-                migrate(connection, address)
-        except BaseException:
-            self._connections.close()
-            raise
+    address: PostgresAddress
 
-    @staticmethod
-    def open_reader(address: PostgresAddress, own: OwnConfig | None = None) -> PostgresReader:
-        """See `Backend.open_reader`."""
-        with closing(connect(address)) as connection, postgres_errors(address):
-            migrate(connection, address)
-        return PostgresReader(address, own)
+    def _open(self, purpose: str) -> PostgresCursor:
+        return open_cursor(self.address, purpose)
 
-    @property
-    def address(self) -> PostgresAddress:
-        return self._address
+    def missing(self) -> StoreError:
+        return StoreError("there is no store", str(self.address), "check database and schema")
 
-    @contextmanager
-    def _holding(self, lease: Lease) -> Iterator[psycopg.Connection]:
-        with self._connections.lend() as connection, leases.holding(connection, lease):
-            yield connection
+    def _databases(self, purpose: str) -> list[PostgresCursor]:
+        db = self._open(purpose)
+        if not db.has_table("meta"):
+            db.close()
+            raise self.missing()
+        return [db]
 
-    # leases
+    def exists(self) -> bool:
+        with closing(self._open("stats")) as db:
+            return db.has_table("meta")
 
-    def acquire(self, name: str, owner: str, ttl: float) -> Lease:
-        with self._connections.lend() as connection:
-            lease = leases.acquire(connection, name, owner, ttl)
-            # A database restored from a backup must continue above all ids given out since that backup
-            now = connection.execute("select extract(epoch from clock_timestamp())").fetchall()[0][0]
-            connection.execute("update state set next_op = greatest(next_op, %s)", [op_floor(float(now))])
-            return lease
+    def last_replicator_status(self, tag: str) -> ReplicatorStatus:
+        """Nothing: the status is in the store."""
+        return ReplicatorStatus()
 
-    def renew(self, lease: Lease) -> None:
-        with self._connections.lend() as connection:
-            leases.extend(connection, lease)
+    def raise_if_published(self, publications: Sequence[str]) -> None:
+        _raise_if_published(self.address, publications)
 
-    def release(self, lease: Lease) -> None:
-        with self._connections.lend() as connection:
-            leases.release(connection, lease)
+    def missing_rights(self) -> list[MissingRight]:
+        return _missing_rights(self.address)
 
-    # reading
+    def older_format(self) -> int | None:
+        with closing(self._open("stats")) as db, db.errors():
+            found = found_format(db.connection, self.address)
+        return None if found == FORMAT else found
 
-    def source_state(self, tag: str) -> SourceState | None:
-        query = "select lsn, slot, system_id, timeline from sources where tag = %s"
-        with self._connections.lend() as connection:
-            row = connection.execute(query, [tag]).fetchone()
-        return None if row is None else SourceState(tag, Lsn(row[0]), row[1], row[2], row[3])
+    def open_writer(self) -> PostgresWriter:
+        return PostgresWriter(self.address)
 
-    def tables(self, tag: str) -> list[StoredTable]:
-        with self._connections.lend() as connection:
-            return generations.active(connection, tag)
+    def open_reader(self, own: OwnConfig | None = None) -> PostgresReader:
+        with closing(self._open("store")) as db, db.errors():
+            migrate(db.connection, self.address)
+        return PostgresReader(self.address, own)
 
-    def keys(self) -> StoreKeys:
-        with self._connections.lend() as connection:
-            return moved_buckets.keys(PostgresControl(connection), read_secret(connection))
+    def open_compaction(self) -> CompactionStore:
+        db = self._open("compaction")
+        return CompactionStore(db, db)
 
-    def bulk_records(self) -> list[BulkRecord]:
-        query = "select kind, source, application, tasks, rows, ops, started, finished from bulk_jobs order by id"
-        with self._connections.lend() as connection:
-            return [BulkRecord(*row) for row in connection.execute(query)]
+    def open_forget(self) -> ForgetStore:
+        db = self._open("forget")
+        return ForgetStore([db], PostgresFiles(db))
 
-    # live replication
+    def remove(self) -> None:
+        with closing(self._open("store")) as db, db.errors():
+            _remove(db.connection, self.address.schema)
 
-    def begin(self, lease: Lease) -> PostgresFlush:
-        with postgres_errors(self._address):
-            connection = self._flush_connection(lease)
-            return PostgresFlush(connection, self._address, lease, self._known_buckets, self._sweeper.start)
+    def open_part(self, table: int, number: int, attempt: str) -> StageTables:
+        return StageTables(self.address, table, number, attempt)
 
-    def _flush_connection(self, lease: Lease) -> psycopg.Connection:
-        kept = self._flushing
-        if kept is None or not usable(kept) or kept.info.transaction_status != pq.TransactionStatus.IDLE:
-            if kept is not None:
-                kept.close()
-            self._flushing = kept = connect(self._address, "flush")
-            self._flushing_for = None
-        if self._flushing_for != lease:
-            leases.note_session(kept, lease)
-            self._flushing_for = lease
-        return kept
+    def dump(self) -> AbstractContextManager[Dump]:
+        return archive.dump(self.address)
 
-    # bulk jobs
+    def check_empty(self) -> None:
+        archive.check_empty(self.address)
 
-    def staging_directory(self) -> str:
-        if self._staging is None:
-            self._staging = tempfile.mkdtemp(prefix="headwater-stage-")
-        Path(self._staging).mkdir(mode=0o700, exist_ok=True)
-        return self._staging
+    def load(self) -> AbstractContextManager[Load]:
+        return archive.load(self.address)
 
-    def discard_staged(self, lease: Lease) -> None:
-        with self._connections.lend() as connection:
-            takeover.discard(connection, lease)
-        self._empty_staging()
-        self._sweeper.start()
 
-    def _empty_staging(self) -> None:
-        if self._staging is not None:
-            shutil.rmtree(self._staging, ignore_errors=True)
+# removal
 
-    def stage_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
-    ) -> list[StagedTable]:
-        with self._connections.lend() as connection:
-            return takeover.make_tables(connection, lease, source, tables, indexed=indexed)
 
-    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
-        with self._connections.lend() as connection:
-            takeover.stage(connection, lease, parts)
+def _remove(connection: psycopg.Connection, schema: str) -> None:
+    """Remove the tables of a store that nobody uses, in one transaction, and its schema if that holds nothing else: it
+    may be the schema of an application."""
+    scripts = resources.files("headwater.storage.postgres").joinpath("migrations").iterdir()
+    made = {name for script in scripts for name in _MADE.findall(script.read_text(encoding="utf-8"))}
+    with connection.transaction():
+        found = connection.execute("select tablename from pg_tables where schemaname = %s", [schema]).fetchall()
+        for (name,) in found:
+            if name in made or _NUMBERED.fullmatch(name):
+                connection.execute(sql.SQL("drop table {} cascade").format(sql.Identifier(schema, name)))
+        connection.execute(sql.SQL("drop function if exists {}()").format(sql.Identifier(schema, "refuse_write")))
+        if schema != "public":
+            with contextlib.suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
+                connection.execute(sql.SQL("drop schema if exists {}").format(sql.Identifier(schema)))
 
-    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
-        with self._connections.lend() as connection:
-            return takeover.stage_page(connection, lease, part, page)
 
-    def publish(
-        self,
-        lease: Lease,
-        state: SourceState,
-        tables: Sequence[StagedTable],
-        version: int,
-        sides: Mapping[str, str],
-        record: BulkRecord,
-    ) -> Checkpoint:
-        with self._connections.lend() as connection:
-            takeover.index_rows(connection, lease, tables)
-            takeover.publish(connection, lease, state, tables, version, sides, record)
-            checkpoint = read_checkpoint(connection)
-        self._empty_staging()
-        self._sweeper.start()
-        return checkpoint
+# what a start needs of the store's database: that the source does not publish the store, and rights
 
-    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
-        with self._connections.lend() as connection:
-            pages.take(connection, lease, part, page, skip)
-            return read_checkpoint(connection)
+_PUBLISHED = """
+select pubname from pg_publication_tables where schemaname = %(schema)s and pubname = any(%(names)s)
+union select pubname from pg_publication where puballtables and pubname = any(%(names)s)
+"""
+_RIGHTS = """
+select current_user::text, has_database_privilege(current_database(), 'CREATE'),
+       n.oid is not null,
+       coalesce(has_schema_privilege(n.oid, 'USAGE'), false) and coalesce(has_schema_privilege(n.oid, 'CREATE'), false)
+from (select) one left join pg_namespace n on n.nspname = %s
+"""
+_FOREIGN = """
+select c.relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relkind in ('r', 'p', 'S') and not pg_has_role(c.relowner, 'USAGE') order by 1
+"""
 
-    def note_job(self, record: BulkRecord) -> None:
-        with self._connections.lend() as connection:
-            takeover.note_job(connection, record)
 
-    def note(self, lease: Lease, key: str, text: str) -> None:
-        with self._connections.lend() as connection, leases.holding(connection, lease):
-            connection.execute(
-                "insert into meta values (%s, %s) on conflict (key) do update set value = excluded.value", [key, text]
-            )
+def _raise_if_published(address: PostgresAddress, publications: Sequence[str]) -> None:
+    """See `Store.raise_if_published`."""
+    with connect_bare(address) as connection, postgres_errors(address):
+        given = {"schema": address.schema, "names": list(publications)}
+        names = [row[0] for row in connection.execute(_PUBLISHED, given)]
+    if names:
+        raise StorePublishedError(
+            f"the publication {names[0]} publishes the store's own tables",
+            str(address),
+            "publish the app's tables by name, or its schema (`create publication … for tables in schema public`), or"
+            " give the store a database of its own",
+        )
 
-    def tell(self, lease: Lease, text: str) -> None:
-        with self._connections.lend() as connection:
-            leases.tell(connection, lease, text)
 
-    def noted(self, key: str) -> str:
-        with self._connections.lend() as connection:
-            row = connection.execute("select value from meta where key = %s", [key]).fetchone()
-            return "" if row is None else str(row[0])
+def _missing_rights(address: PostgresAddress) -> list[MissingRight]:
+    """See `Store.lacking`."""
+    with connect_bare(address) as connection, postgres_errors(address):
+        ((user, may_create, there, may_use),) = connection.execute(_RIGHTS, [address.schema]).fetchall()
+        role, schema = sql.Identifier(user), sql.Identifier(address.schema)
 
-    # tables
+        def written(statement: str, *names: sql.Identifier) -> tuple[str, ...]:
+            return (sql.SQL(statement).format(*names).as_string(connection),)
 
-    def create_tables(
-        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
-    ) -> list[StoredTable]:
-        with self._holding(lease) as connection:
-            made = {
-                generations.create_active(connection, source, [relation], fingerprint, resync)
-                for relation, fingerprint in tables
-            }
-            return [table for table in generations.active(connection, source) if table.id in made]
+        if not there:
+            what = f"role {user} may not create the schema {address.schema} of the store"
+            grant = written("CREATE SCHEMA {} AUTHORIZATION {}", schema, role)
+            return [] if may_create else [MissingRight(what, grant)]
+        if not may_use:
+            what = f"role {user} may not create tables in the schema {address.schema} of the store"
+            return [MissingRight(what, written("GRANT USAGE, CREATE ON SCHEMA {} TO {}", schema, role))]
+        foreign = [str(row[0]) for row in connection.execute(_FOREIGN, [address.schema])]
+        statements = [
+            written("ALTER TABLE {} OWNER TO {}", sql.Identifier(address.schema, name), role)[0] for name in foreign
+        ]
+        what = f"role {user} does not own all tables of the store, and so can't upgrade them: {', '.join(foreign[:3])}"
+        return [MissingRight(what, tuple(statements))] if foreign else []
 
-    def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
-        with self._holding(lease) as connection:
-            return generations.add_layout(connection, table, relation, fingerprint)
 
-    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
-        with self._connections.lend() as connection:
-            replaced = takeover.replace_table(connection, lease, table, staged, resync)
-        self._sweeper.start()
-        return replaced
+_READ_BYTES = 64 << 20
+_LONGEST_LOCK = 300.0  # seconds to wait for the lock on a table that is to be rewritten
 
-    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
-        with self._holding(lease) as connection:
-            generations.mark_resync(connection, tables, reason)
+_RELATIONS = """
+with kept as (
+    select oid, relname, reltoastrelid from pg_class
+    where relnamespace = current_schema()::regnamespace and relkind = 'r'
+), heaps as (
+    select oid, relname::text from kept
+    union all select reltoastrelid, relname || ' (large values)' from kept where reltoastrelid <> 0
+)
+select oid, relname from heaps
+union all select i.indexrelid, c.relname::text from heaps h join pg_index i on i.indrelid = h.oid
+    join pg_class c on c.oid = i.indexrelid
+order by 2
+"""
 
-    def drop_table(self, lease: Lease, table: int) -> None:
-        with self._holding(lease) as connection:
-            connection.execute("update tables set state = 'dropped' where id = %s", [table])
-        self._sweeper.start()
 
-    def move_source(self, lease: Lease, state: SourceState) -> None:
-        with self._holding(lease) as connection:
-            takeover.set_source(connection, state)
+class PostgresFiles:
+    """See `storage.sql.forget.StoreFiles`."""
 
-    def cap_writes(self, tag: str, lsn: Lsn) -> None:
-        with self._connections.lend() as connection:
-            write_checkpoints.cap(connection, self._address.schema, tag, lsn)
+    def __init__(self, db: PostgresCursor) -> None:
+        self._db = db
 
-    def place_ranges(self, table: int, rows: int) -> Places:
-        with self._connections.lend() as connection:
-            return place_ranges(connection, table, rows)
+    def size(self) -> int:
+        query = f"select coalesce(sum(pg_total_relation_size(oid)), 0)::bigint from pg_class where {OWN_TABLES}"
+        return int(self._db.rows(query)[0][0])
 
-    # versions and requests
+    def staged(self) -> bool:
+        return False  # it is in tables
 
-    def inbox(self) -> int:
-        with self._connections.lend() as connection:
-            return int(connection.execute("select number from inbox").fetchall()[0][0])
+    def rewrite(self, say: Callable[[str], None]) -> None:
+        query = f"select relname from pg_class where {OWN_TABLES} and relname not like 'stage\\_%' order by relname"
+        tables = [name for (name,) in self._db.rows(query)]
+        say(f"rewriting {len(tables)} tables: each is locked while it is rewritten")
+        self._db.script("set lock_timeout = '5s'")
+        for table in tables:
+            self._rewrite(table)
+        self._db.script("reset lock_timeout")
 
-    def versions(self) -> list[ConfigVersion]:
-        with self._connections.lend() as connection:
-            return versions.load(PostgresControl(connection))
+    def _rewrite(self, table: str) -> None:
+        deadline = time.monotonic() + _LONGEST_LOCK
+        while True:
+            try:
+                self._db.script(f'vacuum (full) "{table}"')
+            except StoreBusyError:
+                if time.monotonic() > deadline:
+                    raise UnerasedError(
+                        "a table can't be rewritten: other sessions have been using it for too long",
+                        f"{self._db.where}, table {table}",
+                        "stop the processes that use the store, and run it again",
+                    ) from None
+                continue
+            except TableGoneError:
+                return  # swept away meanwhile
+            return
 
-    def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
-        with self._connections.lend() as connection:
-            return versions.deploy(PostgresControl(connection), yaml, origin)
+    def search(self, hints: Sequence[str]) -> list[SearchedFile]:
+        """Search the server's files, if the role may read them."""
+        with self._db.errors():
+            try:
+                self._db.connection.execute("checkpoint")
+                relations = self._db.connection.execute(_RELATIONS).fetchall()
+                return [self._search(oid, name, hints) for oid, name in relations]
+            except errors.InsufficientPrivilege:
+                return []
 
-    def activate(self, lease: Lease, version: int, sides: Mapping[str, str]) -> Checkpoint:
-        with self._connections.lend() as connection:
-            versions.activate(PostgresControl(connection), lease, version, sides)
-            return read_checkpoint(connection)
+    def _search(self, relation: int, name: str, hints: Sequence[str]) -> SearchedFile:
+        query = "select pg_relation_filepath(%s::oid), pg_relation_size(%s::oid)"
+        path, size = self._db.connection.execute(query, [relation, relation]).fetchall()[0]
+        overlap = max(len(hint.encode()) for hint in hints) if hints else 0
+        found, number = False, 0
+        while path is not None and not found:
+            file = path if not number else f"{path}.{number}"
+            offset, tail = 0, b""
+            while data := self._read(file, offset):
+                content = tail + data
+                found = found or any(hint.encode() in content for hint in hints)
+                offset, tail = offset + len(data), content[-overlap:]
+            if not offset:
+                break
+            number += 1
+        return SearchedFile(name, int(size or 0), found)
 
-    def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
-        with self._connections.lend() as connection:
-            versions.mark(PostgresControl(connection), lease, version, state, note)
-
-    def complete_sides(self) -> dict[str, str]:
-        with self._connections.lend() as connection:
-            return versions.complete_sides(PostgresControl(connection))
-
-    def begin_sides(self, lease: Lease, sides: Mapping[str, str]) -> None:
-        with self._connections.lend() as connection:
-            versions.begin_sides(PostgresControl(connection), lease, sides)
-
-    def unfinished_sides(self) -> list[str]:
-        with self._connections.lend() as connection:
-            return versions.unfinished_sides(PostgresControl(connection))
-
-    def retire(self, lease: Lease, sides: Sequence[str], limit: int) -> bool:
-        with self._connections.lend() as connection:
-            return retire.step(connection, lease, sides, limit)
-
-    def submit(self, kind: str, source: str, payload: str) -> int:
-        with self._connections.lend() as connection:
-            return requests.submit(PostgresControl(connection), kind, source, payload)
-
-    def revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
-        with self._connections.lend() as connection:
-            return revocations.revoke(PostgresControl(connection), kind, value, seconds)
-
-    def request(self, request: int) -> Request | None:
-        with self._connections.lend() as connection:
-            return requests.find(PostgresControl(connection), request)
-
-    def open_requests(self, source: str) -> list[Request]:
-        with self._connections.lend() as connection:
-            return requests.unfinished(PostgresControl(connection), source)
-
-    def update_request(
-        self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
-    ) -> None:
-        with self._connections.lend() as connection:
-            requests.update(PostgresControl(connection), lease, request, state, progress, result)
-
-    def close(self) -> None:
-        self._sweeper.close()
-        if self._flushing is not None:
-            with contextlib.suppress(psycopg.Error):
-                self._flushing.close()
-        self._connections.close()
-        if self._staging is not None:
-            shutil.rmtree(self._staging, ignore_errors=True)
+    def _read(self, file: str, offset: int) -> bytes:
+        query = "select pg_read_binary_file(%s, %s, %s, true)"
+        row = self._db.connection.execute(query, [file, offset, _READ_BYTES], binary=True).fetchall()[0]
+        return bytes(row[0] or b"")

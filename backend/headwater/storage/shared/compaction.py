@@ -22,11 +22,14 @@ from headwater.oplog.keys import in_memory
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import Reput, SealedRun
 from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
-from headwater.storage.shared.packing import compressor
+from headwater.storage.shared.segments import compressor
 
 STANDS, REMOVES, SUPERSEDED, MOVED, CLEARS = range(5)
 """Roles of an op in its history: a PUT whose row is live; a REMOVE that is the last op of its row; a PUT or REMOVE that
 a later op supersedes; a MOVE; a CLEAR."""
+
+HOT_OPS, HOT_BYTES = 2_000, 2 << 20
+"""The most of the hot tail that is read at once."""
 
 _UNSEEN = 255
 _LEVEL = 3

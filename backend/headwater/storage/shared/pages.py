@@ -10,7 +10,7 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import put_opening
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_memberships
-from headwater.storage.shared.packing import compressor, unpacked
+from headwater.storage.shared.segments import compressor, unpacked
 
 Openings = dict[int, tuple[str, ...]]
 """By bucket, how the bodies to be left out begin."""

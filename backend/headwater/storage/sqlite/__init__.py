@@ -1,5 +1,1 @@
 """The embedded store: SQLite files in one directory, one writing process per source, any number of readers."""
-
-from headwater.storage.sqlite.store import SqliteStore
-
-__all__ = ["SqliteStore"]

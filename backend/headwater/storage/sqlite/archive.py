@@ -17,10 +17,9 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump, Row, StoreNotEmptyError
 from headwater.storage.shared.archive import Loader, active_tables, check_counts, count_rows, dump_batches, used_tables
 from headwater.storage.shared.values import as_int
-from headwater.storage.sqlite import tables
 from headwater.storage.sqlite.connection import immediate, open_reader, open_writer, sorting, sqlite_errors
-from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
-from headwater.storage.sqlite.store import SqliteStore
+from headwater.storage.sqlite.cursor import ROWS_INDEX, ROWS_TABLE, open_writes
+from headwater.storage.sqlite.writer import SqliteWriter
 
 _FOLDER = "importing"
 _FILES = ("write_checkpoints.db", "store.db")
@@ -36,7 +35,7 @@ _STATE = """
 select (select lower(hex(value)) from meta where key = 'secret'), next_op, checkpoint, config,
     coalesce((select seq from sqlite_sequence where name = 'tables'), 0),
     coalesce((select seq from sqlite_sequence where name = 'versions'), 0),
-    (select max(seq, (select coalesce(max(seq), 0) from write_checkpoints)) from write_state)
+    (select seq from write_state)
 from state
 """
 _OF_TABLES = {
@@ -47,12 +46,12 @@ _OF_TABLES = {
 
 @contextmanager
 def dump(address: SqliteAddress) -> Iterator[Dump]:
-    """See `Backend.dump`."""
+    """See `Store.dump`."""
     path = Path(address.directory) / "store.db"
     if not path.is_file():
         raise ArchiveError("there is no store", address.directory, "check storage.path")
-    SqliteStore(path.parent).close()  # upgrades its format
-    WriteCheckpoints(path.parent / "write_checkpoints.db").close()  # creates it
+    SqliteWriter(path.parent).close()  # upgrades its format
+    open_writes(path.parent).close()  # creates it
     with closing(open_reader(path)) as db, sqlite_errors(path):
         _attach(db, path.parent)
         db.execute("begin")
@@ -82,8 +81,8 @@ class SqliteLoad:
         self._path = self._folder / "store.db"
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
-        SqliteStore(self._folder).close()
-        WriteCheckpoints(self._folder / "write_checkpoints.db").close()
+        SqliteWriter(self._folder).close()
+        open_writes(self._folder).close()
         self._db = apsw.Connection(str(self._path))
         self._loader = Loader(self)
         with sqlite_errors(self._path):
@@ -100,7 +99,7 @@ class SqliteLoad:
         self._db.executemany(f"insert into {table} ({', '.join(columns)}) values ({values})", rows)
 
     def create_rows(self, table: int) -> None:
-        self._db.execute(tables.ROWS_TABLE.format(table))
+        self._db.execute(ROWS_TABLE.format(table=table))
 
     def insert_rows(self, table: int, rows: Iterable[Row]) -> None:
         self.insert(f"rows_{table:d}", ("id", "row_id", "layout", "line", "members", "subkey"), rows)
@@ -114,7 +113,7 @@ class SqliteLoad:
             with sorting(db), immediate(db):
                 _set_state(db, state)
                 for table in loaded:
-                    db.execute(tables.ROWS_INDEX.format(table))
+                    db.execute(ROWS_INDEX.format(table=table))
             check_counts(count_rows(db.execute, loaded), counts, str(self._folder))
             db.execute("pragma optimize")
             db.execute("pragma wal_checkpoint(truncate)").fetchall()
@@ -132,7 +131,7 @@ class SqliteLoad:
 
 @contextmanager
 def load(address: SqliteAddress) -> Iterator[SqliteLoad]:
-    """See `Backend.load`."""
+    """See `Store.load`."""
     check_empty(address)
     loading = SqliteLoad(Path(address.directory).resolve())
     try:
@@ -154,12 +153,12 @@ def _set_state(db: apsw.Connection, state: ArchivedState) -> None:
 
 
 def check_empty(address: SqliteAddress) -> None:
-    """See `Backend.check_empty`."""
+    """See `Store.check_empty`."""
     target = Path(address.directory)
     path = target / "store.db"
     if not path.is_file():
         return
-    SqliteStore(target).close()
+    SqliteWriter(target).close()
     with closing(open_reader(path)) as db, sqlite_errors(path):
         used = used_tables(db.execute)
     if used:

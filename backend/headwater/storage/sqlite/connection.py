@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
 
-from headwater.errors import HeadwaterError
-from headwater.storage.contract.seal import sealed_error
-from headwater.storage.contract.store import StoreBusyError, StoreError
-from headwater.storage.shared.control.database import SEALED_MARK
-from headwater.storage.sqlite.files import OpenedFiles
+from headwater.errors import HeadwaterError, machine_errors
+from headwater.storage.contract.store import StoreBusyError, StoreError, StoreGoneError, sealed_error
+from headwater.storage.sql.cursor import SEALED_MARK, TableGoneError
 from headwater.storage.sqlite.format import found_format
 
 BUSY_SECONDS = 30.0
@@ -48,7 +47,7 @@ pragma mmap_size = 1073741824;
 def open_writer(path: Path) -> apsw.Connection:
     """A connection that may write, creating the file if needed, for its owner alone: it has all rows, and the secret.
     It refuses to commit once its files were removed or replaced. Raises StoreError."""
-    with suppress(OSError):  # which SQLite tells of
+    with suppress(OSError):  # SQLite reports it
         path.touch(mode=0o600)  # its log and its index get the rights of the file
     with sqlite_errors(path):
         connection = apsw.Connection(str(path))
@@ -111,6 +110,8 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
             return StoreError(f"the disk fails ({_code(error)})", where, "check the disk and the system's log")
         case apsw.NoMemError():
             return StoreError("there is not enough memory for the store", where, "give the process more memory")
+        case apsw.SQLError() if str(error).startswith("no such table"):
+            return TableGoneError(f"SQLite failed: {error}", where, "check the disk, and the log before this line")
         case _:
             return StoreError(f"SQLite failed: {error}", where, "check the disk, and the log before this line")
 
@@ -159,3 +160,53 @@ def immediate(connection: apsw.Connection) -> Iterator[None]:
             connection.execute("rollback")
         raise
     connection.execute("commit")
+
+
+# files that are gone
+
+
+_Identity = tuple[int, int]
+
+BESIDE = ("", "-wal", "-shm")
+
+
+class OpenedFiles:
+    """The files of a SQLite database as they are now. Create it right after reading from the database.
+
+    A process that has a removed or replaced file open goes on using the old one. What it writes there is lost when it
+    ends, although it was confirmed to the source."""
+
+    def __init__(self, path: Path) -> None:
+        self._opened = {name: now for name in (f"{path}{end}" for end in BESIDE) if (now := _identity(name))}
+
+    def check(self) -> None:
+        """Raises StoreGoneError when a file was removed or replaced. Takes microseconds."""
+        for name, opened in self._opened.items():
+            now = _identity(name)
+            if now != opened:
+                what = "removed" if now is None else "replaced"
+                raise StoreGoneError(
+                    f"a file of the store was {what} while it was in use; nothing more is confirmed to the source",
+                    name,
+                    "put the original back, or restart Headwater: what is missing then is read from the source",
+                )
+
+    def guard(self, connection: apsw.Connection) -> None:
+        """Make the connection refuse to commit once a file was removed or replaced."""
+
+        def refuse() -> bool:
+            self.check()
+            return False
+
+        connection.set_commit_hook(refuse)
+
+
+def _identity(name: str) -> _Identity | None:
+    """None when the file does not exist. Raises MachineError when that can't be determined. Does not open the file:
+    closing one of SQLite's files releases all locks that the process holds on it."""
+    with machine_errors():
+        try:
+            found = os.stat(name)  # noqa: PTH116 - runs on every commit
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    return found.st_dev, found.st_ino

@@ -19,16 +19,21 @@ from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, Progress
-from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, BucketSum, KnownBuckets, Naming
-from headwater.storage.shared.control import moved_buckets
-from headwater.storage.shared.runs import number_ops
+from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.shared.segments import number_ops
 from headwater.storage.shared.values import as_int
-from headwater.storage.sqlite import tables
+from headwater.storage.sql import buckets as keyed
+from headwater.storage.sql import leases, tables
+from headwater.storage.sql.buckets import BucketSum, KnownBuckets, Naming
 from headwater.storage.sqlite.connection import explained
-from headwater.storage.sqlite.control import lease as leases
-from headwater.storage.sqlite.control.database import SqliteControl
-from headwater.storage.sqlite.runs import insert_run
+from headwater.storage.sqlite.cursor import SqliteCursor, insert_run
 from headwater_rules.results import LookupEntry
+
+_PUT_ROW = """
+insert into rows_{0:d} (row_id, layout, line, members, subkey) values (?, ?, ?, ?, ?)
+on conflict (row_id) do update set layout = excluded.layout, line = excluded.line,
+    members = excluded.members, subkey = excluded.subkey
+"""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -52,10 +57,9 @@ def _explaining(
 class SqliteFlush:
     """See `storage.contract.store.Flush`."""
 
-    def __init__(
-        self, connection: apsw.Connection, lease: Lease, known: KnownBuckets, wake: Callable[[], None]
-    ) -> None:
-        self._db = connection
+    def __init__(self, cursor: SqliteCursor, lease: Lease, known: KnownBuckets, wake: Callable[[], None]) -> None:
+        self._cursor = cursor
+        self._db = cursor.connection
         self._lease = lease
         self._known = known
         self._naming = Naming(known)
@@ -64,7 +68,7 @@ class SqliteFlush:
         self._touched_lookups: set[str] = set()
         self._db.execute("begin immediate")
         try:
-            leases.check(self._db, lease)
+            leases.check(cursor, lease)
             next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
             self._next_op = as_int(next_op)
             self._known.check(as_int(retired))
@@ -76,7 +80,7 @@ class SqliteFlush:
     @property
     def path(self) -> Path:
         """The store's file."""
-        return Path(self._db.filename)
+        return self._cursor.path
 
     # rows
 
@@ -105,7 +109,7 @@ class SqliteFlush:
 
     @_explaining
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
-        self._db.executemany(tables.PUT_ROW.format(table), rows)
+        self._db.executemany(_PUT_ROW.format(table), rows)
 
     @_explaining
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
@@ -168,12 +172,12 @@ class SqliteFlush:
         unknown = self._naming.missing(keys.union(bucket.key for bucket in buckets.values()))
         there = self._names("buckets", unknown)
         gone = unknown - there.keys()
-        moved = moved_buckets.moved(SqliteControl(self._db)) if gone else {}
+        moved = keyed.moved(self._cursor) if gone else {}
         held = {key: name for name, key in moved.items()} | there
         taken = self._naming.taken(buckets.values(), held, self._names("retired_buckets", gone), moved)
         if taken:
             self.rollback()
-            moved_buckets.move(SqliteControl(self._db), self._lease, taken)
+            keyed.move(self._cursor, self._lease, taken)
         gone &= keys
         new = {bucket.key: bucket for bucket in buckets.values()}
         for key in sorted(gone & new.keys()):
@@ -200,7 +204,7 @@ class SqliteFlush:
 
     @_explaining
     def mark_resync(self, table: int, reason: ResyncReason) -> None:
-        tables.mark_resync(self._db, [table], reason)
+        tables.mark_resync(self._cursor, [table], reason)
 
     @_explaining
     def truncate(self, table: int, definitions: Iterable[str]) -> int:
@@ -218,10 +222,10 @@ class SqliteFlush:
                 self._next_op += 1
         query = "select distinct key from lookups where table_id = ? limit ?"
         self._touched_lookups.update(str(row[0]) for row in self._db.execute(query, (table, NAMEABLE + 1)))
-        return tables.renew_generation(self._db, table)
+        return tables.renew_generation(self._cursor, table)
 
     @_explaining
-    def begin_anew(self, key: int, bucket: Bucket | None) -> None:
+    def reset_bucket(self, key: int, bucket: Bucket | None) -> None:
         self._write_sums()
         there = self._db.execute("select 1 from buckets where id = ?", (key,)).fetchone() is not None
         if not there and bucket is None:
@@ -262,7 +266,7 @@ class SqliteFlush:
         if self._next_op > self._first_op:
             self._db.execute("update state set next_op = ?, checkpoint = ?", (self._next_op, last_op))
             self._note_touched(source, progress, last_op)
-        leases.extend(self._db, self._lease)  # from now, because the transaction may have taken long
+        leases.extend(self._cursor, self._lease)  # from now, because the transaction may have taken long
         failpoint("flush.before_commit")
         self._db.execute("commit")
         failpoint("flush.after_commit")

@@ -4,42 +4,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
 
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.storage.contract.compaction import LEASE as UPKEEP
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
     Checkpoint,
     Chunk,
     FlushMark,
-    Heard,
     Listener,
     Newest,
+    ReplicatorStatus,
     StoredConfig,
     StoreSnapshot,
     Touched,
-    WriteCheckpoint,
 )
-from headwater.storage.contract.revocations import Revocation
+from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.shared.common import union_of_names
-from headwater.storage.shared.control import revocations, versions
+from headwater.storage.shared.common import CHUNK_OPS, union_of_names
+from headwater.storage.shared.segments import ChunkParts, unpacked
 from headwater.storage.shared.values import as_int
-from headwater.storage.sqlite.connection import open_reader, sqlite_errors
-from headwater.storage.sqlite.control import lease as leases
-from headwater.storage.sqlite.control.database import SqliteControl
-from headwater.storage.sqlite.control.write_checkpoints import WriteCheckpoints
-from headwater.storage.sqlite.files import OpenedFiles
+from headwater.storage.sql import control, leases
+from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.reader import SqlReader
+from headwater.storage.sqlite import status
+from headwater.storage.sqlite.connection import OpenedFiles, open_reader, sqlite_errors
+from headwater.storage.sqlite.cursor import AFTER, SqliteCursor, open_writes
 from headwater.storage.sqlite.flush import read_checkpoint
-from headwater.storage.sqlite.history.chunk import NAMED, read_chunk
 from headwater.storage.sqlite.migrate import read_secret
 from headwater.storage.sqlite.wake import WakeListener, Waker
 
@@ -52,7 +50,7 @@ and a.origin = 'file' order by v.id desc limit 1
 """
 
 
-class SqliteReader:
+class SqliteReader(SqlReader):
     """See `storage.contract.reader.StoreReader`. Each thread has a connection of its own."""
 
     def __init__(self, directory: Path, own: OwnConfig | None) -> None:
@@ -62,8 +60,11 @@ class SqliteReader:
         self._local = threading.local()
         self._all: list[apsw.Connection] = []
         self._lock = threading.Lock()
-        self._write_checkpoints = WriteCheckpoints(directory / "write_checkpoints.db")
+        writes = open_writes(directory)
         self._waker = Waker(directory)
+        # The stream that waits for a write checkpoint may be another process's
+        self._writes_db = SqliteCursor(writes.connection, self._waker.wake)
+        self._writes_lock = threading.Lock()
         self._keys = StoreKeys(read_secret(self._connect()))  # fails now rather than at the first request
         self._files = OpenedFiles(self._path)
 
@@ -78,6 +79,15 @@ class SqliteReader:
         with self._lock:
             self._all.append(connection)
         return connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Cursor]:
+        yield SqliteCursor(self._db())
+
+    @contextmanager
+    def _writes(self) -> Iterator[Cursor]:
+        with self._writes_lock:
+            yield self._writes_db
 
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot | None]:
@@ -100,9 +110,10 @@ class SqliteReader:
             db.execute("begin")
             try:
                 served = self._served(db)
-                return (
-                    None if served is None else Newest(read_checkpoint(db), served, revocations.last(SqliteControl(db)))
-                )
+                if served is None:
+                    return None
+                revoked = db.execute("select coalesce(max(seq), 0) from revocations").fetchall()[0][0]
+                return Newest(read_checkpoint(db), served, as_int(revoked))
             finally:
                 db.execute("rollback")
 
@@ -113,7 +124,7 @@ class SqliteReader:
             return None
         if self._own is not None:
             replaced = db.execute(_REPLACED, (self._own.yaml, time.time() - self._own.keep_seconds)).fetchone()
-            if replaced is not None and self._own.complete(versions.complete_sides(SqliteControl(db))):
+            if replaced is not None and self._own.complete(control.complete_definitions(SqliteCursor(db))):
                 return as_int(replaced[0])
         return as_int(row[0])
 
@@ -152,49 +163,24 @@ class SqliteReader:
     def listen(self) -> Listener:
         return WakeListener(self._directory)
 
-    def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        created = self._write_checkpoints.create(keys, lsns)
-        self._waker.wake()  # the stream that waits for it may be another process's
-        return created
-
-    def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-        stored = self._write_checkpoints.request(requests, lsns)
-        self._waker.wake()
-        return stored
-
-    def forget_write_requests(self, seconds: float) -> int:
-        return self._write_checkpoints.forget_requests(seconds)
-
-    def write_checkpoints(self, after_seq: int) -> list[WriteCheckpoint]:
-        return self._write_checkpoints.after(after_seq)
-
-    def newest_write(self) -> int:
-        return self._write_checkpoints.newest()
-
-    def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
-        return self._write_checkpoints.get(key)
-
-    def revocations(self, after_seq: int) -> list[Revocation]:
-        with sqlite_errors(self._path):
-            return revocations.after(SqliteControl(self._db()), after_seq)
-
     def replicator_alive(self) -> bool:
-        with sqlite_errors(self._path):
-            return leases.is_held(self._db(), self._path.parent)
+        db = SqliteCursor(self._db())
+        rows = db.rows(f"select name, expires_at > {db.dialect.clock} from leases where name <> ?", UPKEEP)
+        return any(held or self._status(db, name).runs for name, held in rows)
 
-    def heard(self, tag: str) -> Heard:
-        with sqlite_errors(self._path):
-            found = leases.heard(self._db(), self._path.parent, tag)
-            row = self._db().execute("select lsn, system_id from sources where tag = ?", (tag,)).fetchone()
-            return found if row is None else replace(found, stored=Lsn(as_int(row[0])), system_id=str(row[1]))
-
-    def noted(self, key: str) -> str:
-        with sqlite_errors(self._path):
-            row = self._db().execute("select value from meta where key = ?", (key,)).fetchone()
-            return "" if row is None else str(row[0])
+    def _status(self, db: Cursor, tag: str) -> ReplicatorStatus:
+        """A holder that has not reported anything yet counts as running while its lease lasts."""
+        query = f"select owner, epoch, expires_at > {db.dialect.clock} from leases where name = ?"
+        row = db.one(query, tag)
+        if row is None:
+            return ReplicatorStatus()
+        owner, epoch, held = row
+        return status.read_status(self._directory, tag, epoch) or ReplicatorStatus(
+            runs=bool(held) and not leases.is_gone(owner)
+        )
 
     def close(self) -> None:
-        self._write_checkpoints.close()
+        self._writes_db.close()
         self._waker.close()
         with self._lock:
             for connection in self._all:
@@ -234,3 +220,102 @@ class _Snapshot:
         for key, output in self._db.executemany(sql, [(key,) for key in found]):
             found[str(key)].append(str(output))
         return found
+
+
+# chunks of a bucket: SQLite joins the ops of the hot tail
+
+_SEGMENTS = f"""
+select s.first_op, s.last_op, s.sealed, b.size, s.blob from segments s left join segment_blobs b on b.id = s.blob
+where {AFTER} and s.first_op <= ?3 order by s.first_op
+"""
+
+_HOT = """
+select count(*), max(id), cast(group_concat(line, ',') as blob) from
+(select id, line from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
+"""
+
+# SQLite gets the length of a line without reading it, unless the line passes through a subquery
+_HOT_SIZE = """
+select count(*), coalesce(sum(length), 0) from
+(select octet_length(line) as length from ops where bucket = ? and id > ? and id <= ? order by id limit ?)
+"""
+
+_HOT_SIZES = "select id, octet_length(line) from ops where bucket = ? and id > ? and id <= ? order by id limit ?"
+
+_ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
+
+
+NAMED = "id in (?1, (select id from moved_buckets where name = ?2)) and name = ?2"
+"""The condition that a bucket is the one with a name, given the hash of the name and the name."""
+
+_MARKS = f"select id, clear_op, compacted_op from buckets where {NAMED}"
+
+
+def read_chunk(connection: apsw.Connection, hashed: int, name: str, after: OpId, upto: OpId) -> Chunk:
+    """See `storage.contract.reader.StoreReader.chunk`. `hashed` is the hash of the name. Call it within one
+    transaction."""
+    row = connection.execute(_MARKS, (hashed, name)).fetchone()
+    if row is None:
+        return Chunk(b"", 0, after, more=False)
+    bucket, clear_op, compacted_op = map(as_int, row)
+    builder = _Builder(connection, bucket, upto)
+    # A client that has not passed the last CLEAR needs nothing before it
+    more = not builder.take(clear_op - 1 if after < clear_op <= upto else after)
+    return builder.parts.chunk(after, more=more, overtaken=compacted_op > upto)
+
+
+class _Builder:
+    def __init__(self, connection: apsw.Connection, bucket: int, upto: int) -> None:
+        self._db = connection
+        self._bucket = bucket
+        self._upto = upto
+        self.parts = ChunkParts(upto)
+
+    def take(self, position: int) -> bool:
+        """Add everything after a position. Returns False when it does not all fit."""
+        for row in self._db.execute(_SEGMENTS, (self._bucket, position, self._upto)):
+            if row[3] is None:
+                raise StoreError("a segment is missing", f"segment {row[4]}", "run `headwater audit --repair`")
+            first, last, sealed, size, blob = (as_int(cell) for cell in row)
+            if not self._take_hot(position, first - 1) or self.parts.is_too_long(first, last, size, position):
+                return False
+            content = self._content(blob)
+            if not self.parts.take_segment(content, (first, last), size, position, sealed=bool(sealed)):
+                return False
+            position = last
+        return self._take_hot(position, self._upto)
+
+    def _content(self, blob: int) -> bytes:
+        bodies = self._db.execute("select bodies from segment_blobs where id = ?", (blob,)).fetchall()[0][0]
+        assert isinstance(bodies, bytes)
+        return unpacked(bodies)
+
+    def _take_hot(self, after: int, upto: int) -> bool:
+        """Add the ops of the hot tail after `after` and up to `upto`. Returns False when they don't all fit."""
+        if after >= upto:
+            return True
+        room = CHUNK_OPS - self.parts.size
+        if room <= 0:
+            return not self._any_hot(after, upto)
+        size, length = map(as_int, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0])
+        fits = self.parts.fits(size, length)
+        end = upto if fits else self._last_fitting(after, upto)
+        if size == 0 or end == after:
+            return size == 0
+        taken, last, ops = self._db.execute(_HOT, (self._bucket, after, end, room)).fetchall()[0]
+        assert isinstance(ops, bytes)
+        self.parts.add(ops, as_int(taken), as_int(last))
+        return fits and (size != room or not self._any_hot(as_int(last), upto))
+
+    def _last_fitting(self, after: int, upto: int) -> int:
+        """The last op that still fits; at least one op goes into an empty chunk."""
+        last, size, bytes_ = after, 0, 0
+        for op_id, length in self._db.execute(_HOT_SIZES, (self._bucket, after, upto, CHUNK_OPS)).fetchall():
+            size, bytes_ = size + 1, bytes_ + as_int(length)
+            if (self.parts.size or size > 1) and not self.parts.fits(size, bytes_):
+                break
+            last = as_int(op_id)
+        return last
+
+    def _any_hot(self, after: int, upto: int) -> bool:
+        return self._db.execute(_ANY_HOT, (self._bucket, after, upto)).fetchone() is not None

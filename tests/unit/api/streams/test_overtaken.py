@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.api.streams import session as sessions
+from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.encoding import IDENTITY, Batch, WireForm
 from headwater.api.streams.session import LeftOutMemory, SyncSession
 from headwater.api.streams.threads import open_snapshot
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk, StoredConfig
-from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News
 from headwater.sync.session import BucketDownload, ClientState, View
@@ -48,7 +48,7 @@ class SlowClient:
         self.states: dict[OpId, object] = {}
         self._commit()
         self.client = ModelClient()
-        self.reader = CachedReader(self.store, 1 << 20)
+        self.reader = ChunkCache(self.store, 1 << 20)
         form = WireForm(Ndjson(raw=True), IDENTITY)
         self.session = SyncSession({}, SyncRequest({}), "u", Everything().resolve, LeftOutMemory(), form)
         with open_snapshot(self.reader) as reading:

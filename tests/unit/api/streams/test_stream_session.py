@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.encoding import IDENTITY, Batch, WireForm
 from headwater.api.streams.session import ConfigReplacedError, LeftOutMemory, SyncSession
 from headwater.api.streams.threads import SnapshotCache, open_snapshot
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig
-from headwater.storage.shared.cache import CachedReader
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import Interests, News, anything
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
@@ -45,7 +45,7 @@ class World:
         self.store.put("a", "1")
         self.store.set_lookup("member", ["a"])
         self.seen = self.store.commit().op_id
-        self.reader = CachedReader(self.store, 1 << 20)
+        self.reader = ChunkCache(self.store, 1 << 20)
         self.client = ModelClient()
         self.connect()
 
@@ -188,7 +188,7 @@ def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the
     store.put("a", "1")
     store.set_lookup("member", ["a"])
     store.commit()
-    reader, form = CachedReader(store, 1 << 20), WireForm(Ndjson(raw=True), IDENTITY)
+    reader, form = ChunkCache(store, 1 << 20), WireForm(Ndjson(raw=True), IDENTITY)
 
     def connected(reason: int = 0) -> tuple[SyncSession, ModelClient]:
         session = SyncSession({}, SyncRequest({}), "u", Memberships(reason).resolve, LeftOutMemory(), form)

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import pytest
 
+from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.threads import SHARED_JOBS, SnapshotCache, StoreThreads
 from headwater.storage.contract.store import StoreBusyError
-from headwater.storage.shared.cache import CachedReader
 from tests.support.memory_store import MemoryStore
 
 
@@ -41,7 +41,7 @@ async def failure_of(threads: StoreThreads) -> weakref.ref[BaseException]:
 @pytest.mark.usefixtures("uncollected")
 def test_a_failure_is_freed_when_nobody_looks_at_it_any_more(memory_store: MemoryStore) -> None:
     async def story() -> bool:
-        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+        with closing(StoreThreads(ChunkCache(memory_store, 0), 1)) as threads:
             failure = await failure_of(threads)
             await threads.shared(lambda _: None)
             return failure() is None
@@ -53,7 +53,7 @@ def test_jobs_for_which_there_is_no_thread_fail_and_later_ones_run(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> tuple[Sequence[object], Sequence[object]]:
-        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+        with closing(StoreThreads(ChunkCache(memory_store, 0), 1)) as threads:
             with monkeypatch.context() as patched:
                 patched.setattr(threading.Thread, "start", no_thread)
                 lost = [threads.shared(lambda _: 1) for _ in range(200)]  # more than fit into all threads
@@ -74,7 +74,7 @@ def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) ->
         assert go.wait(60)
 
     async def story() -> int:
-        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+        with closing(StoreThreads(ChunkCache(memory_store, 0), 1)) as threads:
             jobs = [asyncio.ensure_future(threads.shared(long_job)) for _ in range(10 * SHARED_JOBS)]
             await asyncio.to_thread(begun.acquire, timeout=30)
             try:
@@ -94,7 +94,7 @@ def test_the_turn_of_a_user_lasts_as_long_as_a_thread_works(memory_store: Memory
         assert go.wait(60)
 
     async def story() -> tuple[bool, bool]:
-        with closing(StoreThreads(CachedReader(memory_store, 0), 1)) as threads:
+        with closing(StoreThreads(ChunkCache(memory_store, 0), 1)) as threads:
             left = asyncio.ensure_future(threads.resolving("ann", long_job))
             await asyncio.to_thread(begun.wait, 30)
             left.cancel()

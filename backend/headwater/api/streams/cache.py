@@ -1,0 +1,145 @@
+"""An in-memory cache of chunks, shared by all sync streams of a process.
+
+It keeps chunks as they are sent, in the form that a client accepts, such as a compressed line. Forms that no client
+uses cost nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sized
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract.reader import (
+    BucketMarks,
+    Chunk,
+    StoreReader,
+)
+
+ENTRY_BYTES = 600
+"""Memory that an entry takes besides its content."""
+
+T = TypeVar("T", bound=Sized)
+T_co = TypeVar("T_co", bound=Sized, covariant=True)
+
+
+class Form(Hashable, Protocol[T_co]):
+    """A way to write chunks. Equal forms write a chunk identically, so that one client's result serves all. `len` of
+    what they write is about the memory it takes."""
+
+    def write(self, bucket: str, after: OpId, chunk: Chunk) -> T_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Generic[T]):
+    """A chunk as a form wrote it; None for an empty one. `chunk` says what it covers, and holds no ops."""
+
+    chunk: Chunk
+    content: T | None
+
+
+class _Key(NamedTuple):
+    """What determines a cached chunk.
+
+    Compaction rewrites history, and a CLEAR restarts it; either moves a mark of the bucket. Marks are part of the key
+    and are read at every use in the same view of the store as the chunk, so an entry from before a compaction is never
+    found after it, nor the other way round. `end` is the last op of a chunk that ends with its checkpoint or bucket,
+    and None for one that was cut because it was full: that one is the same under every later checkpoint.
+    """
+
+    form: Hashable
+    bucket: str
+    after: OpId
+    clear_op: OpId
+    compacted_op: OpId
+    end: OpId | None
+
+
+class ChunkCache:
+    """A cache on top of a reader, which the caller closes. Keeps at most `capacity` bytes, evicting the least
+    recently used; 0 keeps nothing. Safe to call from several threads: concurrent requests for the same chunk read it
+    once."""
+
+    def __init__(self, reader: StoreReader, capacity: int) -> None:
+        self.reader = reader
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_Key, Written[Sized]] = OrderedDict()
+        self._bytes = 0
+        self._reading: dict[_Key, threading.Lock] = {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes kept now."""
+        return self._bytes
+
+    def written(self, form: Form[T], bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written[T]:
+        """Like `chunk`, in the requested form. Call it within a snapshot, with the marks seen in that snapshot; None
+        for a bucket that does not exist, of which nothing is read."""
+        nothing: Written[T] = Written(Chunk(b"", 0, after, more=False), None)
+        if marks is None:
+            return nothing
+        if upto < marks.clear_op or upto < marks.compacted_op:
+            return self._read(form, bucket, after, upto)  # what such a checkpoint sees may be going away
+        if after >= marks.last_op:
+            return nothing
+        history = (bucket, after, marks.clear_op, marks.compacted_op)
+        cut, ended = _Key(form, *history, None), _Key(form, *history, min(upto, marks.last_op))
+        found = self._find(cut, ended, upto) or self._read_once(form, cut, ended, upto)
+        return cast("Written[T]", found)  # a form's key leads to nothing but what that form wrote
+
+    def _read_once(self, form: Form[T], cut: _Key, ended: _Key, upto: OpId) -> Written[T]:
+        """Read and keep, after waiting for a thread that reads the same."""
+        mine = threading.Lock()
+        with mine:
+            with self._lock:
+                other = self._reading.setdefault(ended, mine)
+            if other is mine:
+                try:
+                    written = self._read(form, ended.bucket, ended.after, upto)
+                    self._keep(cut if written.chunk.more else ended, written)
+                    return written
+                finally:
+                    with self._lock:
+                        del self._reading[ended]
+        with other:
+            found = self._find(cut, ended, upto)
+        return cast("Written[T]", found) if found else self._read(form, ended.bucket, ended.after, upto)
+
+    def _read(self, form: Form[T], bucket: str, after: OpId, upto: OpId) -> Written[T]:
+        chunk = self.reader.chunk(bucket, after, upto)
+        covers = Chunk(b"", chunk.size, chunk.next_after, chunk.more, chunk.overtaken)
+        return Written(covers, form.write(bucket, after, chunk) if chunk.size else None)
+
+    def _find(self, cut: _Key, ended: _Key, upto: OpId) -> Written[Sized] | None:
+        with self._lock:
+            for key in (cut, ended):
+                found = self._kept.get(key)
+                if found is not None and found.chunk.next_after <= upto:
+                    self._kept.move_to_end(key)
+                    return found
+        return None
+
+    def _keep(self, key: _Key, written: Written[T]) -> None:
+        size = _size(written)
+        if size > self._capacity:
+            return
+        with self._lock:
+            before = self._kept.pop(key, None)
+            self._kept[key] = cast("Written[Sized]", written)
+            self._bytes += size - (_size(before) if before else 0)
+            while self._bytes > self._capacity:
+                self._bytes -= _size(self._kept.popitem(last=False)[1])
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+
+def _size(written: Written[T]) -> int:
+    return ENTRY_BYTES + (len(written.content) if written.content is not None else 0)

@@ -1,1 +1,0 @@
-"""Reading and rewriting the stored ops of buckets."""

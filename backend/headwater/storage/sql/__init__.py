@@ -1,0 +1,1 @@
+"""What every store does in the same way, written once over a `Cursor` and a `Dialect`."""

@@ -1,0 +1,206 @@
+"""Generations of source tables: their descriptions, and the tables that hold their current rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
+from headwater.oplog.lsn import Lsn
+from headwater.oplog.op import OpId
+from headwater.storage.contract.parts import BulkRecord
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.reason import ResyncReason, reason_columns, stored_reason
+from headwater.storage.contract.store import Lease, SourceState, StoredTable
+from headwater.storage.sql.cursor import Cursor, Row, Value
+
+
+def create_generation(
+    db: Cursor,
+    source: str,
+    layouts: Sequence[Relation],
+    fingerprint: str,
+    state: str,
+    resync: ResyncReason | None = None,
+) -> int:
+    """Add a generation and create the table of its rows, without an index: bulk work adds that after filling it."""
+    insert = (
+        "insert into tables (source, layouts, fingerprint, state, resync, resync_detail)"
+        " values (?, ?, ?, ?, ?, ?) returning id"
+    )
+    values = (source, encode_layouts(layouts), fingerprint, state, *reason_columns(resync))
+    table = int(db.rows(insert, *values)[0][0])
+    db.execute(db.dialect.create_rows.format(table=table))
+    return table
+
+
+def index_rows(db: Cursor, table: int) -> None:
+    """Create the indexes that live replication and bulk reading need."""
+    for statement in db.dialect.index_rows:
+        db.execute(statement.format(table=table))
+
+
+def create_active(
+    db: Cursor, source: str, layouts: Sequence[Relation], fingerprint: str, resync: ResyncReason | None
+) -> int:
+    """Create a generation that live replication may write to at once; returns its id."""
+    table = create_generation(db, source, layouts, fingerprint, "active", resync)
+    index_rows(db, table)
+    return table
+
+
+def drop_generation(db: Cursor, table: int) -> None:
+    """Delete a generation with its rows and lookups, or have that done later in steps that hold nobody up."""
+    for statement in db.dialect.drop_generation:
+        db.execute(statement.format(table=table))
+
+
+def renew_generation(db: Cursor, table: int) -> int:
+    """Replace a generation by an empty one; returns its id."""
+    (known,) = _load(db, "id = ?", table)
+    drop_generation(db, table)
+    return create_active(db, known.source, known.layouts, known.fingerprint, known.resync)
+
+
+def replace_active(db: Cursor, table: int, staged: int, resync: ResyncReason | None) -> bool:
+    """Within a write transaction: replace an active generation by a staged one. Returns False if there is no such
+    active one."""
+    found = db.one("select layouts, fingerprint from tables where id = ? and state = 'active'", table)
+    if found is None:
+        return False
+    drop_generation(db, table)
+    db.execute(
+        "update tables set state = 'active', layouts = ?, fingerprint = ?, resync = ?, resync_detail = ? where id = ?",
+        *found,
+        *reason_columns(resync),
+        staged,
+    )
+    return True
+
+
+def mark_resync(db: Cursor, tables: Sequence[int], reason: ResyncReason | None) -> None:
+    """Within a write transaction: set the reason why tables are being compared with the source."""
+    mark = f"update tables set resync = ?, resync_detail = ? where id {db.dialect.among}"
+    db.execute(mark, *reason_columns(reason), list(tables))
+
+
+def add_layout(db: Cursor, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+    """Within a write transaction: write rows in the form of `relation` from now on."""
+    (known,) = _load(db, "id = ?", table)
+    layouts = known.layouts if known.relation == relation else (*known.layouts, relation)
+    change = "update tables set layouts = ?, fingerprint = ? where id = ?"
+    db.execute(change, encode_layouts(layouts), fingerprint, table)
+    return StoredTable(table, known.source, layouts, fingerprint, known.resync)
+
+
+def active(db: Cursor, source: str) -> list[StoredTable]:
+    """The active generations of a source."""
+    return _load(db, "source = ? and state = 'active'", source)
+
+
+def _load(db: Cursor, condition: str, *values: Value) -> list[StoredTable]:
+    """Generations that satisfy `condition`, by id."""
+    query = f"select id, source, layouts, fingerprint, resync, resync_detail from tables where {condition} order by id"
+    return [
+        StoredTable(table, source, decode_layouts(layouts), fingerprint, stored_reason(cause, detail))
+        for table, source, layouts, fingerprint, cause, detail in db.rows(query, *values)
+    ]
+
+
+# the sources that they are of
+
+
+def source_state(db: Cursor, tag: str) -> SourceState | None:
+    """See the contract."""
+    row = db.one("select lsn, slot, system_id, timeline from sources where tag = ?", tag)
+    return None if row is None else SourceState(tag, *row)
+
+
+def set_source(db: Cursor, state: SourceState) -> None:
+    """Within a write transaction: set the position that the source is followed from."""
+    db.execute(
+        "insert into sources (tag, lsn, slot, system_id, timeline) values (?, ?, ?, ?, ?)"
+        " on conflict (tag) do update set lsn = excluded.lsn, slot = excluded.slot, system_id = excluded.system_id,"
+        " timeline = excluded.timeline",
+        *(state.tag, state.lsn, state.slot, state.system_id, state.timeline),
+    )
+
+
+CHECKPOINT = "select coalesce(s.checkpoint, 0), t.tag, t.lsn from state s left join sources t on true"
+
+
+def checkpoint(db: Cursor) -> Checkpoint:
+    """The visible checkpoint; op id 0 while there is none."""
+    return as_checkpoint(db.rows(CHECKPOINT))
+
+
+def as_checkpoint(rows: Sequence[Row]) -> Checkpoint:
+    """The rows of CHECKPOINT as a checkpoint."""
+    return Checkpoint(OpId(rows[0][0]), {tag: Lsn(lsn) for _, tag, lsn in rows if tag is not None})
+
+
+# what bulk jobs did to them
+
+_JOB = "kind, source, application, tasks, rows, ops, started, finished"
+
+
+def bulk_records(db: Cursor, ending: str = "order by id") -> list[BulkRecord]:
+    """What bulk jobs did, oldest first unless the query ends otherwise."""
+    return [BulkRecord(*row) for row in db.rows(f"select {_JOB} from bulk_jobs {ending}")]
+
+
+def record_job(db: Cursor, record: BulkRecord) -> None:
+    """Within a write transaction: record what a job did."""
+    insert = f"insert into bulk_jobs ({_JOB}) values (?, ?, ?, ?, ?, ?, ?, ?)"
+    counts = record.tasks, record.rows, record.ops
+    db.execute(insert, record.kind, record.source, record.application, *counts, record.started, record.finished)
+
+
+def create_tables(
+    db: Cursor, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
+) -> list[StoredTable]:
+    """See the contract."""
+    with db.transaction(lease):
+        made = {create_active(db, source, [relation], fingerprint, resync) for relation, fingerprint in tables}
+        return [table for table in active(db, source) if table.id in made]
+
+
+# layouts as text
+
+
+def encode_layouts(layouts: Sequence[Relation]) -> str:
+    """Relations as JSON."""
+    return orjson.dumps(
+        [
+            [
+                r.oid,
+                r.schema,
+                r.name,
+                r.identity.value,
+                [_encoded(column) for column in r.columns],
+                *([True] if r.by_leaf else []),
+            ]
+            for r in layouts
+        ]
+    ).decode()
+
+
+def decode_layouts(text: str) -> tuple[Relation, ...]:
+    """The inverse of `encode_layouts`."""
+    return tuple(
+        Relation(oid, schema, name, ReplicaIdentity(identity), tuple(_decoded(*column) for column in columns), *by_leaf)
+        for oid, schema, name, identity, columns, *by_leaf in orjson.loads(text)
+    )
+
+
+def _encoded(column: Column) -> list[object]:
+    plain = [column.name, column.type_oid, column.type_modifier, column.key]
+    return plain if column.generated is None else [*plain, column.generated.expression, column.generated.inputs]
+
+
+def _decoded(
+    name: str, type_oid: int, type_modifier: int, key: bool, expression: str | None = None, inputs: Sequence[str] = ()
+) -> Column:
+    generated = None if expression is None else Generated(expression, tuple(inputs))
+    return Column(name, type_oid, type_modifier, key, generated)

@@ -1,0 +1,442 @@
+"""The replicator's side of a store, except for flushes and taking over results of bulk jobs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from headwater.failpoints import failpoint
+from headwater.oplog.change import Relation
+from headwater.oplog.keys import StoreKeys
+from headwater.oplog.lsn import Lsn
+from headwater.storage.address import StoreAddress
+from headwater.storage.contract.flush import Flush
+from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.reason import ResyncReason
+from headwater.storage.contract.store import (
+    Lease,
+    Request,
+    RequestState,
+    Revocation,
+    RevokedKind,
+    SourceState,
+    StoredTable,
+    StoreError,
+)
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.shared.common import op_floor
+from headwater.storage.sql import buckets, control, leases, retire, write_checkpoints
+from headwater.storage.sql import tables as generations
+from headwater.storage.sql.cursor import Cursor, Row
+
+_VERSION = "id, yaml, state, origin, created_at, activated_at, stopped_at, note"
+_REQUEST = "id, kind, source, payload, state, progress, result, created_at"
+_REQUESTS_KEPT_SECONDS = 86_400
+
+
+class StoreWriter(ABC):
+    """The writing side of a store: of a replicator, with one thread and one lease per source, and of commands. Each
+    database adds what its live path and bulk jobs need. Calls block."""
+
+    @property
+    @abstractmethod
+    def address(self) -> StoreAddress: ...
+
+    @abstractmethod
+    def _work(self) -> AbstractContextManager[Cursor]:
+        """A cursor for the replicator's thread."""
+
+    @abstractmethod
+    def _beside(self) -> AbstractContextManager[Cursor]:
+        """A cursor for any thread, which no flush occupies."""
+
+    @abstractmethod
+    def _writes(self) -> AbstractContextManager[Cursor]:
+        """A cursor for write checkpoints."""
+
+    @abstractmethod
+    def _sweep(self) -> None:
+        """Have the rows of dropped table generations deleted, if they still are there."""
+
+    # leases
+
+    def acquire(self, name: str, owner: str, ttl: float) -> Lease:
+        """Take the lease for `ttl` seconds if it is free, expired, ours, or held by a dead process. Raises
+        LeaseHeldError."""
+        with self._beside() as db:
+            lease = leases.acquire(db, name, owner, ttl)
+            # A store restored from a backup must continue above all ids given out since that backup
+            floor = op_floor(db.rows(f"select {db.dialect.now}")[0][0])
+            db.execute("update state set next_op = ?1 where next_op < ?1", floor)
+            return lease
+
+    def renew(self, lease: Lease) -> None:
+        """Extend the lease. Raises LeaseLostError when a newer one exists. May be called from another thread."""
+        with self._beside() as db, db.transaction():
+            leases.extend(db, lease)
+
+    def release(self, lease: Lease) -> None:
+        with self._beside() as db:
+            leases.release(db, lease)
+
+    # live replication
+
+    @abstractmethod
+    def begin(self, lease: Lease) -> Flush:
+        """Begin a transaction under the lease. Raises LeaseLostError."""
+
+    # reading
+
+    def source_state(self, tag: str) -> SourceState | None:
+        with self._work() as db:
+            return generations.source_state(db, tag)
+
+    def tables(self, tag: str) -> list[StoredTable]:
+        """The active generations of a source's tables."""
+        with self._work() as db:
+            return generations.active(db, tag)
+
+    def keys(self) -> StoreKeys:
+        """Makes the keys and digests of the store as of now: a bucket may be moved later."""
+        with self._work() as db:
+            return buckets.keys(db, control.secret(db))
+
+    def bulk_records(self) -> list[BulkRecord]:
+        with self._work() as db:
+            return generations.bulk_records(db)
+
+    def place_ranges(self, table: int, rows: int) -> Places:
+        """Ranges of places that cover all rows of the table, about `rows` rows each."""
+        with self._work() as db:
+            return db.dialect.place_ranges(db, table, rows)
+
+    # texts under a key, and how the replicator does
+
+    @abstractmethod
+    def report_status(self, lease: Lease, text: str) -> None:
+        """Replace what `StoreReader.heard` returns. Does not wait for an open flush, and where that can be, works while
+        the store can't be written. May be called from another thread, but from one at a time."""
+
+    def set_meta(self, lease: Lease, key: str, text: str) -> None:
+        """Store a short text under a key, replacing the one before."""
+        with self._work() as db, db.transaction(lease):
+            control.set_meta(db, key, text)
+
+    def get_meta(self, key: str) -> str:
+        """The text under a key; empty when there is none."""
+        with self._work() as db:
+            return control.get_meta(db, key) or ""
+
+    # bulk jobs
+
+    @abstractmethod
+    def _index(self, db: Cursor, lease: Lease, tables: Sequence[StagedTable]) -> bool:
+        """Create the indexes that live replication needs on the rows of generations that lack them. Returns False when
+        two rows have the same id."""
+
+    @abstractmethod
+    def _taken(self, db: Cursor, tables: Sequence[StagedTable]) -> list[Row]:
+        """The staged buckets of these tables that have the key of another one."""
+
+    @abstractmethod
+    def _number(self, db: Cursor, tables: Sequence[StagedTable], next_op: int) -> int:
+        """Empty buckets with history by a CLEAR, begin new ones with one, and number every staged segment of the
+        tables, bucket by bucket, from an op id on. Returns the next op id."""
+
+    @abstractmethod
+    def _empty_staging(self) -> None:
+        """Delete what is in the staging directory."""
+
+    @abstractmethod
+    def staging_directory(self) -> str:
+        """A directory of this machine for the progress and parts of a bulk job; `discard_staged` empties it."""
+
+    @abstractmethod
+    def discard_staged(self, lease: Lease) -> None:
+        """Delete what an unfinished bulk job left."""
+
+    @abstractmethod
+    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
+        """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
+
+    @abstractmethod
+    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
+        """Take over rows and lookups of one page into an indexed generation, in one short transaction; readers see
+        nothing of it. Does nothing and returns False when a row's id exists already."""
+
+    @abstractmethod
+    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
+        """Take over one page of a part of additions in one short transaction: number its ops, and add members and
+        lookups to its rows. Leaves out the rows in `skip`, which changed or were deleted since the task read them."""
+
+    def stage_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
+    ) -> list[StagedTable]:
+        """Create generations, invisible until published, for relations and their fingerprints. Without an index, taking
+        over whole parts is quicker; pages taken over while the stream runs need one."""
+        with self._work() as db:
+            with db.transaction(lease):
+                staged = [
+                    StagedTable(generations.create_generation(db, source, [relation], fingerprint, "staged"), relation)
+                    for relation, fingerprint in tables
+                ]
+            if indexed:
+                self._index(db, lease, staged)
+            return staged
+
+    def publish(
+        self,
+        lease: Lease,
+        state: SourceState,
+        tables: Sequence[StagedTable],
+        version: int,
+        definitions: Mapping[str, str],
+        record: BulkRecord,
+    ) -> Checkpoint:
+        """Replace all tables of the source by staged ones, in one short transaction: number the segments, clear what
+        their buckets held before, move the source to `state.lsn` and activate `version`, whose bucket definitions are
+        complete with it. Clients see all of it at the commit, or nothing. Holds the store's lock for a time in
+        proportion to the number of buckets and segments, not of rows."""
+        with self._work() as db:
+            if not self._index(db, lease, tables):
+                raise StoreError("two rows of a bulk job have the same id", str(self.address))
+            with buckets.moving(db, lease), db.transaction(lease):
+                if db.dialect.plan_bulk:
+                    db.execute(db.dialect.plan_bulk)
+                next_op = retire.lock_state(db)
+                failpoint("publish.before_segments")
+                buckets.refuse(self._taken(db, tables))
+                for table in generations.active(db, state.tag):
+                    generations.drop_generation(db, table.id)
+                ids = [table.id for table in tables]
+                db.execute(f"update tables set state = 'active' where id {db.dialect.among}", ids)
+                next_op = self._number(db, tables, next_op)
+                generations.set_source(db, state)
+                control.set_active(db, version)
+                # All rows are new, and nothing of theirs exists for other definitions
+                db.execute("update sides set state = 'retiring'")
+                control.complete(db, definitions)
+                db.execute("update state set next_op = ?, checkpoint = ?", next_op + 1, next_op)
+                insert = "insert into flushes (last_op, source, lsn, committed_us) values (?, ?, ?, 0)"
+                db.execute(insert, next_op, state.tag, state.lsn)
+                generations.record_job(db, record)
+                db.notify()
+                failpoint("publish.before_commit")
+            failpoint("publish.after_commit")
+            reached = generations.checkpoint(db)
+        self._empty_staging()
+        self._sweep()
+        return reached
+
+    def replace_table(self, lease: Lease, table: int, staged: StagedTable, resync: ResyncReason | None) -> bool:
+        """Replace an active generation by a staged one that holds its rows under other ids. The new one takes over the
+        layouts and the fingerprint and is to be compared with the source for the reason `resync`. Writes no op. Does
+        nothing and returns False when two of its rows have the same id, or the active generation is gone."""
+        with self._work() as db:
+            if not self._index(db, lease, [staged]):
+                return False
+            with db.transaction(lease):
+                if not generations.replace_active(db, table, staged.id, resync):
+                    return False
+                # Outputs of lookups may depend on the row id, so readers must read them again
+                op = retire.lock_state(db)
+                db.execute("update state set next_op = ?, checkpoint = ?", op + 1, op)
+                db.execute(
+                    "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+                    " select ?, tag, lsn, 0, '[]', null from sources where tag = ?",
+                    *(op, lease.name),
+                )
+                db.notify()
+                failpoint("replace.before_commit")
+        self._sweep()
+        return True
+
+    # tables
+
+    def note_job(self, record: BulkRecord) -> None:
+        with self._work() as db, db.transaction():
+            generations.record_job(db, record)
+
+    def create_tables(
+        self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
+    ) -> list[StoredTable]:
+        """Create empty active generations that a re-sync is to fill, with `resync` as its reason."""
+        with self._work() as db:
+            return generations.create_tables(db, lease, source, tables, resync)
+
+    def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
+        """Add a layout that rows of the table are written in from now on. Existing rows keep theirs."""
+        with self._work() as db, db.transaction(lease):
+            return generations.add_layout(db, table, relation, fingerprint)
+
+    def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
+        """Record why tables are being compared with the source; None ends the comparison."""
+        with self._work() as db, db.transaction(lease):
+            generations.mark_resync(db, tables, reason)
+
+    def drop_table(self, lease: Lease, table: int) -> None:
+        """Delete a table none of whose rows is in any bucket."""
+        with self._work() as db, db.transaction(lease):
+            generations.drop_generation(db, table)
+        self._sweep()
+
+    def move_source(self, lease: Lease, state: SourceState) -> None:
+        """Follow the source from another slot and position."""
+        with self._work() as db, db.transaction(lease):
+            generations.set_source(db, state)
+
+    def rewind_write_checkpoints(self, tag: str, lsn: Lsn) -> None:
+        """The source's log now ends at `lsn`, before where it once did: no write checkpoint waits for a later LSN."""
+        with self._writes() as db:
+            write_checkpoints.rewind(db, tag, lsn)
+
+    # versions, requests and revocations: any process may submit them
+
+    def change_counter(self) -> int:
+        """A number that grows with each submitted request or version. Cheap, for polling."""
+        with self._beside() as db:
+            return int(db.rows(db.dialect.change_counter)[0][0])
+
+    def versions(self) -> list[ConfigVersion]:
+        """All versions, oldest first."""
+        with self._beside() as db:
+            return [_version(row) for row in db.rows(f"select {_VERSION} from versions order by id")]
+
+    def deploy(self, yaml: str, origin: Origin) -> ConfigVersion:
+        """Create a PROCESSING version and wake the replicator. Stops another version that is PROCESSING. If `yaml` is
+        the text of the PROCESSING version, or of the ACTIVE one when nothing is PROCESSING, returns that version and
+        creates none."""
+        with self._beside() as db:
+            now = db.dialect.now
+            with db.transaction():
+                db.execute(db.dialect.raise_change_counter)
+                newest = db.rows(
+                    f"select {_VERSION} from versions where state in ('processing', 'active')"
+                    " order by case state when 'processing' then 0 else 1 end limit 1"
+                )
+                if newest and newest[0][1] == yaml:
+                    return _version(newest[0])
+                db.execute(
+                    f"update versions set state = 'stopped', stopped_at = {now}, note = 'another version was deployed'"
+                    " where state = 'processing'"
+                )
+                (version,) = db.rows(
+                    "insert into versions (yaml, state, origin, created_at)"
+                    f" values (?, 'processing', ?, {now}) returning {_VERSION}",
+                    yaml,
+                    origin.value,
+                )
+                db.notify()
+                failpoint("deploy.before_commit")
+            return _version(version)
+
+    def activate(self, lease: Lease, version: int, definitions: Mapping[str, str]) -> Checkpoint:
+        """Serve `version` from now on and stop the one before, in one transaction that moves the checkpoint.
+        `definitions` (name to digest) become complete; those that were complete before stay so until `retire`."""
+        with self._work() as db:
+            with db.transaction(lease):
+                ((op,),) = db.rows("update state set next_op = next_op + 1, checkpoint = next_op returning checkpoint")
+                control.set_active(db, version)
+                control.complete(db, definitions)
+                db.execute(
+                    "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+                    " select ?, tag, lsn, 0, '[]', '[]' from sources where tag = ?",
+                    *(op, lease.name),
+                )
+                db.notify()
+                failpoint("activate.before_commit")
+            failpoint("activate.after_commit")
+            return generations.checkpoint(db)
+
+    def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
+        """Set state and note of a version that is not served: PROCESSING and how far, or STOPPED or FAILED and why."""
+        with self._work() as db, db.transaction(lease):
+            stopped = "0" if state is VersionState.PROCESSING else db.dialect.now
+            change = (
+                f"update versions set state = ?, stopped_at = {stopped}, note = ? where id = ? and state <> 'active'"
+            )
+            db.execute(change, state.value, note, version)
+
+    def complete_definitions(self) -> dict[str, str]:
+        """Bucket definitions (name to digest) whose rows are all in the store and are kept up to date."""
+        with self._work() as db:
+            return control.complete_definitions(db)
+
+    def begin_definitions(self, lease: Lease, definitions: Mapping[str, str]) -> None:
+        """Record bucket definitions that are about to be built, before anything of them is written."""
+        with self._work() as db, db.transaction(lease):
+            for name, digest in definitions.items():
+                db.execute(f"{control.PUT_DEFINITION} nothing", name, digest, "building")
+
+    def unfinished_definitions(self) -> list[str]:
+        """Names of bucket definitions that are being built or removed, of which the store may hold something."""
+        with self._work() as db:
+            return [name for (name,) in db.rows("select name from sides where state <> 'complete' order by name")]
+
+    def retire(self, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
+        """Do one step of removing bucket definitions: they stop being complete, their buckets and lookups are deleted,
+        and current rows lose their memberships, at most `limit` rows per call. Returns True while more is left."""
+        with self._work() as db:
+            return retire.retire(db, lease, definitions, limit)
+
+    def submit(self, kind: str, source: str, payload: str) -> int:
+        """Queue a request and wake the replicator of `source`. Returns the request's id."""
+        with self._beside() as db, db.transaction():
+            now = db.dialect.now
+            db.execute(db.dialect.raise_change_counter)
+            over = f"delete from requests where state in ('done', 'failed') and changed_at < {now} - ?"
+            db.execute(over, _REQUESTS_KEPT_SECONDS)
+            ((number,),) = db.rows(
+                "insert into requests (kind, source, payload, state, created_at, changed_at)"
+                f" values (?, ?, ?, 'waiting', {now}, {now}) returning id",
+                *(kind, source, payload),
+            )
+            db.notify()
+        return int(number)
+
+    def request(self, request: int) -> Request | None:
+        with self._beside() as db:
+            found = db.one(f"select {_REQUEST} from requests where id = ?", request)
+            return None if found is None else _request(found)
+
+    def open_requests(self, source: str) -> list[Request]:
+        """Requests of a source that are WAITING, or RUNNING under a replicator that died, oldest first."""
+        with self._beside() as db:
+            query = f"select {_REQUEST} from requests where source = ? and state in ('waiting', 'running') order by id"
+            return [_request(row) for row in db.rows(query, source)]
+
+    def update_request(
+        self, lease: Lease, request: int, state: RequestState, *, progress: str = "", result: str = ""
+    ) -> None:
+        """Set the state of a request, with its progress or result. Raises LeaseLostError."""
+        with self._work() as db, db.transaction(lease):
+            now = db.dialect.now
+            change = f"update requests set state = ?, progress = ?, result = ?, changed_at = {now} where id = ?"
+            db.execute(change, state.value, progress, result, request)
+
+    def revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
+        """Keep a revocation for so long, and have readers look. Those that are over are forgotten."""
+        with self._beside() as db, db.transaction():
+            now = db.dialect.now
+            db.execute(db.dialect.raise_change_counter)
+            db.execute(f"delete from revocations where until < {now}")
+            insert = f"insert into revocations (kind, value, since, until) values (?, ?, {now}, {now} + ?)"
+            (found,) = db.rows(f"{insert} returning {control.REVOCATION}", kind.value, value, seconds)
+            db.notify()
+        return control.revocation(found)
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+def _version(row: Row) -> ConfigVersion:
+    number, yaml, state, origin, created, activated, stopped, note = row
+    times = float(created), float(activated), float(stopped)
+    return ConfigVersion(number, yaml, VersionState(state), Origin(origin), *times, note)
+
+
+def _request(row: Row) -> Request:
+    number, kind, source, payload, state, progress, result, created = row
+    return Request(number, kind, source, payload, RequestState(state), progress, result, float(created))

@@ -1,1 +1,0 @@
-"""Taking over results of bulk jobs; exporting and importing whole stores."""

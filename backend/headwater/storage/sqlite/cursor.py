@@ -1,0 +1,298 @@
+"""The cursor and the dialect of the embedded store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import orjson
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract.compaction import Piece
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
+from headwater.storage.contract.store import Lease
+from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
+from headwater.storage.shared.loading import batched
+from headwater.storage.shared.segments import Run
+from headwater.storage.sql import leases
+from headwater.storage.sql.cursor import Cursor, Dialect, Row, Value
+from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
+
+AFTER = """s.bucket = ?1 and s.last_op > ?2
+and s.first_op >= coalesce((select max(first_op) from segments where bucket = ?1 and first_op <= ?2), 0)"""
+"""The condition for segments `s` of a bucket (?1) that go beyond an op (?2). They are indexed by their first op:
+without the second part, each look would walk through all segments of the bucket."""
+
+ROWS_TABLE = """
+create table rows_{table:d} (
+    id      integer primary key,
+    row_id  text not null,
+    layout  integer not null,
+    line    text not null,
+    members text not null,
+    subkey  text
+) strict
+"""
+
+ROWS_INDEX = "create unique index if not exists rows_{table:d}_row_id on rows_{table:d} (row_id)"
+
+
+WRITES = "write_checkpoints.db"
+
+_WRITES_SCHEMA = """
+create table if not exists write_checkpoints (
+    key          text primary key,
+    id           integer not null,
+    lsns         text not null,
+    seq          integer not null,
+    requested_at real  -- seconds since 1970, of an id that the client chose
+) strict, without rowid;
+create index if not exists write_checkpoints_seq on write_checkpoints (seq);
+create table if not exists write_state (
+    id  integer primary key check (id = 1),
+    seq integer not null  -- the last one that was given out, whatever is gone since
+) strict;
+insert or ignore into write_state values (1, 0);
+"""
+
+
+def open_writes(directory: Path, wake: Callable[[], None] = lambda: None) -> SqliteCursor:
+    """The write checkpoints of a store, which have a file of their own, made if there is none."""
+    db = SqliteCursor(open_writer(directory / WRITES), wake)
+    with db.transaction():  # other processes may be at the same
+        db.script(_WRITES_SCHEMA)
+    return db
+
+
+class SqliteCursor:
+    """See `storage.sql.cursor.Cursor`. After a transaction that notified readers, calls `wake`; `close` when
+    it is closed."""
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        wake: Callable[[], None] = lambda: None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.connection = connection
+        self.path = Path(connection.filename)
+        self.where = str(self.path)
+        self.dialect = SQLITE
+        self.closed = False
+        self._wake = wake
+        self._close = close
+        self._notified = False
+
+    def rows(self, statement: str, *values: Value) -> list[Row]:
+        with self.errors():
+            return self.connection.execute(statement, _bindings(values)).fetchall()
+
+    def one(self, statement: str, *values: Value) -> Row | None:
+        with self.errors():
+            return self.connection.execute(statement, _bindings(values)).fetchone()
+
+    def execute(self, statement: str, *values: Value) -> int:
+        with self.errors():
+            self.connection.execute(statement, _bindings(values)).fetchall()
+            return self.connection.changes()
+
+    def execute_many(self, statement: str, values: Iterable[Sequence[Value]]) -> list[Row]:
+        with self.errors():
+            return self.connection.executemany(statement, map(_bindings, values)).fetchall()
+
+    def script(self, text: str) -> None:
+        with self.errors():
+            self.connection.execute(text).fetchall()
+
+    def has_table(self, name: str) -> bool:
+        return self.one("select 1 from sqlite_master where type = 'table' and name = ?", name) is not None
+
+    def stream(self, statement: str, *values: Value, at_once: int = 500) -> Iterator[Row]:
+        with self.errors():
+            yield from self.connection.execute(statement, _bindings(values))
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns SQLite's errors into ours."""
+        return sqlite_errors(self.path)
+
+    @contextmanager
+    def transaction(self, lease: Lease | None = None) -> Iterator[None]:
+        self._notified = False
+        with self.errors(), immediate(self.connection) if lease is None else self.holding(lease):
+            yield
+        if self._notified:
+            self._wake()
+
+    @contextmanager
+    def holding(self, lease: Lease) -> Iterator[None]:
+        """Like `transaction`, with SQLite's own errors."""
+        with immediate(self.connection):
+            leases.check(self, lease)
+            yield
+            leases.extend(self, lease)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self.errors():
+            self.connection.execute("begin")
+            try:
+                yield
+            finally:
+                self.connection.execute("rollback")
+
+    def notify(self) -> None:
+        self._notified = True
+
+    def close(self) -> None:
+        self.closed = True
+        self.connection.close()
+        self._close()
+
+
+def _bindings(values: Sequence[Value]) -> tuple[Any, ...]:
+    return tuple(orjson.dumps(value).decode() if isinstance(value, list) else value for value in values)
+
+
+def _placed_rows(
+    db: Cursor, table: int, first: int, end: int, *, count: int, size: int, damaged: bool = False
+) -> Iterator[list[PlacedRow]]:
+    texts = [f"cast({column} as blob)" if damaged else column for column in ("row_id", "line", "members")]
+    row_id, line, members = texts
+    columns = f"id, {row_id}, layout, {line}, {members}, subkey"
+    rows = db.stream(f"select {columns} from rows_{table:d} where id >= ? and id < ? order by id", first, end)
+    if damaged:
+        rows = (
+            tuple(each.decode(errors="replace") if isinstance(each, bytes) else each for each in row) for row in rows
+        )
+    yield from batched((PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows), count, size)
+
+
+def _place_ranges(db: Cursor, table: int, rows: int) -> Places:
+    """Unused places make a range hold fewer rows than asked for."""
+    ((first, last, count),) = db.rows(f"select min(id), max(id), count(*) from rows_{table:d}")
+    if not count:
+        return Places((), 0)
+    width = max(1, (last - first + 1) * rows // count)
+    return Places(tuple((start, start + width) for start in range(first, last + 1, width)), count)
+
+
+def _hot_pieces(db: Cursor, bucket: int, first: int, upto: int) -> list[Piece]:
+    pieces: list[Piece] = []
+    start = last = size = length = 0
+    query = "select id, octet_length(line) from ops where bucket = ? and id >= ? and id <= ? order by id"
+    for op_id, line in db.stream(query, bucket, first, upto):
+        if size >= HOT_OPS or length >= HOT_BYTES:
+            pieces.append(Piece(OpId(start), OpId(last), size, 0, False, length))
+            size = length = 0
+        last = op_id
+        start = start if size else last
+        size += 1
+        length += line
+    if size:
+        pieces.append(Piece(OpId(start), OpId(last), size, 0, False, length))
+    return pieces
+
+
+def _file_sizes(db: Cursor, _: Mapping[str, int]) -> tuple[int, int]:
+    ((pages,),), ((page_size,),) = db.rows("pragma freelist_count"), db.rows("pragma page_size")
+    files = Path(db.where).parent.glob("*.db*")
+    return pages * page_size, sum(file.stat().st_size for file in files if file.is_file())
+
+
+_NOW = "unixepoch('subsec')"
+
+_GUARD = """
+create trigger sealed_{table}_{event} before {event} on {table} begin select raise(abort, '{{message}}'); end
+"""
+
+# Opening the store tries to insert into `state`
+_GUARDED = [
+    (table, event)
+    for table in ("leases", "versions", "requests", "sources", "state", "write_checkpoints")
+    for event in ("insert", "update")
+    if (table, event) != ("state", "insert")
+]
+
+SQLITE = Dialect(
+    now=_NOW,
+    clock=_NOW,
+    clock_after=f"{_NOW} + {{}}",
+    clock_zero="0",
+    for_update="",  # a write transaction has the whole database
+    sessions="",
+    change_counter="select inbox from state",
+    raise_change_counter="update state set inbox = inbox + 1",
+    plan_bulk="",
+    among="in (select value from json_each(?))",
+    contains="instr({}, ?)",
+    as_bytes="cast({} as blob)",
+    place="id",
+    stored_row_id=lambda row_id: row_id,
+    op_key="id",
+    segment_key="first_op",
+    segments_after=AFTER,
+    write_key="key",
+    stored_write_key=lambda key: key,
+    clients_of="w.key > ?1 || '/' and w.key < ?1 || '0'",  # keys of clients begin with `user/`, and "0" follows "/"
+    create_rows=ROWS_TABLE,
+    index_rows=(ROWS_INDEX,),
+    drop_generation=(
+        "drop table if exists rows_{table:d}",
+        "delete from lookups where table_id = {table:d}",
+        "delete from tables where id = {table:d}",
+    ),
+    placed_rows=_placed_rows,
+    place_ranges=_place_ranges,
+    hot_pieces=_hot_pieces,
+    # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
+    retire_lookups="""
+        delete from lookups where (key, table_id, row_id, output) in (
+            select l.key, l.table_id, l.row_id, l.output
+            from sides s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\'
+            where s.state = 'retiring' limit ?)
+    """,
+    strip_members="""
+        update rows_{table:d} set members = coalesce(
+            (select nullif(json_group_array(json(value)), '[]') from json_each(rows_{table:d}.members)
+             where json_extract(value, '$[0]') not in (select id from retired_buckets)), '')
+        where id >= ?1 and id < ?2 and members <> '' and exists
+            (select 1 from json_each(rows_{table:d}.members)
+             where json_extract(value, '$[0]') in (select id from retired_buckets))
+    """,
+    join_all="cross join",
+    live_memberships="""
+        select json_extract(m.value, '$[0]'), count(*) from rows_{table:d} r, json_each(r.members) m
+        where r.members <> '' and json_array_length(m.value) < 5 group by 1
+    """,
+    large_rows="""
+        select row_id, line, members from rows_{table:d} where line >= '\\!' and line < '\\"' or instr(members, ?)
+    """,
+    table_sizes="""
+        select m.tbl_name, sum(d.pgsize)
+        from dbstat('main', 1) d join sqlite_master m on m.name = d.name group by m.tbl_name
+    """,
+    file_sizes=_file_sizes,
+    text_columns="""
+        select m.name, c.name from sqlite_master m, pragma_table_info(m.name) c
+        where m.type = 'table' and m.name not like 'sqlite%' and c.type in ('TEXT', 'ANY', '') and m.name <> 'ops'
+        order by m.name, c.cid
+    """,
+    staged="""
+        select exists (select 1 from tables where state = 'staged') or exists (select 1 from staged_segments)
+            or exists (select 1 from staged_buckets)
+    """,
+    lock_leases="",
+    seal=tuple((table, _GUARD.format(table=table, event=event)) for table, event in _GUARDED),
+    unseal=tuple(f"drop trigger if exists sealed_{table}_{event}" for table, event in _GUARDED),
+)
+
+
+def insert_run(connection: apsw.Connection, run: Run) -> None:
+    """Store a run. The totals of its bucket are the caller's."""
+    sql = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
+    ((blob,),) = connection.execute(sql, (run.bucket, run.size, run.checksum, run.bodies)).fetchall()
+    sql = "insert into segments (bucket, first_op, last_op, blob) values (?, ?, ?, ?)"
+    connection.execute(sql, (run.bucket, run.first, run.last, blob))

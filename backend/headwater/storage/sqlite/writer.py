@@ -1,0 +1,148 @@
+"""The replicator's side of the embedded store."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.parts import StagedPart, StagedTable
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.sql.buckets import KnownBuckets
+from headwater.storage.sql.cursor import Cursor, Row
+from headwater.storage.sql.tables import checkpoint
+from headwater.storage.sql.writer import StoreWriter
+from headwater.storage.sqlite import bulk
+from headwater.storage.sqlite.connection import OpenedFiles, open_writer
+from headwater.storage.sqlite.cursor import SqliteCursor, open_writes
+from headwater.storage.sqlite.flush import SqliteFlush
+from headwater.storage.sqlite.migrate import migrate
+from headwater.storage.sqlite.status import StatusFile
+from headwater.storage.sqlite.wake import Waker
+
+
+class SqliteWriter(StoreWriter):
+    """See `storage.sql.writer.StoreWriter`. Creates `directory` if it does not exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        path = directory / "store.db"
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"the store's directory can't be created: {error.strerror}", str(directory)) from error
+        connections = open_writer(path), open_writer(path)
+        self._waker = Waker(directory)
+        self._db, self._lease_db = (SqliteCursor(each, self._waker.wake) for each in connections)
+        self._lease_lock = threading.Lock()
+        self._status: StatusFile | None = None
+        self._known_buckets = KnownBuckets()
+        with self._db.errors():
+            migrate(self._db.connection, path)
+        self._files = OpenedFiles(path)
+
+    @property
+    def address(self) -> SqliteAddress:
+        return SqliteAddress(str(self._directory.resolve()))
+
+    @contextmanager
+    def _work(self) -> Iterator[SqliteCursor]:
+        yield self._db
+
+    @contextmanager
+    def _beside(self) -> Iterator[SqliteCursor]:
+        with self._lease_lock:
+            yield self._lease_db
+
+    @contextmanager
+    def _writes(self) -> Iterator[Cursor]:
+        with closing(open_writes(self._directory, self._waker.wake)) as db:
+            yield db
+
+    def _sweep(self) -> None:
+        """Does nothing: they are deleted at once."""
+
+    # leases
+
+    def release(self, lease: Lease) -> None:
+        super().release(lease)
+        self._close_status()
+
+    # live replication
+
+    def begin(self, lease: Lease) -> SqliteFlush:
+        with self._db.errors():
+            return SqliteFlush(self._db, lease, self._known_buckets, self._committed)
+
+    def _committed(self) -> None:
+        """Called after a commit, which the caller then confirms to the source: checks first that the files were not
+        removed or replaced."""
+        self._files.check()
+        self._waker.wake()
+
+    # bulk jobs
+
+    def staging_directory(self) -> str:
+        directory = self._directory.resolve() / "stage"
+        try:
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the directory for parts of bulk jobs can't be created: {error.strerror}", str(directory), "remove it"
+            ) from error
+        return str(directory)
+
+    def discard_staged(self, lease: Lease) -> None:
+        with self._db.errors():
+            bulk.discard(self._db, lease)
+        self._empty_staging()
+
+    def _empty_staging(self) -> None:
+        shutil.rmtree(self._directory / "stage", ignore_errors=True)
+
+    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
+        with self._db.errors():
+            bulk.stage(self._db, lease, parts)
+
+    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
+        with self._db.errors():
+            return bulk.stage_page(self._db, lease, part, page)
+
+    def _taken(self, db: Cursor, tables: Sequence[StagedTable]) -> list[Row]:
+        return db.rows(bulk.taken_keys("staged_buckets", "staged_buckets"))
+
+    def _number(self, db: Cursor, tables: Sequence[StagedTable], next_op: int) -> int:
+        assert isinstance(db, SqliteCursor)
+        return bulk.number(db, next_op)
+
+    def _index(self, db: Cursor, lease: Lease, tables: Sequence[StagedTable]) -> bool:
+        assert isinstance(db, SqliteCursor)
+        with db.errors():
+            return bulk.index_rows(db, lease, tables)
+
+    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
+        with self._db.errors():
+            bulk.take_page(self._db, lease, part, page, skip)
+        self._waker.wake()
+        return checkpoint(self._db)
+
+    def report_status(self, lease: Lease, text: str) -> None:
+        if self._status is None or self._status.lease != lease:
+            self._close_status()
+            self._status = StatusFile(self._directory, lease)
+        self._status.write(text)
+
+    def _close_status(self) -> None:
+        if self._status is not None:
+            self._status.close()
+            self._status = None
+
+    def close(self) -> None:
+        self._close_status()
+        self._db.close()
+        self._lease_db.close()
+        self._waker.close()

@@ -1,0 +1,245 @@
+"""Everything that can be done with a store, in every database. A database is a folder beside this module with an
+implementation of what is abstract here, and a case in `storage.open`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+
+from headwater.oplog.op import OpId
+from headwater.storage.address import StoreAddress
+from headwater.storage.contract.archive import Dump, Load
+from headwater.storage.contract.history import (
+    EVERY_BUCKET,
+    START,
+    WHOLE,
+    FlushRange,
+    HistoryFilter,
+    HistoryLimits,
+    HistoryOp,
+    Slice,
+    merge_floor,
+)
+from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
+from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
+from headwater.storage.contract.store import StoreError
+from headwater.storage.contract.versions import OwnConfig
+from headwater.storage.shared.loading import BATCH_BYTES
+from headwater.storage.sql import history, seal, stats
+from headwater.storage.sql.compaction import CompactionStore
+from headwater.storage.sql.cursor import Cursor, TableGoneError
+from headwater.storage.sql.forget import ForgetStore
+from headwater.storage.sql.stats import DefinitionStats, Disk, MissingRight, StoreStats
+from headwater.storage.sql.verify import VerifyReader
+from headwater.storage.sql.writer import StoreWriter
+
+_BATCH_ROWS = 5_000
+
+
+class Store(ABC):
+    """A store at an address. Creating this object touches nothing; every method opens what it needs. Methods that take
+    no lease only read, except `seal`, `unseal` and the loading of a store that is not in use yet."""
+
+    @property
+    @abstractmethod
+    def address(self) -> StoreAddress: ...
+
+    @abstractmethod
+    def _open(self, purpose: str) -> Cursor:
+        """A cursor that reads an existing store."""
+
+    @abstractmethod
+    def _databases(self, purpose: str) -> Sequence[Cursor]:
+        """Cursors that write to an existing store: one for each database that it consists of, the main one first.
+        Raises StoreError when there is none."""
+
+    @abstractmethod
+    def missing(self) -> StoreError:
+        """The error where there is no store."""
+
+    # the processes of the service
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether a store exists there. Raises StoreError when that can't be determined."""
+
+    @abstractmethod
+    def last_replicator_status(self, tag: str) -> ReplicatorStatus:
+        """The status that the replicator of a source last reported, as far as that is known without the store."""
+
+    @abstractmethod
+    def raise_if_published(self, publications: Sequence[str]) -> None:
+        """Raise StorePublishedError when one of the publications, in the store's database, has tables of the store."""
+
+    @abstractmethod
+    def missing_rights(self) -> list[MissingRight]:
+        """What a start needs of the place of the store, and our user or role does not have. Changes nothing."""
+
+    @abstractmethod
+    def older_format(self) -> int | None:
+        """The format of an existing store that `open_writer` would upgrade; None if it has this version's. Raises
+        StoreError for one that only newer versions know."""
+
+    @abstractmethod
+    def open_writer(self) -> StoreWriter:
+        """The writing side. Creates the store if it does not exist, and upgrades an older format."""
+
+    @abstractmethod
+    def open_reader(self, own: OwnConfig | None = None) -> StoreReader:
+        """The endpoint's side. It serves its `own` config while that is being replaced by another file. Creates an
+        empty store if there is none, so that processes may start in any order."""
+
+    @abstractmethod
+    def open_compaction(self) -> CompactionStore:
+        """A separate connection to an existing store, for compaction."""
+
+    @abstractmethod
+    def open_forget(self) -> ForgetStore:
+        """A separate connection to an existing store, to find and erase values."""
+
+    def open_verify(self) -> AbstractContextManager[VerifyReader]:
+        """A view of the store as of now, until the context ends."""
+        return closing(VerifyReader(lambda: self._open("audit")))
+
+    def definition_stats(self) -> list[DefinitionStats]:
+        """Statistics of all definitions that have buckets, by name, at one moment. Reads all of the history once."""
+        with closing(self._open("stats")) as db:
+            return stats.definition_stats(db)
+
+    def disk_use(self) -> Disk:
+        """How large a store is. Reads a part of every page of the embedded store, a second for some GB."""
+        with closing(self._open("stats")) as db:
+            return stats.disk_use(db)
+
+    def store_stats(self) -> StoreStats:
+        """Statistics of the store. Reads all of it once, beside its writer."""
+        with closing(self._open("stats")) as db:
+            return stats.store_stats(db)
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Permanently remove a store that nobody uses, and nothing else. A call after one that was interrupted removes
+        the rest. Raises StoreError."""
+
+    # executors
+
+    @abstractmethod
+    def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
+        """The writer for task `number` of a bulk job that fills `table`. `attempt` distinguishes its attempts."""
+
+    def read_rows(self, table: int, first: int, end: int, room: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
+        """The current rows at places [first, end) of a table, as of one moment, in batches of about `room` bytes at
+        most. None when the table is gone."""
+        with closing(self._open("bulk work")) as db, db.snapshot():
+            if db.has_table(f"rows_{table:d}"):
+                yield from db.dialect.placed_rows(db, table, first, end, count=_BATCH_ROWS, size=room)
+
+    def find_row(self, table: int, row_id: str) -> CurrentRow | None:
+        """One current row, as of now. None when there is none, or no such table."""
+        query = f"select layout, line, members, subkey from rows_{table:d} where row_id = ?"
+        with closing(self._open("looking")) as db:
+            try:
+                row = db.one(query, db.dialect.stored_row_id(row_id))
+            except TableGoneError:
+                return None
+        return None if row is None else CurrentRow(row_id, *row)
+
+    # history in bulk, see `contract.history`: executors too
+
+    @contextmanager
+    def _history(self) -> Iterator[Cursor]:
+        with closing(self._open("history")) as db, db.snapshot():
+            if not db.has_table("meta"):
+                raise self.missing()
+            yield db
+
+    def history_limits(self, where: HistoryFilter = EVERY_BUCKET, *, since: OpId = START) -> HistoryLimits:
+        """How far history goes now. An unpublished store has checkpoint 0. Raises OvertakenError when compaction has
+        merged ops that a reader at `since` has not read; a reader at 0 is never overtaken."""
+        with self._history() as db:
+            return history.limits(db, where, since)
+
+    def read_history(
+        self,
+        after_op: OpId,
+        upto_op: OpId,
+        where: HistoryFilter = EVERY_BUCKET,
+        *,
+        within: tuple[OpId, OpId] | None = None,
+    ) -> Iterator[list[HistoryOp]]:
+        """Ops with after_op < op_id <= upto_op, each once, in unordered batches, as of one moment.
+
+        `within`, by default the same range, is the range that the reader reads in several calls. Raises OvertakenError
+        when compaction has merged ops after its beginning; for a reader that begins at 0, only when compaction went
+        past its end.
+        """
+        with self._history() as db:
+            history.check_not_overtaken(db, where, merge_floor(after_op, upto_op, within))
+            yield from history.read(db, after_op, upto_op, where)
+
+    def cut_history(self, after_op: OpId, upto_op: OpId, ops: int) -> list[tuple[OpId, OpId]]:
+        """Split (after_op, upto_op] into consecutive ranges of about `ops` ops each; none when there are no ops."""
+        with self._history() as db:
+            return history.cut(db, after_op, upto_op, ops)
+
+    def history_end(self, after_op: OpId, upto_op: OpId, ops: int) -> OpId:
+        """The highest op id up to which (after_op, …] holds at most `ops` ops: the end of a flush if possible,
+        `upto_op` when all fit."""
+        with self._history() as db:
+            return history.end(db, after_op, upto_op, ops)
+
+    def read_flushes(self, after_op: OpId, upto_op: OpId) -> Sequence[FlushRange]:
+        """The recorded flushes with ops in (after_op, upto_op], oldest first. Records are kept for a limited time, so
+        the oldest ops may belong to none."""
+        with self._history() as db:
+            return history.flushes(db, after_op, upto_op)
+
+    def read_standing(
+        self, checkpoint: OpId, where: HistoryFilter = EVERY_BUCKET, part: Slice = WHOLE
+    ) -> Iterator[list[HistoryOp]]:
+        """The live PUTs in a part of the buckets at a checkpoint, each with its own op id, in unordered batches. Raises
+        OvertakenError when compaction went past the checkpoint."""
+        with self._history() as db:
+            yield from history.live(db, checkpoint, where, part)
+
+    # exporting and importing a whole store, see `contract.archive`
+
+    def seal(self, note: str) -> None:
+        """Refuse every write from now on; `note` says why, and where the store went. Raises LeaseHeldError while any
+        lease of the store is held, SealedStoreError when it is sealed already."""
+        with _closing(self._databases("seal")) as databases:
+            seal.seal(databases, note)
+
+    def unseal(self) -> str | None:
+        """Allow writes again. Returns the note, or None when the store was not sealed."""
+        with _closing(self._databases("seal")) as databases:
+            return seal.unseal(databases)
+
+    def seal_note(self) -> str | None:
+        """The note of a sealed store, else None."""
+        with closing(self._open("seal")) as db:
+            return seal.seal_note(db)
+
+    @abstractmethod
+    def dump(self) -> AbstractContextManager[Dump]:
+        """The state of the store now, readable until the context ends whatever is written meanwhile. Raises
+        ArchiveError when there is no store."""
+
+    @abstractmethod
+    def check_empty(self) -> None:
+        """Raises StoreNotEmptyError when there is a store that was ever used. A store that a process merely created on
+        start counts as empty."""
+
+    @abstractmethod
+    def load(self) -> AbstractContextManager[Load]:
+        """Begin to build a store. Raises StoreNotEmptyError when there is one that was ever used."""
+
+
+@contextmanager
+def _closing(databases: Sequence[Cursor]) -> Iterator[Sequence[Cursor]]:
+    try:
+        yield databases
+    finally:
+        for db in databases:
+            db.close()
