@@ -11,8 +11,9 @@ from contextlib import closing
 import pytest
 
 from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, classify
+from headwater.errors import HeadwaterError
 from headwater.insight import forget as store_forget
-from headwater.insight.forget import Forgetting, NotForgottenError, StillHeldError
+from headwater.insight.forget import Forgetting
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.reader import Checkpoint
@@ -168,7 +169,7 @@ def test_what_stands_is_not_forgotten(written: WrittenStore, monkeypatch: pytest
     written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
     written.write({"r2": (A, "other")})
     for target in (TextTarget(SECRET), RowTarget("r1", written.keys, frozenset())):
-        with pytest.raises(StillHeldError) as refused:
+        with pytest.raises(HeadwaterError, match="HW_8401") as refused:
             forget(written, target)
         assert "secret" not in str(refused.value)
     assert looked(written.address, TextTarget(SECRET))[A].overruled == 1, "nothing was done"
@@ -184,7 +185,7 @@ def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: p
         written.write({"r1": (A, SECRET)})
 
     monkeypatch.setattr(Forgetter, "rewrite", rewritten)
-    with pytest.raises(NotForgottenError):
+    with pytest.raises(HeadwaterError, match="HW_8402"):
         forget(written, TextTarget(SECRET))
 
 

@@ -619,7 +619,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the replicator is paused or hangs",
-        "has told nothing since",
+        "has reported nothing since",
         "see its log and its machine",
         paused,
         where=("status", "doctor"),

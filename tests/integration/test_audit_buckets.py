@@ -13,7 +13,7 @@ import apsw
 import psycopg
 import zstandard
 
-from headwater.replication.sampling.audit import Sampled, SamplingSettings, sampled
+from headwater.replication.jobs.sampling import SamplingResults, SamplingSettings, sampling_results
 from tests.support.changed_source import unheard
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
 from tests.support.model_device import contents
@@ -276,7 +276,7 @@ def test_sampling_finds_damage_and_mends_it(deploy: Deploy, source_db: SourceDb)
     wait_until(mended, "the sampling audit to mend the store")
     deployment.sampling = SamplingSettings(enabled=False)
     with deployment.store() as store:
-        named = " ".join(finding.what for finding in sampled(store, "default").findings)
+        named = " ".join(finding.what for finding in sampling_results(store, "default").findings)
     for name, damage in damages.items():
         if damage.bucket and damage.do not in SENT_AGAIN and damage.do is not drop_bucket:
             assert name in named
@@ -314,8 +314,8 @@ def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, 
         found = deployment.ask("audit")
         assert (found["state"], found["buckets"], found["rows"], found["lookups"]) == ("done", [], [], 0)
         with deployment.store() as store:
-            cycles = sampled(store, "default").cycles
-            wait_until(lambda: sampled(store, "default").cycles >= cycles + 2, "two cycles of sampling")
+            cycles = sampling_results(store, "default").cycles
+            wait_until(lambda: sampling_results(store, "default").cycles >= cycles + 2, "two cycles of sampling")
         source_db.execute("truncate items")
         found = deployment.ask("audit")
         assert (found["state"], found["buckets"], found["rows"], found["lookups"]) == ("done", [], [], 0)
@@ -324,7 +324,7 @@ def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, 
         writer.join()
     deployment.caught_up()
     with deployment.store() as store:
-        known = sampled(store, "default")
+        known = sampling_results(store, "default")
     assert known.findings == ()
     assert known.cycles >= cycles + 2
 
@@ -349,10 +349,10 @@ def test_sampling_goes_on_past_tables_that_it_cannot_look_into_and_names_them(
     deployment.sampling, deployment.intervals = replace(EAGER, repair=False), WATCHED
     deployment.start()
 
-    def cycles() -> Sampled:
+    def cycles() -> SamplingResults:
         deployment.raise_failure()
         with deployment.store() as store:
-            return sampled(store, "default")
+            return sampling_results(store, "default")
 
     wait_until(lambda: cycles().cycles >= 2, "two cycles of sampling")
     found = cycles()

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import ZERO
-from headwater.replication.health.model import State
+from headwater.replication.health import ReplicationState
 from headwater.source.connect import SourceRefused
 from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream
@@ -93,7 +93,7 @@ def test_another_password_in_the_config(world_of: NewWorld, postgres_with: Calla
     world.deployment.stop()
     stopped = world.deployment.health()
     assert stopped is not None
-    assert stopped.state is State.STOPPED
+    assert stopped.state is ReplicationState.STOPPED
     assert stopped.cause is not None
     assert "set username and password in replication.connections" in stopped.cause.fix
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.replication.health.figures import Figures
+from headwater.replication.meters import Figures
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StorePublishedError
 from headwater.storage.open import open_store

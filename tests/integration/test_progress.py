@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.replication.health.model import Health, State, to_json
+from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
 from headwater.storage.contract.store import RequestState
 from tests.support.changed_source import unheard
 from tests.support.command import headwater_here
@@ -93,7 +93,7 @@ def test_source_status_tells_what_is_being_done(deploy: Deploy, world: SourceDb,
     (tmp_path / "headwater.yaml").write_text(json.dumps(config_of(deployment, 0)))
     with deployment.store() as store:
         lease = store.acquire("default", "here:1", 30.0)
-        store.report_status(lease, to_json(Health(State.SNAPSHOT, 0, 0, work="starting Spark")))
+        store.report_status(lease, to_json(ReplicatorHealth(ReplicationState.SNAPSHOT, 0, 0, work="starting Spark")))
         assert "\nwork      starting Spark\n" in headwater_here("source", "status", cwd=tmp_path).out
         told = json.loads(headwater_here("source", "status", "--json", cwd=tmp_path).out)
         assert told["replicator"]["work"] == "starting Spark"

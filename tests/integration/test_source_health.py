@@ -13,12 +13,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import headwater.replication.health.monitor
+import headwater.replication.monitor
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.health.model import State, from_json
-from headwater.replication.health.standing import Standing
+from headwater.replication.health import ReplicationState, SourceStatus, from_json
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness import health
 from headwater.source.readiness.checks import source_findings
@@ -241,7 +240,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     return made
 
 
-def standing(deployment: Deployment) -> Standing:
+def standing(deployment: Deployment) -> SourceStatus:
     """How the replicator says it stands."""
     wait_until(lambda: deployment.health() is not None, "the first look")
     deployment.raise_failure()
@@ -254,7 +253,7 @@ def flows(deployment: Deployment) -> bool:
     """The stream flows, and the source was looked at."""
     deployment.raise_failure()
     health = deployment.health()
-    return health is not None and health.state is State.STREAMING and health.slot is not None
+    return health is not None and health.state is ReplicationState.STREAMING and health.slot is not None
 
 
 def attempts(deployment: Deployment) -> int:
@@ -266,7 +265,7 @@ def attempts(deployment: Deployment) -> int:
 def test_the_replicator_warns_once_and_says_when_it_is_over(
     deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headwater.replication.health.monitor")
+    caplog.set_level(logging.INFO, "headwater.replication.monitor")
     deployment.intervals = replace(deployment.intervals, health=0.2)
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")
@@ -278,9 +277,9 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
         wait_until(lambda: standing(deployment).findings == (), "the warning to go")
     said = [record.getMessage() for record in caplog.records if "HW_2017" in record.getMessage()]
     assert [line.partition("[")[0] for line in said] == ["", "resolved: "] * 2
-    wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
+    wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "the comparison to end")
     deployment.stop()
-    assert standing(deployment).state is State.STOPPED
+    assert standing(deployment).state is ReplicationState.STOPPED
     assert standing(deployment).cause is None
 
 
@@ -375,7 +374,7 @@ def test_without_a_slot_for_a_comparison_rows_flow_and_the_lack_is_named(
         for number in range(3):
             source.execute("insert into notes values (%s)", str(number))
             assert ("notes", str(number)) in deployment.rows("a")
-            wait_until(lambda: standing(deployment).state is State.RESYNCING, "the stream to be followed")
+            wait_until(lambda: standing(deployment).state is ReplicationState.RESYNCING, "the stream to be followed")
         assert standing(deployment).trouble is None
         source.execute("select pg_drop_replication_slot('of_somebody')")
         wait_until(lambda: flows(deployment) and standing(deployment).findings == (), "the comparison to end")
@@ -417,7 +416,7 @@ def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands
             raise failures.pop()
         return open_store(address)
 
-    monkeypatch.setattr(headwater.replication.health.monitor, "open_store", reached_later)
+    monkeypatch.setattr(headwater.replication.monitor, "open_store", reached_later)
     deployment.start()
     wait_until(lambda: flows(deployment), "the first look")
 
@@ -428,12 +427,12 @@ def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployme
     with psycopg.connect(source_db.dsn) as writer:
         writer.execute("insert into other values ('open')")  # for which the comparison's snapshot waits
         source_db.execute("alter table notes add column filled text default 'x'")
-        wait_until(lambda: standing(deployment).state is State.RESYNCING, "the comparison")
+        wait_until(lambda: standing(deployment).state is ReplicationState.RESYNCING, "the comparison")
         (compared,) = standing(deployment).compared
         assert (compared.table, compared.reason) == ("public.notes", "its definition changed")
         source_db.execute("insert into notes values ('2')")
         assert ("notes", "2") in deployment.rows("a")
-    wait_until(lambda: standing(deployment).state is State.STREAMING, "the comparison to end")
+    wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "the comparison to end")
     assert standing(deployment).compared == ()
 
 
@@ -450,14 +449,14 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
         server.stop(StopMode.FAST)
         wait_until(lambda: attempts(deployment) > 1, "a second attempt")
         health = standing(deployment)
-        assert health.state is State.RETRYING
+        assert health.state is ReplicationState.RETRYING
         assert health.slot is None
         assert health.cause is not None
         assert health.cause.code == "HW_2001"
         assert "the source database cannot be reached" in health.cause.what
         assert "check that Postgres runs there" in health.cause.fix
         server.start()
-        wait_until(lambda: standing(deployment).state is State.STREAMING, "rows to flow again")
+        wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "rows to flow again")
         assert standing(deployment).cause is None
         assert standing(deployment).trouble is not None
         wait_until(lambda: standing(deployment).slot is not None, "the next look")

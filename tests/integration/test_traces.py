@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.replication.health.figures import Figures
+from headwater.replication.meters import Figures
 from headwater.telemetry.trace_choice import TraceSettings
 from headwater.telemetry.traces import Traces
 from tests.support import command

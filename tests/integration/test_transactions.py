@@ -16,7 +16,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
-from headwater.replication.health.figures import Figures
+from headwater.replication.meters import Figures
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_store
 from headwater.telemetry.trace_choice import Flushed

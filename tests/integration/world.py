@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.replication.health.model import State, Trouble
+from headwater.replication.health import ReplicationState, Trouble
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment, wait_until
 from tests.support.fix_postgres import SourceDb
@@ -71,13 +71,13 @@ class World:
         self.deployment.raise_failure()
         health = self.deployment.health()
         assert health is not None
-        assert (health.cause is None) or health.state is State.RETRYING
+        assert (health.cause is None) or health.state is ReplicationState.RETRYING
         return health.cause
 
     def streams(self) -> bool:
         self.deployment.raise_failure()
         health = self.deployment.health()
-        return health is not None and health.state is State.STREAMING
+        return health is not None and health.state is ReplicationState.STREAMING
 
     def names(self, code: str, what: str) -> bool:
         cause = self.cause()

@@ -17,7 +17,7 @@ import psycopg
 
 from headwater.bulk.contract import JobKind
 from headwater.cli.main import EXIT_AGAIN
-from headwater.replication.health.model import Health, from_json
+from headwater.replication.health import ReplicatorHealth, from_json
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store
@@ -270,7 +270,7 @@ class Run:
         follows = holder is not None and _FOLLOWS in self.machines.running(holder).output
         return holder if follows else None
 
-    def _health(self) -> Health | None:
+    def _health(self) -> ReplicatorHealth | None:
         with closing(open_store(self.machines.address).open_reader()) as reader:
             return from_json(reader.replicator_status("default").text)
 

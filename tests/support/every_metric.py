@@ -10,9 +10,8 @@ from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health.flow import Flow
-from headwater.replication.health.model import Health, State, Trouble, to_json
-from headwater.replication.health.standing import Standings
+from headwater.replication.health import ReplicationState, ReplicatorHealth, SourceStatuses, Trouble, to_json
+from headwater.replication.meters import Flow
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
@@ -23,8 +22,8 @@ from tests.support.memory_store import MemoryStore
 
 _SLOT = SlotHealth("slot", "reserved", active=True, behind=1, held=2, left=3, limit=4, xmin_age=5, xmin_limit=6)
 _FLOW = Flow(read_at=3.0, asked_at=3.0, log_end=Lsn(9), stored=Lsn(5), caught_up_at=1.0, behind_since=2.0)
-_HEALTH = Health(
-    State.RETRYING,
+_HEALTH = ReplicatorHealth(
+    ReplicationState.RETRYING,
     since=1.0,
     at=3.0,
     trouble=Trouble("HW_2001", "away", "", "", 2.0, 1),
@@ -51,7 +50,7 @@ def collectors() -> list[Collector]:
     requests.expect(["/sync/stream"])
     unknown = {("public.notes", "note", "1.0"): 1}
     own = EndpointCollector(lambda: 0, Traffic(refusals), requests, refusals, lambda: unknown)
-    return [own, SourceCollector(Standings(_Noting(), [source]), told_totals, sizes)]
+    return [own, SourceCollector(SourceStatuses(_Noting(), [source]), told_totals, sizes)]
 
 
 def families() -> list[Metric]:

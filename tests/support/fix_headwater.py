@@ -25,11 +25,11 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from headwater.replication.health.figures import Figures
-from headwater.replication.health.standing import Standing, find_standing
+from headwater.replication.health import SourceStatus, find_status
 from headwater.replication.intervals import PollIntervals
+from headwater.replication.jobs.sampling import SamplingSettings
+from headwater.replication.meters import Figures
 from headwater.replication.replicator import Replicator
-from headwater.replication.sampling.audit import SamplingSettings
 from headwater.source.catalog.publications import load_publications
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -254,10 +254,10 @@ class Deployment:
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
 
-    def health(self) -> Standing | None:
+    def health(self) -> SourceStatus | None:
         """How the replicator stands, by what it tells; None before it has told anything."""
         heard = self.reader.replicator_status("default")
-        return find_standing("default", heard, None, time.time()) if heard.text else None
+        return find_status("default", heard, None, time.time()) if heard.text else None
 
     @contextmanager
     def store(self) -> Iterator[StoreWriter]:

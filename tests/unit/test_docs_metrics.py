@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headwater.replication.health.model import State
+from headwater.replication.health import ReplicationState
 from tests.faults.catalogue import FAULTS
 from tests.faults.page import PAGE, in_page
 from tests.support.every_metric import families
@@ -30,7 +30,7 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_state_is_documented() -> None:
     (section,) = re.findall(r"^\| state \| meaning .*?\n\|[-|]*\n(.*?)\n\n", OPERATING, re.MULTILINE | re.DOTALL)
-    assert {line.split("|")[1].strip() for line in section.splitlines()} == {state.value for state in State}
+    assert {line.split("|")[1].strip() for line in section.splitlines()} == {state.value for state in ReplicationState}
 
 
 def test_every_fault_is_documented_as_it_is_injected() -> None:

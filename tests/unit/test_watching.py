@@ -15,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from ruamel.yaml import YAML
 
 from headwater.api.metrics import ENDS
-from headwater.replication.health.model import State
+from headwater.replication.health import ReplicationState
 from tests.support.every_metric import samples
 
 DOCKER = Path(__file__).parents[2] / "docker"
@@ -68,7 +68,7 @@ def test_an_expression_names_what_there_is(title: str, expression: str, exported
         assert labels is not None, f"{title}: there is no metric {each.name}"
         for matcher in each.matchers.matchers:
             assert matcher.name in labels | ADDED, f"{title}: {each.name} has no label {matcher.name}"
-            known = {"state": [state.value for state in State], "reason": ENDS}.get(matcher.name)
+            known = {"state": [state.value for state in ReplicationState], "reason": ENDS}.get(matcher.name)
             if known is not None:
                 assert set(matcher.value.split("|")) <= set(known), f"{title}: {matcher.value}"
     by = {label.strip() for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression) for label in labels.split(",")}

@@ -34,9 +34,8 @@ from headwater.api.streams.stream import EXPIRED, OTHER_STREAMS
 from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READING, Delays, Traffic
 from headwater.api.workers import Workers
 from headwater.errors import HeadwaterError
-from headwater.replication.health.figures import Totals
-from headwater.replication.health.model import State
-from headwater.replication.health.standing import Standing, Standings
+from headwater.replication.health import ReplicationState, SourceStatus, SourceStatuses
+from headwater.replication.meters import Totals
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.sql.stats import Disk
 
@@ -88,8 +87,8 @@ class SourceCollector(Collector):
     """Reads the store each time Prometheus asks. Only one process may be given `totals` and `sizes`, the replicator or
     the endpoint beside it: if several reported the same, sums over processes would be wrong."""
 
-    standings: Standings
-    totals: Callable[[Standing], Totals] | None = None
+    standings: SourceStatuses
+    totals: Callable[[SourceStatus], Totals] | None = None
     sizes: StoreSizes | None = None
 
     def describe(self) -> list[Metric]:
@@ -109,7 +108,7 @@ class SourceCollector(Collector):
             yield from _sizes(disk)
 
 
-def told_totals(standing: Standing) -> Totals:
+def told_totals(standing: SourceStatus) -> Totals:
     """The totals that the replicator, in another process, told last; zeros before the first one ran."""
     return standing.totals
 
@@ -130,7 +129,7 @@ def _sizes(disk: Disk) -> Iterator[Metric]:
     yield GaugeMetricFamily("powersync_parameter_storage_size_bytes", "Lookups of sync rules", disk.lookups)
 
 
-def source_metrics(sources: Sequence[Standing]) -> Iterator[Metric]:
+def source_metrics(sources: Sequence[SourceStatus]) -> Iterator[Metric]:
     """The metrics of sources."""
     for name, (help_text, figure) in _FIGURES.items():
         family = GaugeMetricFamily(name, help_text, labels=["source"])
@@ -144,7 +143,7 @@ def source_metrics(sources: Sequence[Standing]) -> Iterator[Metric]:
         "headwater_source_findings", "Findings about the source, by code", labels=["source", "code", "fatal"]
     )
     for each in sources:
-        for state in State:
+        for state in ReplicationState:
             states.add_metric([each.source, state.value], float(each.state is state))
         for (code, fatal), count in Counter((f.code, f.fatal) for f in each.findings).items():
             findings.add_metric([each.source, code, str(fatal).lower()], count)
@@ -152,12 +151,12 @@ def source_metrics(sources: Sequence[Standing]) -> Iterator[Metric]:
     yield findings
 
 
-def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[Standing], float | None]:
+def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[SourceStatus], float | None]:
     """Of the slot as a replicator that runs has seen it."""
     return lambda standing: figure(standing.slot) if standing.slot is not None and standing.runs else None
 
 
-_FIGURES: dict[str, tuple[str, Callable[[Standing], float | None]]] = {
+_FIGURES: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
     "powersync_replication_lag_seconds": (
         "Age of the oldest commit that the store may lack",
         lambda standing: standing.lag_seconds,

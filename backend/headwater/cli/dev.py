@@ -42,7 +42,7 @@ from headwater.dev.trace import RuleText, Tracer
 from headwater.dev.workspace import AUDIENCE, Workspace, WorkspaceError, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
-from headwater.insight.served import Limits
+from headwater.insight.explain import ExplainLimits
 from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.prepare import prepare
@@ -342,7 +342,7 @@ def _own(config: ServiceConfig, named: str) -> Demo:
 
 
 def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:
-    limits = Limits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
+    limits = ExplainLimits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
     rules = RuleText(config.sync_text())
     return Backstage(
         Verifier(StaticKeys(config.auth.keys), frozenset({AUDIENCE})),

@@ -42,8 +42,7 @@ from headwater.embedded.java import NoJava, java_home
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.pipeline.settings import SparkSettings
-from headwater.replication.health.model import State
-from headwater.replication.health.standing import Standing, ask_log_end
+from headwater.replication.health import ReplicationState, SourceStatus, ask_log_end
 from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings
@@ -254,7 +253,7 @@ def check_source(
         yield from _standing(standing_of(config, kept, None))
 
 
-def _standing(found: Standing) -> Iterator[Result]:
+def _standing(found: SourceStatus) -> Iterator[Result]:
     """Whether rows flow, and how far the store is behind. Nothing where no replicator has run yet."""
     if found.at is None:
         return
@@ -267,11 +266,11 @@ def _standing(found: Standing) -> Iterator[Result]:
         yield Result("replica", Level.FAIL, what, fix)
         return
     what = f"replication is {found.state.value}{found.why and f' ({found.why})'}, and {missing}"
-    if found.state is State.UNKNOWN:
+    if found.state is ReplicationState.UNKNOWN:
         yield Result("replica", Level.FAIL, what, f"{fix}, and the log of the replicator")
-    elif found.state is State.STOPPED:
+    elif found.state is ReplicationState.STOPPED:
         yield Result("replica", Level.WARN, what, "start Headwater")
-    elif found.state is State.WAITING:
+    elif found.state is ReplicationState.WAITING:
         yield Result("replica", Level.WARN, what, fix)
     else:
         yield ok("replica", what)
@@ -446,7 +445,7 @@ def _of_service(config: ServiceConfig) -> Iterator[Result]:
     yield from check_source(config, kept, tables)
     yield from check_upload(config.upload)
     yield from check_spark(config.spark)
-    running = kept is not None and standing_of(config, kept, None).state is not State.STOPPED
+    running = kept is not None and standing_of(config, kept, None).state is not ReplicationState.STOPPED
     yield from check_ports(config, running=running)
     yield from check_files(config)
 

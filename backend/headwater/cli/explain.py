@@ -19,9 +19,7 @@ from headwater_rules.results import Subscription, SyncRequest
 
 if TYPE_CHECKING:
     from headwater.cli.config import ServiceConfig
-    from headwater.insight.explain_row import RowExplained
-    from headwater.insight.explain_user import UserExplained, UsersBucket
-    from headwater.insight.served import Limits
+    from headwater.insight.explain import ExplainLimits, RowExplained, UserExplained, UsersBucket
 
 
 @click.group()
@@ -65,7 +63,7 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
     `headwater rules preview`.
     """
     from headwater.cli.existing_store import existing_store
-    from headwater.insight.explain_user import explain_user
+    from headwater.insight.explain import explain_user
     from headwater.storage.open import open_store
 
     config = load(configs, warn=False)
@@ -88,7 +86,7 @@ def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, a
     """
     from headwater.cli.existing_store import existing_store
     from headwater.cli.progress import ScanProgress
-    from headwater.insight.explain_row import explain_row
+    from headwater.insight.explain import explain_row
     from headwater.insight.rows import CurrentRows
     from headwater.storage.open import open_store
 
@@ -103,10 +101,10 @@ def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, a
 _SHOWN_BUCKETS = 50
 
 
-def _limits(config: ServiceConfig) -> Limits:
-    from headwater.insight.served import Limits
+def _limits(config: ServiceConfig) -> ExplainLimits:
+    from headwater.insight.explain import ExplainLimits
 
-    return Limits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
+    return ExplainLimits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
 
 
 def _user(found: UserExplained) -> Iterator[str]:

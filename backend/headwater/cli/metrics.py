@@ -26,8 +26,8 @@ from headwater.api.metrics import (
 from headwater.api.refusals import Refusals
 from headwater.api.workers import Workers
 from headwater.cli.config import ServiceConfig
-from headwater.replication.health.figures import Figures
-from headwater.replication.health.standing import Standings
+from headwater.replication.health import SourceStatuses
+from headwater.replication.meters import Figures
 from headwater.storage.open import open_store
 
 log = logging.getLogger(__name__)
@@ -90,5 +90,5 @@ def _say(config: ServiceConfig, port: int) -> None:
     log.info("metrics are answered at http://%s:%d%s", config.metrics_host, port, PATH)
 
 
-def _standings(config: ServiceConfig) -> Standings:
-    return Standings(open_store(config.storage).open_reader(), config.sources)
+def _standings(config: ServiceConfig) -> SourceStatuses:
+    return SourceStatuses(open_store(config.storage).open_reader(), config.sources)

@@ -18,7 +18,7 @@ from headwater.compaction.compactor import Compactor
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from headwater.replication.health.figures import Figures
+from headwater.replication.meters import Figures
 from headwater.replication.own_slot import slot_of
 from headwater.replication.replicator import Replicator
 from headwater.storage.open import open_store

@@ -13,7 +13,7 @@ import orjson
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from headwater.insight.served import Limits, Served, open_served
+from headwater.insight.explain import ExplainLimits, Served, open_served
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings, connect
@@ -172,7 +172,7 @@ class Tracer:
     reader: StoreReader
     storage: StoreAddress
     source: SourceSettings
-    limits: Limits
+    limits: ExplainLimits
     rules: RuleText
     has_notes: bool = True
     """Whether the source keeps the statements that wrote lately, as the demo's does."""
@@ -190,7 +190,7 @@ class Tracer:
         return Trace(time.time(), upto, tuple(self._commits(flushes, sorted(ops, key=lambda op: op.op_id))))
 
     def _ops(self, served: Served, bucket: ResolvedBucket, after: OpId, upto: OpId) -> Iterator[TracedOp]:
-        stream = served.streams_of(bucket)[0][0]
+        stream = served.reasons(bucket)[0].stream
         lines = self.rules.of_bucket(stream, bucket.name)
         for op in orjson.loads(b"[%b]" % self.reader.chunk(bucket.name, after, upto).ops):
             if op["op"] in {"PUT", "REMOVE"}:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -36,26 +35,8 @@ STREAM_PATIENCE = 15.0
 _SAMPLES, _LEAST_SAMPLE = 500, 16
 
 
-class StillHeldError(HeadwaterError):
-    """The value can't be forgotten, because the source or the store still needs it."""
-
-    code = "HW_8401"
-
-
-class NotForgottenError(HeadwaterError):
-    """The value is still in the store."""
-
-    code = "HW_8402"
-
-
-class ForgetUsageError(HeadwaterError):
-    """The request to forget is invalid."""
-
-    code = "HW_8403"
-
-
 @dataclass(slots=True)
-class Plan:
+class ForgetPlan:
     """Where the store holds what is to be forgotten. `orphans` are ops of no bucket; `samples` are texts of the row's
     versions, to search the files for."""
 
@@ -89,7 +70,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ForgetProof:
     """What was searched without finding the value. `searchable` is False for a row of which the store had no version:
     its files can't be searched."""
 
@@ -99,14 +80,15 @@ class Proof:
 
 
 def tables_named(store: StoreWriter, tag: str, name: str | None) -> list[StoredTable]:
-    """The named table, or all tables of a source. Raises ForgetUsageError."""
+    """The named table, or all tables of a source. Raises HW_8403."""
     tables = store.tables(tag)
     if name is None:
         return tables
     found = [table for table in tables if name in {_name(table), table.relation.name}]
     if len(found) != 1:
         known = ", ".join(sorted(map(_name, tables))) or "none"
-        raise ForgetUsageError(f"table {name} is not replicated", f"replicated: {known}", "write it with its schema")
+        what, fix = f"table {name} is not replicated", "write it with its schema"
+        raise HeadwaterError(what, f"replicated: {known}", fix, code="HW_8403")
     return found
 
 
@@ -126,7 +108,7 @@ def search_target(
 
 
 def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: str | None, text: str | None) -> None:
-    """Raise StillHeldError when one of these tables in the source holds the value, and HeadwaterError when a lock
+    """Raise HW_8401 when one of these tables in the source holds the value, and HW_2302 when a lock
     prevents the check. Tables that are no longer published are not checked."""
     names = {_name(table) for table in stored}
     with connect(source, application_name="headwater forget") as conn:
@@ -137,14 +119,13 @@ def check_source(source: SourceSettings, stored: Sequence[StoredTable], row_id: 
                 raise HeadwaterError(
                     "another session keeps the table locked", table.qualified_name, "run it again later", code="HW_2302"
                 )
+            held = fix = ""
             if row_id is not None and has_row(conn, table, row_id):
-                raise StillHeldError(
-                    "the source still has the row", table.qualified_name, "delete it there first, then run it again"
-                )
-            if text is not None and has_text(conn, table, TextTarget(text).hints):
-                raise StillHeldError(
-                    "the source still has the text", table.qualified_name, "remove it there first, then run it again"
-                )
+                held, fix = "the row", "delete it there first, then run it again"
+            elif text is not None and has_text(conn, table, TextTarget(text).hints):
+                held, fix = "the text", "remove it there first, then run it again"
+            if held:
+                raise HeadwaterError(f"the source still has {held}", table.qualified_name, fix, code="HW_8401")
 
 
 class Forgetting:
@@ -169,22 +150,30 @@ class Forgetting:
     def _by_id(self) -> bool:
         return isinstance(self._target, RowTarget)
 
-    def remove(self, plan: Plan, say: Callable[[str], None]) -> None:
-        """Carry out the plan. Calls `say` before each step that takes long."""
-        with self._lease() as lease:
-            self._remove(plan, lease)
+    def remove(self, plan: ForgetPlan, say: Callable[[str], None]) -> None:
+        """Carry out the plan. Calls `say` before each step that takes long. Holds the compaction lease, so that no
+        other process rewrites history meanwhile."""
+        lease = self._acquire()
+        try:
+            forgetter = Forgetter(self._compaction, lease, lambda seconds: time.sleep(max(0.01, 2 * seconds)))
+            for bucket, found in plan.buckets.items():
+                forgetter.rewrite(bucket, clear=bool(found.removes) or bucket in plan.named)
+                if bucket in plan.named:
+                    self._finder.drop_bucket(lease, bucket)
+            if not self._by_id:
+                self._finder.erase_texts(lease, self._target.hints)
             self._finder.files.rewrite(say)
+        finally:
+            self._compaction.release(lease)
 
     @property
     def files_size(self) -> int:
         """Bytes of the files to be rewritten."""
         return self._finder.files.size()
 
-    # searching
-
-    def plan(self, on_wait: Callable[[], None]) -> Plan:
+    def plan(self, on_wait: Callable[[], None]) -> ForgetPlan:
         """Find the value. The deletion in the source may not have reached the store yet: waits some seconds for it, and
-        calls `on_wait` once. Raises StillHeldError and NotForgottenError."""
+        calls `on_wait` once. Raises HW_8401 and HW_8402."""
         deadline = time.monotonic() + STREAM_PATIENCE
         announced = False
         while True:
@@ -199,21 +188,23 @@ class Forgetting:
             announced = True
             time.sleep(0.5)
 
-    def _refuse(self, plan: Plan, held: Sequence[str]) -> None:
+    def _refuse(self, plan: ForgetPlan, held: Sequence[str]) -> None:
         where = str(self._address)
         if held:
-            raise StillHeldError(
+            raise HeadwaterError(
                 f"the store still needs it: {'; '.join(held)}",
                 where,
                 "check that the service runs and has caught up (`headwater source status`); a table that it no longer "
                 "follows is brought up to date by `headwater source resync`",
+                code="HW_8401",
             )
         what = "ops of buckets that are being removed hold it" if plan.orphans else "a bulk job is running"
-        raise NotForgottenError(what, where, "wait until the service has finished that, then run it again")
+        fix = "wait until the service has finished that, then run it again"
+        raise HeadwaterError(what, where, fix, code="HW_8402")
 
-    def _look(self) -> Plan:
+    def _look(self) -> ForgetPlan:
         hints = self._target.hints
-        plan = Plan()
+        plan = ForgetPlan()
         found = [op for op in self._finder.ops(hints, plan.searched) if self._target.is_in(op.line)]
         plan.orphans = sum(not op.bucket for op in found)
         if not isinstance(self._target, RowTarget):
@@ -230,17 +221,6 @@ class Forgetting:
                 plan.buckets[bucket] = seen
         return plan
 
-    # removing
-
-    @contextmanager
-    def _lease(self) -> Iterator[Lease]:
-        """Hold the compaction lease, so that no other process rewrites history meanwhile."""
-        lease = self._acquire()
-        try:
-            yield lease
-        finally:
-            self._compaction.release(lease)
-
     def _acquire(self) -> Lease:
         """Take the lease, waiting for background compaction, which never holds it for long."""
         deadline = time.monotonic() + _LEASE_PATIENCE
@@ -252,31 +232,21 @@ class Forgetting:
                     raise
                 time.sleep(0.5)
 
-    def _remove(self, plan: Plan, lease: Lease) -> None:
-        forgetter = Forgetter(self._compaction, lease, lambda seconds: time.sleep(max(0.01, 2 * seconds)))
-        for bucket, found in plan.buckets.items():
-            forgetter.rewrite(bucket, clear=bool(found.removes) or bucket in plan.named)
-            if bucket in plan.named:
-                self._finder.drop_bucket(lease, bucket)
-        if not self._by_id:
-            self._finder.erase_texts(lease, self._target.hints)
-
-    # proving
-
-    def prove(self, samples: Sequence[str]) -> Proof:
-        """Search for the value again, and for `samples` in the files. Raises NotForgottenError when it is found."""
+    def prove(self, samples: Sequence[str]) -> ForgetProof:
+        """Search for the value again, and for `samples` in the files. Raises HW_8402 when it is found."""
         plan = self._look()
         left = plan.places + len(plan.held(by_id=self._by_id))
         files = self._finder.files.search(samples) if samples else []
         with_it = [file.name for file in files if file.found]
         if left or with_it:
             places = [*([count(left, "place")] if left else []), *with_it]
-            raise NotForgottenError(
+            raise HeadwaterError(
                 f"it is still there: {', '.join(places)}",
                 str(self._address),
                 "it was written again meanwhile, or is part of data that must stay; run it again with --dry-run",
+                code="HW_8402",
             )
-        return Proof(plan.searched, tuple(files), bool(samples))
+        return ForgetProof(plan.searched, tuple(files), bool(samples))
 
 
 def _samples(ops: Sequence[str]) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
 from headwater.errors import HeadwaterError
-from headwater.insight.lookups import LookupScan
 from headwater.insight.rows import CurrentRows, op_size
 from headwater.insight.words import count
 from headwater.storage.contract.reader import StoreReader
@@ -16,12 +16,13 @@ from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
 from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
-from headwater_rules.versions import only
+from headwater_rules.versions import only, sides
 
 _PAGE = 50_000
+KEPT_ENTRIES = 500_000
 
 
-class TooMuchShownError(HeadwaterError):
+class PreviewTooLargeError(HeadwaterError):
     """The rows to be shown in a preview are too large for one answer."""
 
     code = "HW_8109"
@@ -50,15 +51,13 @@ class Preview:
 
     def reasons(self, bucket: ResolvedBucket) -> list[dict[str, object]]:
         """Why the user gets a bucket: through default streams, or through subscriptions, identified by number."""
-        reasons: list[dict[str, object]] = []
-        for reason in bucket.reasons:
-            if "default" in reason:
-                reasons.append({"stream": self.resolution.streams[reason["default"]].name, "by": "default"})
-            else:
-                number = reason["sub"]
-                stream = self.request.subscriptions[number].stream
-                reasons.append({"stream": stream, "by": "subscription", "subscription": number})
-        return reasons
+        streams, subscriptions = self.resolution.streams, self.request.subscriptions
+        return [
+            {"stream": streams[reason["default"]].name, "by": "default"}
+            if "default" in reason
+            else {"stream": subscriptions[reason["sub"]].stream, "by": "subscription", "subscription": reason["sub"]}
+            for reason in bucket.reasons
+        ]
 
     def as_dict(self) -> dict[str, object]:
         """The whole answer in a form that can be written as JSON."""
@@ -93,14 +92,14 @@ def preview(
     max_buckets: int,
     max_results: int,
     shown: int,
-    room: int | None = None,
+    max_shown_size: int | None = None,
 ) -> Preview:
     """The answer to `request` under `plan`, with the first `shown` rows of each bucket. The limits are the API's. For a
-    refused request, the errors of its streams say why. Raises TooMuchShownError when the rows to be shown have more
-    than `room` characters."""
+    refused request, the errors of its streams say why. Raises PreviewTooLargeError when the rows to be shown have more
+    than `max_shown_size` characters."""
     lookups = LookupScan(current, plan, current.store.complete_definitions(), reader)
     resolution = resolve(plan, request, lookups, max_buckets=max_buckets, max_results=max_results)
-    buckets = _bucket_rows(current, plan, resolution, shown, room)
+    buckets = _bucket_rows(current, plan, resolution, shown, max_shown_size)
     return Preview(
         request,
         resolution,
@@ -112,7 +111,7 @@ def preview(
 
 
 def _bucket_rows(
-    current: CurrentRows, plan: SyncPlan, resolution: Resolution, shown: int, room: int | None
+    current: CurrentRows, plan: SyncPlan, resolution: Resolution, shown: int, max_shown_size: int | None
 ) -> dict[str, BucketRows]:
     kept = 0
     found = {bucket.name: BucketRows() for bucket in resolution.buckets}
@@ -131,8 +130,10 @@ def _bucket_rows(
                     if len(bucket.first) < shown:
                         bucket.first.append(put)
                         kept += len(put.data)
-                        if room is not None and kept > room:
-                            raise TooMuchShownError(f"the rows have more than {room:,} characters", fix="ask for fewer")
+                        if max_shown_size is not None and kept > max_shown_size:
+                            raise PreviewTooLargeError(
+                                f"the rows have more than {max_shown_size:,} characters", fix="ask for fewer"
+                            )
                 for error in result.errors:
                     failed[error] = failed.get(error, 0) + 1
     current.notes += [f"{error}: left out of {count(number, 'row')}" for error, number in failed.items()]
@@ -185,3 +186,64 @@ def _failures(resolution: Resolution, request: SyncRequest) -> Iterator[str]:
             who = error["subscription"]
             entry = "" if who == "default" else f", subscription {request.subscriptions[int(str(who))].stream}"
             yield f"stream {status.name}{entry}: {error['message']}"
+
+
+# lookups that the store may not have
+
+
+class LookupScan:
+    """A `LookupReader`. Reads lookups that are complete in the store from it, and computes others from the current rows
+    of their tables. `answers` holds all keys looked up so far and their outputs."""
+
+    def __init__(
+        self,
+        rows: CurrentRows,
+        plan: SyncPlan,
+        complete: Mapping[str, str],
+        reader: StoreReader,
+        kept: int = KEPT_ENTRIES,
+    ) -> None:
+        self.answers: dict[str, list[str]] = {}
+        self._rows = rows
+        self._plan = plan
+        self._reader = reader
+        self._kept = kept
+        self._stored = {name for name, digest in sides(plan).items() if complete.get(name) == digest}
+        self._scanned: dict[str, dict[str, list[str]]] = {}
+
+    def __call__(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        by_name = defaultdict[str, list[str]](list)
+        for key in keys:
+            by_name[key[: key.index("[")]].append(key)
+        found: dict[str, list[str]] = {}
+        for name, wanted in by_name.items():
+            if name in self._stored:
+                with self._reader.snapshot() as snapshot:
+                    found |= {key: [] for key in wanted} if snapshot is None else snapshot.lookups(wanted)
+            else:
+                entries = self._scanned[name] if name in self._scanned else self._scan(name, wanted)
+                found |= {key: entries.get(key, []) for key in wanted}
+        self.answers |= found
+        return found
+
+    def _scan(self, name: str, wanted: Sequence[str]) -> dict[str, list[str]]:
+        """The entries of one lookup: all of them, kept for later calls, or only the wanted ones when there are too
+        many."""
+        plan = only(self._plan, {name})
+        keys = set(wanted)
+        entries: dict[str, list[str]] = {}
+        number, complete = 0, True
+        pages = [self._rows.pages(table, _PAGE) for table in self._rows.tables(plan)]
+        with self._rows.watch("lookups", sum(len(each.ranges) for each in pages)) as page_done:
+            for each in pages:
+                for _, result in self._rows.results(plan, each, page_done):
+                    for key, output in result.lookups:
+                        if complete or key in keys:
+                            entries.setdefault(key, []).append(output)
+                            number += 1
+                    if complete and number > self._kept:
+                        complete = False
+                        entries = {key: entries[key] for key in keys if key in entries}
+        if complete:
+            self._scanned[name] = entries
+        return entries

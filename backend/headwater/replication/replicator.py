@@ -17,17 +17,17 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
-from headwater.replication.health.figures import Figures
-from headwater.replication.health.monitor import Watch
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.job import JobContext, types_of
+from headwater.replication.jobs.sampling import SamplingSettings
 from headwater.replication.jobs.scheduler import JobScheduler
 from headwater.replication.jobs.snapshot import InitialSnapshot
+from headwater.replication.meters import Figures
+from headwater.replication.monitor import SourceMonitor
 from headwater.replication.own_slot import OwnSlot, own_slot
 from headwater.replication.reconcile import take_up_changes
 from headwater.replication.recovery import Recovery
 from headwater.replication.resume import SlotResume
-from headwater.replication.sampling.audit import SamplingSettings
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
@@ -97,7 +97,7 @@ class Replicator:
         turns, yaml, followed = _Turns(stop), self.yaml, False
         while (lease := _when_possible(self._acquire, stop)) is not None:
             recovery, ended = Recovery(followed=followed), turns.begin()
-            watch = Watch(
+            watch = SourceMonitor(
                 self.source, self.store, lease, self.intervals.health, self.bulk.preparing, self.figures.totals
             )
             try:
@@ -138,7 +138,7 @@ class _LeaseHolder:
     """Follows the source while the lease is held: again and again, after errors that may pass."""
 
     def __init__(
-        self, replicator: Replicator, lease: Lease, stop: threading.Event, watch: Watch, recovery: Recovery
+        self, replicator: Replicator, lease: Lease, stop: threading.Event, watch: SourceMonitor, recovery: Recovery
     ) -> None:
         self._replicator = replicator
         self._source, self._store, self._bulk = replicator.source, replicator.store, replicator.bulk

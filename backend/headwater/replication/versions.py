@@ -1,4 +1,4 @@
-"""Which plans the stream is followed by: those of all versions whose row sides must stay up to date.
+"""Which plans the stream is followed by: those of all versions whose definitions must stay up to date.
 
 These are the active version, the one in processing, and versions that were stopped a little while ago, so that a
 rollback to one of these is immediate.
@@ -28,7 +28,7 @@ RETIRED_AT_ONCE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """The plans to follow, no row side in two of them, and the obsolete row sides, which none of them has."""
+    """The plans to follow, no definition in two of them, and the obsolete definitions, which none of them has."""
 
     plans: tuple[SyncPlan, ...]
     obsolete: tuple[str, ...]
@@ -121,21 +121,21 @@ def in_use(store: StoreWriter, keep_seconds: float) -> InUse:
     processing = in_state(store, VersionState.PROCESSING)
     coming = None if processing is None else _compiled(processing)
     wanted = set() if coming is None else sides(coming).keys()
-    if coming is not None:  # row sides that are complete already must stay so until its deploy begins
+    if coming is not None:  # definitions that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
     obsolete = {*complete, *store.unfinished_definitions()} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
 
 
 def _kept(plan: SyncPlan, complete: Mapping[str, str], covered: Collection[str]) -> SyncPlan:
-    """The plan with only those row sides that are complete and in no other plan."""
+    """The plan with only those definitions that are complete and in no other plan."""
     names = [name for name, digest in sides(plan).items() if complete.get(name) == digest and name not in covered]
     return only(plan, names)
 
 
 def forget_half_built(store: StoreWriter, lease: Lease) -> None:
-    """Begin to remove row sides that an interrupted deploy left. Their buckets are gone after this step, so no row can
-    change unnoticed in them while they are not followed."""
+    """Begin to remove definitions that an interrupted deploy left. Their buckets are gone after this step, so no row
+    can change unnoticed in them while they are not followed."""
     active = in_state(store, VersionState.ACTIVE)
     served = set() if active is None else sides(plan_of(active.yaml)).keys()
     left = sorted({*store.unfinished_definitions()} - served)

@@ -19,8 +19,8 @@ from headwater.api.admin import route
 from headwater.api.admin.route import Deadline
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health.flow import Flow
-from headwater.replication.health.model import Health, State, to_json
+from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
+from headwater.replication.meters import Flow
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.versions import Origin
 from headwater_rules.schema import SeenSchema, SourceSchema
@@ -46,7 +46,7 @@ def printed(run: Run, *command: str) -> Any:
 def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: RuledStore) -> None:
     slot = SlotHealth("s", "extended", active=True, behind=12, held=40, left=None, limit=None, xmin_age=1, xmin_limit=9)
     flow = Flow(stored_at=2.0, asked_at=2.0, log_end=Lsn((1 << 60) + 12), stored=Lsn(1 << 60), behind_since=1.5)
-    health = Health(State.STREAMING, 1.0, 2.0, slot=slot, flow=flow)
+    health = ReplicatorHealth(ReplicationState.STREAMING, 1.0, 2.0, slot=slot, flow=flow)
     ruled.store.report_status(ruled.lease, to_json(health))
     told = admin.get("/api/admin/v1/status")
     (source,) = told["sources"]
@@ -235,7 +235,7 @@ def test_rows_that_take_too_much_room_are_not_shown(admin: AdminEndpoint, monkey
 
 def test_more_rows_than_fit_into_memory_are_not_counted(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = admin.post(f"{OURS}/explain/user", client={"user": "u1"})
-    monkeypatch.setattr("headwater.insight.served.MOST_COUNTED", 10)
+    monkeypatch.setattr("headwater.insight.explain.MOST_COUNTED", 10)
     found = admin.post(f"{OURS}/explain/user", client={"user": "u1"})
     assert (found["rows"], found["ops"], found["size"]) == (None, whole["ops"], whole["size"])
     assert sorted(bucket["rows"] or 0 for bucket in found["buckets"]) == [0, 0, 0, 0, 0, 5]
@@ -303,14 +303,14 @@ def test_head_of_what_never_ends_ends(admin: AdminEndpoint) -> None:
 
 
 def test_progress_is_told_as_it_goes(admin: AdminEndpoint, ruled: RuledStore) -> None:
-    def note(state: State, progress: BulkProgress | None) -> None:
-        ruled.store.report_status(ruled.lease, to_json(Health(state, 1.0, 2.0, done=progress)))
+    def note(state: ReplicationState, progress: BulkProgress | None) -> None:
+        ruled.store.report_status(ruled.lease, to_json(ReplicatorHealth(state, 1.0, 2.0, done=progress)))
 
     with admin.http.stream("GET", f"{OURS}/progress") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         told = events(response)
         assert next(told)["sources"][0]["state"] == "starting", "whoever has the lease has told nothing"
-        note(State.SNAPSHOT, BulkProgress(10, 100, 1, 4))
+        note(ReplicationState.SNAPSHOT, BulkProgress(10, 100, 1, 4))
         event = next(told)["sources"][0]
         assert (event["state"], event["done"]["rows"], event["done"]["rows_expected"]) == ("snapshotting", 10, 100)
         ruled.store.deploy(STREAM_ADDED, Origin.COMMAND)

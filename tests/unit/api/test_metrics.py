@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, told_totals
-from headwater.replication.health.standing import Standings
+from headwater.replication.health import SourceStatuses
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreUnreachableError
@@ -44,7 +44,7 @@ def page(endpoint: Endpoint, memory_store: MemoryStore) -> MetricsPage:
     sizes = StoreSizes(lambda: DISK)
     sizes.known()
     wait_until(lambda: sizes.known() is not None, "the sizes")
-    return MetricsPage(own, SourceCollector(Standings(memory_store, [SOURCE]), told_totals, sizes))
+    return MetricsPage(own, SourceCollector(SourceStatuses(memory_store, [SOURCE]), told_totals, sizes))
 
 
 def test_what_is_counted_is_there_from_the_beginning(page: MetricsPage) -> None:
@@ -184,7 +184,7 @@ def test_those_who_ask_at_once_share_one_answer(memory_store: MemoryStore) -> No
         return ReplicatorStatus()
 
     memory_store.replicator_status = slow  # type: ignore[method-assign, assignment]
-    page = MetricsPage(SourceCollector(Standings(memory_store, [SOURCE])))
+    page = MetricsPage(SourceCollector(SourceStatuses(memory_store, [SOURCE])))
 
     async def crowd() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(page), base_url="http://test") as client:

@@ -36,8 +36,8 @@ from headwater.config import ConfigSource
 from headwater.embedded.java import NoJava
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.settings import SparkSettings
-from headwater.replication.health.flow import Flow
-from headwater.replication.health.model import Health, State, Trouble, to_json
+from headwater.replication.health import ReplicationState, ReplicatorHealth, Trouble, to_json
+from headwater.replication.meters import Flow
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.open import open_store
@@ -190,12 +190,24 @@ def test_replication_that_is_held_up(tmp_path: Path) -> None:
     away = replace(there.source(), port=free_port())
     flow = Flow(stored_at=30.0, brought_at=30.0, asked_at=30.0, caught_up_at=29.0, log_end=Lsn(5), stored=Lsn(5))
     for state, age, runs, level, said in (
-        (State.RETRYING, 0.0, True, Level.FAIL, "[HW_2001] the source is away"),
-        (State.STREAMING, 0.0, True, Level.OK, "replication is streaming, and 0 bytes of the source's log"),
-        (State.STREAMING, 60.0, True, Level.FAIL, "unknown (the replicator runs, but has told nothing since"),
-        (State.STREAMING, 60.0, False, Level.WARN, "replication is stopped (the replicator's process is gone"),
+        (ReplicationState.RETRYING, 0.0, True, Level.FAIL, "[HW_2001] the source is away"),
+        (ReplicationState.STREAMING, 0.0, True, Level.OK, "replication is streaming, and 0 bytes of the source's log"),
+        (
+            ReplicationState.STREAMING,
+            60.0,
+            True,
+            Level.FAIL,
+            "unknown (the replicator runs, but has reported nothing since",
+        ),
+        (
+            ReplicationState.STREAMING,
+            60.0,
+            False,
+            Level.WARN,
+            "replication is stopped (the replicator's process is gone",
+        ),
     ):
-        health = Health(state, since=15.0, at=30.0, trouble=trouble, flow=flow)
+        health = ReplicatorHealth(state, since=15.0, at=30.0, trouble=trouble, flow=flow)
         kept = StoreState(ReplicatorStatus(to_json(health), age, runs, Lsn(5)), "slot", None, (), (), (), ())
         with mock.patch.object(type(there), "source", return_value=away):
             (found,) = [each for each in check_source(there, kept, None) if each.area == "replica"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.insight.lookups import LookupScan
+from headwater.insight.preview import LookupScan
 from headwater.insight.rows import CurrentRows
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings

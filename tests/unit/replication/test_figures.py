@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.bulk.contract import BulkProgress, JobKind
-from headwater.replication.health.figures import Figures, Totals
+from headwater.replication.meters import Figures, Totals
 
 
 def told(figures: Figures, what: str, *steps: tuple[int, int]) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from headwater.api.metrics import source_metrics
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health.flow import Flow, FlowMeter
-from headwater.replication.health.model import Compared, Health, State, Trouble, to_json
-from headwater.replication.health.standing import LogEnd, find_standing
+from headwater.replication.health import (
+    Compared,
+    LogEnd,
+    ReplicationState,
+    ReplicatorHealth,
+    Trouble,
+    find_status,
+    to_json,
+)
+from headwater.replication.meters import Flow, FlowMeter
 from headwater.storage.contract.reader import ReplicatorStatus
 
 NOW = 10_000.0
@@ -25,20 +32,20 @@ WELL = Flow(
 )
 BEHIND = replace(WELL, log_end=Lsn(900), caught_up_at=NOW - 40, behind_since=NOW - 38)
 TROUBLE = Trouble("HW_4001", "the disk is full", "", "free space on it", NOW - 2, 3)
-FOLLOWS = Health(State.STREAMING, NOW - 3600, NOW)
-RETRYING = Health(State.RETRYING, NOW - 2, NOW, TROUBLE, flow=BEHIND)
+FOLLOWS = ReplicatorHealth(ReplicationState.STREAMING, NOW - 3600, NOW)
+RETRYING = ReplicatorHealth(ReplicationState.RETRYING, NOW - 2, NOW, TROUBLE, flow=BEHIND)
 
 
 @dataclass(frozen=True)
 class Case:
     """Facts, and what follows from them. `since` and `seconds` are seconds before now; None: not known."""
 
-    state: State
+    state: ReplicationState
     since: float
     seconds: float | None
     missing: int | None
-    flow: Flow = WELL
-    told: Health = FOLLOWS
+    flow: Flow = field(default_factory=lambda: WELL)
+    told: ReplicatorHealth = FOLLOWS
     age: float = 0.0
     runs: bool | None = True
     log_end: LogEnd | None = None
@@ -47,18 +54,20 @@ class Case:
 
 HERE, ELSEWHERE = LogEnd(Lsn(276_000_500), "one"), LogEnd(Lsn(600), "another")
 CASES = {
-    "all is well": Case(State.STREAMING, 3600, 0.0, 0),
-    "and the source agrees": Case(State.STREAMING, 3600, 0.0, 0, log_end=LogEnd(Lsn(500), "one")),
+    "all is well": Case(ReplicationState.STREAMING, 3600, 0.0, 0),
+    "and the source agrees": Case(ReplicationState.STREAMING, 3600, 0.0, 0, log_end=LogEnd(Lsn(500), "one")),
     "tables are compared": Case(
-        State.RESYNCING,
+        ReplicationState.RESYNCING,
         3600,
         0.0,
         0,
-        told=Health(State.STREAMING, NOW - 3600, NOW, compared=(Compared("public.t", "its definition changed"),)),
+        told=ReplicatorHealth(
+            ReplicationState.STREAMING, NOW - 3600, NOW, compared=(Compared("public.t", "its definition changed"),)
+        ),
     ),
-    "it catches up": Case(State.STREAMING, 3600, 38.0, 400, replace(BEHIND, brought_at=NOW)),
+    "it catches up": Case(ReplicationState.STREAMING, 3600, 38.0, 400, replace(BEHIND, brought_at=NOW)),
     "a large transaction is applied": Case(
-        State.APPLYING,
+        ReplicationState.APPLYING,
         34,
         38.0,
         400,
@@ -66,7 +75,7 @@ CASES = {
         why="123 bytes so far",
     ),
     "another process has the store locked": Case(
-        State.APPLYING,
+        ReplicationState.APPLYING,
         6,
         6.0,
         0,
@@ -74,17 +83,31 @@ CASES = {
         why="locked by",
     ),
     "a transaction has just begun": Case(
-        State.STREAMING, 3600, 2.0, 0, replace(WELL, brought_at=NOW, unstored_since=NOW - 2, unstored_bytes=1)
+        ReplicationState.STREAMING,
+        3600,
+        2.0,
+        0,
+        replace(WELL, brought_at=NOW, unstored_since=NOW - 2, unstored_bytes=1),
     ),
-    "the source sends nothing": Case(State.WAITING, 40, 38.0, 400, BEHIND, why="has sent nothing"),
+    "the source sends nothing": Case(ReplicationState.WAITING, 40, 38.0, 400, BEHIND, why="has sent nothing"),
     "the stream is not read": Case(
-        State.WAITING, 40, 38.0, 400, replace(BEHIND, read_at=NOW - 39, stored_at=NOW - 39), why="not read the stream"
+        ReplicationState.WAITING,
+        40,
+        38.0,
+        400,
+        replace(BEHIND, read_at=NOW - 39, stored_at=NOW - 39),
+        why="not read the stream",
     ),
     "the store was locked before the stream was read again": Case(
-        State.WAITING, 40, 38.0, 400, replace(BEHIND, read_at=NOW - 5), why="check for a second headwater process"
+        ReplicationState.WAITING,
+        40,
+        38.0,
+        400,
+        replace(BEHIND, read_at=NOW - 5),
+        why="check for a second headwater process",
     ),
     "the source can't be asked": Case(
-        State.UNKNOWN,
+        ReplicationState.UNKNOWN,
         40,
         None,
         None,
@@ -92,30 +115,52 @@ CASES = {
         why="[HW_2001] away",
     ),
     "it can't be asked, but changes arrive": Case(
-        State.STREAMING,
+        ReplicationState.STREAMING,
         3600,
         None,
         None,
         replace(WELL, asked_at=NOW - 40, brought_at=NOW - 1, caught_up_at=NOW - 40, refusal="too many connections"),
     ),
-    "nothing was told for a while": Case(State.UNKNOWN, 60, None, None, age=60, why="runs, but has told nothing since"),
-    "the same, and we ask": Case(State.UNKNOWN, 60, 61.0, 276_000_000, age=60, log_end=HERE),
-    "who knows whether it runs": Case(
-        State.UNKNOWN, 60, None, None, age=60, runs=None, why="the replicator has told nothing"
+    "nothing was told for a while": Case(
+        ReplicationState.UNKNOWN, 60, None, None, age=60, why="runs, but has reported nothing since"
     ),
-    "it was killed": Case(State.STOPPED, 0.5, None, None, age=0.5, runs=False, why="process is gone; start"),
-    "it was killed, and we ask": Case(State.STOPPED, 600, 601.0, 276_000_000, age=600, runs=False, log_end=HERE),
-    "nothing was written since": Case(State.STOPPED, 600, 0.0, 0, age=600, runs=False, log_end=LogEnd(Lsn(500), "one")),
-    "another cluster answers": Case(State.STOPPED, 600, None, None, age=600, runs=False, log_end=ELSEWHERE),
+    "the same, and we ask": Case(ReplicationState.UNKNOWN, 60, 61.0, 276_000_000, age=60, log_end=HERE),
+    "who knows whether it runs": Case(
+        ReplicationState.UNKNOWN, 60, None, None, age=60, runs=None, why="the replicator has reported nothing"
+    ),
+    "it was killed": Case(ReplicationState.STOPPED, 0.5, None, None, age=0.5, runs=False, why="process is gone; start"),
+    "it was killed, and we ask": Case(
+        ReplicationState.STOPPED, 600, 601.0, 276_000_000, age=600, runs=False, log_end=HERE
+    ),
+    "nothing was written since": Case(
+        ReplicationState.STOPPED, 600, 0.0, 0, age=600, runs=False, log_end=LogEnd(Lsn(500), "one")
+    ),
+    "another cluster answers": Case(ReplicationState.STOPPED, 600, None, None, age=600, runs=False, log_end=ELSEWHERE),
     "it was stopped": Case(
-        State.STOPPED, 3600 + 600, None, None, told=Health(State.STOPPED, NOW - 3600, NOW), age=600, runs=False
+        ReplicationState.STOPPED,
+        3600 + 600,
+        None,
+        None,
+        told=ReplicatorHealth(ReplicationState.STOPPED, NOW - 3600, NOW),
+        age=600,
+        runs=False,
     ),
     "the source went away, and something was missing": Case(
-        State.STREAMING, 3600, 38.0, None, replace(BEHIND, brought_at=NOW - 2, refusal="[HW_2001] away")
+        ReplicationState.STREAMING, 3600, 38.0, None, replace(BEHIND, brought_at=NOW - 2, refusal="[HW_2001] away")
     ),
-    "the store is full": Case(State.RETRYING, 2, 38.0, 400, BEHIND, told=RETRYING),
-    "it retried, and was killed": Case(State.STOPPED, 60, None, None, BEHIND, told=RETRYING, age=60, runs=False),
-    "it starts": Case(State.STARTING, 1, None, None, Flow(), told=Health(State.STARTING, NOW - 1, NOW), log_end=None),
+    "the store is full": Case(ReplicationState.RETRYING, 2, 38.0, 400, BEHIND, told=RETRYING),
+    "it retried, and was killed": Case(
+        ReplicationState.STOPPED, 60, None, None, BEHIND, told=RETRYING, age=60, runs=False
+    ),
+    "it starts": Case(
+        ReplicationState.STARTING,
+        1,
+        None,
+        None,
+        Flow(),
+        told=ReplicatorHealth(ReplicationState.STARTING, NOW - 1, NOW),
+        log_end=None,
+    ),
 }
 
 
@@ -128,14 +173,14 @@ def test_a_standing_follows_from_the_facts(name: str, off: float) -> None:
     if told.trouble is not None:
         told = replace(told, trouble=replace(told.trouble, at=told.trouble.at + off))
     heard = ReplicatorStatus(to_json(told), case.age, case.runs, Lsn(500), "one")
-    found = find_standing("default", heard, case.log_end, NOW)
+    found = find_status("default", heard, case.log_end, NOW)
     assert found.state is case.state
     assert found.since == pytest.approx(NOW - case.since)
     assert found.lag_seconds == pytest.approx(case.seconds)
     assert found.lag_bytes == case.missing
     assert case.why in found.why
-    assert (found.cause is not None) == (found.state is State.RETRYING)
-    assert found.runs == (found.state not in {State.STOPPED, State.UNKNOWN})
+    assert (found.cause is not None) == (found.state is ReplicationState.RETRYING)
+    assert found.runs == (found.state not in {ReplicationState.STOPPED, ReplicationState.UNKNOWN})
 
     told_by_metrics = {
         (sample.name, *sample.labels.values()): sample.value
@@ -149,14 +194,14 @@ def test_a_standing_follows_from_the_facts(name: str, off: float) -> None:
 
 
 def test_where_no_replicator_ever_ran() -> None:
-    never = find_standing("default", ReplicatorStatus(), HERE, NOW)
-    assert (never.state, never.lag_seconds, never.lag_bytes) == (State.STOPPED, None, None)
+    never = find_status("default", ReplicatorStatus(), HERE, NOW)
+    assert (never.state, never.lag_seconds, never.lag_bytes) == (ReplicationState.STOPPED, None, None)
     assert never.why == "no replicator has run yet"
 
 
 def test_what_another_version_told_is_unknown_at_worst() -> None:
-    assert find_standing("default", ReplicatorStatus("[]", 5.0, runs=True), None, NOW).state is State.STARTING
-    assert find_standing("default", ReplicatorStatus("[]", 5.0, runs=False), None, NOW).state is State.STOPPED
+    assert find_status("default", ReplicatorStatus("[]", 5.0, runs=True), None, NOW).state is ReplicationState.STARTING
+    assert find_status("default", ReplicatorStatus("[]", 5.0, runs=False), None, NOW).state is ReplicationState.STOPPED
 
 
 def test_lag_is_counted_from_what_is_known_to_be_missing() -> None:

@@ -26,7 +26,7 @@ from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
-from headwater.replication.health.standing import Standing, Standings
+from headwater.replication.health import SourceStatus, SourceStatuses
 from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
 from headwater.source.catalog.publications import PublicationUnusable
@@ -381,7 +381,7 @@ class DiagnosticsHandler:
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
         self._reader = reader
-        self._standings = Standings(reader, settings.sources)
+        self._standings = SourceStatuses(reader, settings.sources)
 
     def diagnostics(self, request: DiagnosticsRequest) -> Diagnostics:
         """Report the state of the source, the active sync config and the one that is being processed."""
@@ -450,7 +450,7 @@ class DiagnosticsHandler:
         self,
         store: StoreWriter,
         seen: SeenSource,
-        standing: Standing,
+        standing: SourceStatus,
         tables: tuple[TableStatus, ...],
         *,
         active: bool,
@@ -515,7 +515,7 @@ def _of_tables(tables: tuple[TableStatus, ...]) -> list[StatusMessage]:
     return [error for table in tables for error in table.errors]
 
 
-def _of_replication(standing: Standing) -> list[StatusMessage]:
+def _of_replication(standing: SourceStatus) -> list[StatusMessage]:
     if standing.cause is None:
         return []
     return [StatusMessage("fatal", str(standing.cause), ts=iso(standing.cause.at))]

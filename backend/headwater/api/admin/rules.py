@@ -19,13 +19,17 @@ from headwater.api.admin.route import (
     TooLargeAnswerError,
 )
 from headwater.api.admin.versions import compared_rules, compiled, in_state
-from headwater.insight.diff import diff_with_rows, of_source
-from headwater.insight.estimate import Estimate
-from headwater.insight.explain_row import RowExplained, explain_row
-from headwater.insight.explain_user import UserExplained, explain_user
-from headwater.insight.preview import TooMuchShownError, preview
+from headwater.insight.diff import Estimate, diff_with_rows, of_source
+from headwater.insight.explain import (
+    ExplainLimits,
+    NothingServedYetError,
+    RowExplained,
+    UserExplained,
+    explain_row,
+    explain_user,
+)
+from headwater.insight.preview import PreviewTooLargeError, preview
 from headwater.insight.rows import CurrentRows
-from headwater.insight.served import Limits, NothingServedYetError
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import VersionState
@@ -97,7 +101,7 @@ class ExplainHandler:
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
         self._reader = reader
-        self._limits = Limits(settings.max_buckets, settings.max_results)
+        self._limits = ExplainLimits(settings.max_buckets, settings.max_results)
 
     def user(self, request: ExplainUserRequest) -> UserExplained:
         """Explain what a user's devices are sent now: buckets, rows, bytes, and why."""
@@ -307,9 +311,9 @@ class RulesHandler:
                     max_buckets=self._settings.max_buckets,
                     max_results=self._settings.max_results,
                     shown=max(0, request.rows),
-                    room=MOST_BYTES,
+                    max_shown_size=MOST_BYTES,
                 )
-            except TooMuchShownError as error:
+            except PreviewTooLargeError as error:
                 raise TooLargeAnswerError(error.what, fix="ask for fewer rows") from None
         return msgspec.convert(found.as_dict(), PreviewResponse)
 

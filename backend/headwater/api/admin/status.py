@@ -17,8 +17,7 @@ from headwater.api.admin.versions import VersionResponse, version_response
 from headwater.api.auth.keys import Unfetched
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
-from headwater.replication.health.model import Compared, State
-from headwater.replication.health.standing import Standing, Standings
+from headwater.replication.health import Compared, ReplicationState, SourceStatus, SourceStatuses
 from headwater.replication.versions import why_served
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.sql.writer import StoreWriter
@@ -38,7 +37,7 @@ class Status:
     """The state of this deployment. `versions` of the sync config are those that are active or being processed, and
     `served` says which devices are served and why. `keys` are those of tokens that can't be fetched."""
 
-    sources: tuple[Standing, ...]
+    sources: tuple[SourceStatus, ...]
     versions: tuple[VersionResponse, ...]
     served: str
     checkpoint: int | None
@@ -56,7 +55,7 @@ class StatusHandler:
         self._unfetched = unfetched
         self._settings = settings
         self._reader = reader
-        self._standings = Standings(reader, settings.sources)
+        self._standings = SourceStatuses(reader, settings.sources)
 
     def status(self) -> Status:
         """Report the state of sources, slots, comparisons and versions of the sync config."""
@@ -91,7 +90,7 @@ class SourceProgress:
     before."""
 
     source: str
-    state: State
+    state: ReplicationState
     work: str
     done: BulkProgress | None
     compared: tuple[Compared, ...]
@@ -181,6 +180,6 @@ async def _nothing() -> AsyncIterator[bytes]:
     yield
 
 
-def _progress(status: Standing) -> SourceProgress:
+def _progress(status: SourceStatus) -> SourceProgress:
     done = None if status.done is None else replace(status.done, over=False)
     return SourceProgress(status.source, status.state, status.work, done, status.compared)

@@ -20,7 +20,7 @@ from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.replication.health.standing import find_standing
+from headwater.replication.health import find_status
 from headwater.storage.contract.reader import Listener, Newest, StoreReader, Touched, WriteCheckpoint
 from headwater.storage.contract.store import Revocation
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything
@@ -213,7 +213,7 @@ class Hub:
     def _read_progress(self) -> str:
         """How far the first snapshot is. Anybody may read it, so it reveals nothing about the source."""
         for tag in self._sources:
-            standing = find_standing(tag, self._reader.replicator_status(tag), None, time.time())
+            standing = find_status(tag, self._reader.replicator_status(tag), None, time.time())
             if standing.done is not None:
                 return f"{standing.done} are read so far; try again"
             if standing.cause is not None or any(finding.fatal for finding in standing.findings):

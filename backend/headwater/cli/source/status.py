@@ -22,8 +22,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.serve import own_rules
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.health.model import State
-from headwater.replication.health.standing import LogEnd, Standing, ask_log_end, find_standing
+from headwater.replication.health import LogEnd, ReplicationState, SourceStatus, ask_log_end, find_status
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.failed import FailedTransaction, FailedTransactions
@@ -83,7 +82,7 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     source = _ask(config, kept)
     standing = standing_of(config, kept, source.log_end)
     if unread is not None and not standing.cause:
-        standing = replace(standing, state=State.UNKNOWN, why=f"the store can't be read: {unread}")
+        standing = replace(standing, state=ReplicationState.UNKNOWN, why=f"the store can't be read: {unread}")
     findings = (*source.findings, *disk_findings(config), *key_findings(config.auth))
     if as_json:
         click.echo(json.dumps(_as_dict(config, source, kept, standing, findings), indent=2))
@@ -96,12 +95,12 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     return 1 if bad or any(finding.fatal for finding in findings) else 0
 
 
-def standing_of(config: ServiceConfig, kept: StoreState | None, log_end: LogEnd | None) -> Standing:
+def standing_of(config: ServiceConfig, kept: StoreState | None, log_end: LogEnd | None) -> SourceStatus:
     """How the source stands, if its log ends there; None: it was not asked, or did not answer. A replicator may run
     though its store is gone."""
     tag = config.source().tag
     heard = open_store(config.storage).last_replicator_status(tag) if kept is None else kept.heard
-    return find_standing(tag, heard, log_end, time.time())
+    return find_status(tag, heard, log_end, time.time())
 
 
 def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
@@ -233,7 +232,7 @@ def disk_of(storage: SqliteAddress) -> Path:
 
 
 def _as_dict(
-    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: Standing, findings: Sequence[Finding]
+    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: SourceStatus, findings: Sequence[Finding]
 ) -> dict[str, Any]:
     state = kept.state if kept else None
     error = source.error
@@ -263,7 +262,7 @@ def _as_dict(
 
 
 def _print(
-    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: Standing, findings: Sequence[Finding]
+    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: SourceStatus, findings: Sequence[Finding]
 ) -> None:
     click.echo(f"source    {source.address}: {'reachable' if source.error is None else 'does not answer'}")
     _print_standing(standing)
@@ -279,7 +278,7 @@ def _print(
         click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")
 
 
-def _print_standing(standing: Standing) -> None:
+def _print_standing(standing: SourceStatus) -> None:
     since = "" if standing.since is None else f" since {_time(standing.since)}"
     behind = ""
     if standing.state in _FLOWING and standing.lag_seconds is not None:
@@ -297,10 +296,10 @@ def _print_standing(standing: Standing) -> None:
         click.echo(f"          last error {_time(at)}, {_ago(at)}: {standing.trouble}")
 
 
-_FLOWING = {State.STREAMING, State.RESYNCING, State.APPLYING, State.WAITING}
+_FLOWING = {ReplicationState.STREAMING, ReplicationState.RESYNCING, ReplicationState.APPLYING, ReplicationState.WAITING}
 
 
-def _lag(standing: Standing) -> str:
+def _lag(standing: SourceStatus) -> str:
     """How much the store may lack, and when that was known."""
     if standing.lag_bytes is None:
         last = standing.lag_known_at

@@ -10,11 +10,11 @@ import click
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
+from headwater.errors import HeadwaterError
 from headwater.insight.forget import (
+    ForgetPlan,
+    ForgetProof,
     Forgetting,
-    ForgetUsageError,
-    Plan,
-    Proof,
     check_source,
     place_of,
     search_target,
@@ -36,15 +36,16 @@ def forget(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Forget a row of `table`, or a text ("-" reads it from standard input). Raises StillHeldError while the source or
-    a current row holds it, NotForgottenError when some of it is left because the store changed meanwhile."""
+    """Forget a row of `table`, or a text ("-" reads it from standard input). Raises HW_8401 while the source or a
+    current row holds it, HW_8402 when some of it is left because the store changed meanwhile."""
     if text == "-":
         text = sys.stdin.read().rstrip("\n")
     if text is not None and len(text) < LEAST_TEXT:
-        raise ForgetUsageError(
+        raise HeadwaterError(
             f"a text of fewer than {LEAST_TEXT} characters occurs everywhere by chance",
             "--contains",
             "give more of it, or a row by --table and --id",
+            code="HW_8403",
         )
     with existing_store(config) as store:
         stored = tables_named(store, config.source().tag, table)
@@ -76,7 +77,7 @@ def _run(forgetting: Forgetting, where: StoreAddress, *, dry_run: bool, yes: boo
         click.echo(line)
 
 
-def _planned(plan: Plan, store_size: int) -> Iterator[str]:
+def _planned(plan: ForgetPlan, store_size: int) -> Iterator[str]:
     found = [each for each in plan.buckets.values() if each.left]
     overruled, removes = sum(each.overruled for each in found), sum(each.removes for each in found)
     if not plan.places:
@@ -97,7 +98,7 @@ def _planned(plan: Plan, store_size: int) -> Iterator[str]:
     yield f"then the store's files ({size(store_size)}) are rewritten; no process can write to them meanwhile"
 
 
-def _proof(proof: Proof, where: StoreAddress) -> Iterator[str]:
+def _proof(proof: ForgetProof, where: StoreAddress) -> Iterator[str]:
     searched = proof.searched
     yield "it is gone. Not found in:"
     yield f"  {count(searched.ops, 'op')} as single lines"

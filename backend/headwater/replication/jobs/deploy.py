@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Deploy(Job):
-    """Deploys one version. Raises RuleErrors when its text does not compile, or when another row side has the name of
+    """Deploys one version. Raises RuleErrors when its text does not compile, or when another definition has the name of
     one of its own."""
 
     kind = JobKind.DEPLOY
@@ -51,7 +51,7 @@ class Deploy(Job):
         plan = plan_of(self._version.yaml)
         used = in_use(context.store, self._keep_seconds)
         while context.store.retire(context.lease, used.obsolete, RETIRED_AT_ONCE):
-            pass  # the version may need row sides that are being removed: they have to begin empty
+            pass  # the version may need definitions that are being removed: they have to begin empty
         complete = context.store.complete_definitions()
         check_names(plan, complete)
         missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
@@ -83,7 +83,7 @@ class Deploy(Job):
         return frozenset(relation.oid for relation, _ in new) | unfilled
 
     def _reprocess(self, plan: SyncPlan, missing: Collection[str], known: Sequence[StoredTable]) -> Steps[BulkOutcome]:
-        """Evaluate the missing row sides over the current rows, and take the result in."""
+        """Evaluate the missing definitions over the current rows, and take the result in."""
         context = self._context
         patterns = tables_of(plan, missing)
         read = [t for t in known if any(p.matches(context.tag, t.relation.schema, t.relation.name) for p in patterns)]

@@ -36,7 +36,7 @@ _LOOKED_UP_AHEAD: Final = 50_000  # differences, at once
 
 
 @dataclass(slots=True)
-class Findings:
+class ResyncFindings:
     """What a comparison found. `rows` has the first differences of each table, `ops` the number of ops that repaired
     them."""
 
@@ -60,7 +60,9 @@ class Merge:
     """Merges the differences that one comparison finds, and notes them in `findings`. Without `repair`, it only notes
     them. With `verify`, rows are evaluated even if their values did not change."""
 
-    def __init__(self, context: JobContext, log: ChangeLog, findings: Findings, *, repair: bool, verify: bool) -> None:
+    def __init__(
+        self, context: JobContext, log: ChangeLog, findings: ResyncFindings, *, repair: bool, verify: bool
+    ) -> None:
         self._context = context
         self._log = log
         self._findings = findings

@@ -31,7 +31,7 @@ from headwater.bulk.contract import (
 )
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Result, Steps
-from headwater.replication.jobs.merge import Findings, Merge
+from headwater.replication.jobs.merge import Merge, ResyncFindings
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.change_log import ChangeLog
 from headwater.replication.tables.changes import attached_only
@@ -65,7 +65,7 @@ class Resync(Job):
     def __init__(self, context: JobContext, request: ResyncRequest) -> None:
         super().__init__(context)
         self.kind = JobKind.RESYNC if request.repair else JobKind.AUDIT
-        self.findings = Findings()
+        self.findings = ResyncFindings()
         self._request = request
         stored = frozenset(context.stored())
         self._oids = stored if request.oids is None else request.oids & stored

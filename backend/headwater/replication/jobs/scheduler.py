@@ -28,8 +28,8 @@ from headwater.replication.jobs.deploy import Deploy
 from headwater.replication.jobs.job import Job, JobContext, JobOutcome
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Resync, ResyncRequest
+from headwater.replication.jobs.sampling import Sampling, SamplingSettings
 from headwater.replication.requests import RequestKind
-from headwater.replication.sampling.audit import Sampling, SamplingSettings
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
 from headwater.source.rows.copy import TableChangedError
@@ -92,7 +92,7 @@ class JobQueue:
 
     @property
     def removing(self) -> bool:
-        """Whether row sides are being removed."""
+        """Whether definitions are being removed."""
         return bool(self._obsolete)
 
     def look_again(self) -> None:
@@ -109,7 +109,7 @@ class JobQueue:
         return True
 
     def plans(self) -> Sequence[SyncPlan]:
-        """The plans of all versions whose row sides have to stay right."""
+        """The plans of all versions whose definitions have to stay right."""
         return in_use(self._context.store, self._keep_seconds).plans
 
     def next(self) -> QueuedJob | None:
@@ -205,19 +205,19 @@ class JobQueue:
     # what is followed
 
     def follow(self) -> None:
-        """Follow the plans in use, with no deploy under way. Buckets of all other row sides are removed first: a
-        version that wants such a row side again must not take it for complete, nor continue it."""
+        """Follow the plans in use, with no deploy under way. Buckets of all other definitions are removed first: a
+        version that wants such a definition again must not take it for complete, nor continue it."""
         store, lease = self._context.store, self._context.lease
         forget_half_built(store, lease)
         used = in_use(store, self._keep_seconds)
         if used.obsolete:
-            _log.info("removing %d row sides that no version of the sync config needs", len(used.obsolete))
+            _log.info("removing %d definitions that no version of the sync config needs", len(used.obsolete))
             self._obsolete = used.obsolete
             self.remove_some()
         self._context.follow(used.plans)
 
     def remove_some(self) -> None:
-        """Remove the next rows of obsolete row sides from their buckets."""
+        """Remove the next rows of obsolete definitions from their buckets."""
         if not self._context.store.retire(self._context.lease, self._obsolete, RETIRED_AT_ONCE):
             self._obsolete = ()
             self._due = True

@@ -19,7 +19,7 @@ from headwater.oplog.change import Begin, Cell, Commit, FullCells, RowChange, Tr
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.op import OpId
 from headwater.replication.errors import SchemaChangedError
-from headwater.replication.health.figures import Figures
+from headwater.replication.meters import Figures
 from headwater.replication.stream.change_log import Recording
 from headwater.replication.stream.fold import Fold, IncompleteRows, completed
 from headwater.replication.stream.registry import TableRegistry, same_name

@@ -14,7 +14,7 @@ import pytest
 from headwater.api.streams.service import StreamLimits
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health.model import Health, State, to_json
+from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
 from headwater.source.readiness.finding import Finding
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
@@ -241,7 +241,7 @@ def test_before_the_first_snapshot_is_complete_a_device_is_told_when_to_ask_agai
     start_endpoint: Callable[..., Endpoint],
 ) -> None:
     store = MemoryStore(config=None)
-    health = Health(State.SNAPSHOT, since=1.0, at=1.0, done=BulkProgress(12_000, 80_000, 1, 8))
+    health = ReplicatorHealth(ReplicationState.SNAPSHOT, since=1.0, at=1.0, done=BulkProgress(12_000, 80_000, 1, 8))
     store.told = to_json(health)
     endpoint = start_endpoint(store)
     sent = {"authorization": f"Token {make_token()}"}

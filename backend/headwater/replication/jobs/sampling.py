@@ -23,11 +23,10 @@ from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_R
 from headwater.replication.jobs.audit import Rebuild, repair_lookups
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.jobs.resync import Resync, ResyncRequest
-from headwater.replication.sampling.checks import BucketWalk, RowCheck, Sums
-from headwater.replication.sampling.source_probe import LeftOut, Probing
+from headwater.replication.jobs.sampling_checks import BucketWalk, NotCompared, Probing, Sums, wrong_rows
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
-from headwater.source.readiness.finding import Finding as ToldFinding
+from headwater.source.readiness.finding import Finding
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import LeaseLostError
 from headwater.storage.open import open_store
@@ -60,8 +59,8 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Damage that the sampling audit found; `at` in seconds since 1970."""
+class Damage:
+    """What the sampling audit found broken; `at` in seconds since 1970."""
 
     at: float
     what: str
@@ -69,35 +68,35 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SamplingResults:
     """How many cycles of a source's sampling audit have ended, when the last one did (in seconds since 1970), and the
     last findings, newest last. Tables in `left_out` were not compared with the source in the last cycle."""
 
     cycles: int = 0
     ended: float = 0.0
-    findings: tuple[Finding, ...] = ()
-    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    findings: tuple[Damage, ...] = ()
+    left_out: Mapping[str, NotCompared] = field(default_factory=dict)
 
 
-def sampled(store: StoreWriter, tag: str) -> Sampled:
+def sampling_results(store: StoreWriter, tag: str) -> SamplingResults:
     """The stored results of a source's sampling audit."""
     text = store.get_meta(f"sampling {tag}")
     if not text:
-        return Sampled()
+        return SamplingResults()
     known = orjson.loads(text)
-    return Sampled(
+    return SamplingResults(
         known["cycles"],
         known["ended"],
-        tuple(Finding(**finding) for finding in known["findings"]),
-        {table: LeftOut(**why) for table, why in known.get("left_out", {}).items()},
+        tuple(Damage(**finding) for finding in known["findings"]),
+        {table: NotCompared(**why) for table, why in known.get("left_out", {}).items()},
     )
 
 
-def sampling_findings(store: StoreWriter, tag: str) -> tuple[ToldFinding, ...]:
+def sampling_findings(store: StoreWriter, tag: str) -> tuple[Finding, ...]:
     """Tables that the source refuses to read as the sampling audit does."""
-    known = sampled(store, tag)
+    known = sampling_results(store, tag)
     return tuple(
-        ToldFinding(
+        Finding(
             "HW_2045",
             f"the sampling audit can't compare {table} with the source: {reason.why}",
             "run `headwater audit` now and then, which reads the table as a whole",
@@ -227,7 +226,7 @@ class Sampling:
             self._suspects = verdict.suspects
             for key, name, problem in verdict.broken:
                 self._bucket_broken(key, name, problem)
-        known = sampled(self._context.store, self._context.tag)
+        known = sampling_results(self._context.store, self._context.tag)
         left_out = dict(self._probing.left_out)
         self._note(replace(known, cycles=known.cycles + 1, ended=time.time(), left_out=left_out))
 
@@ -259,16 +258,16 @@ class Sampling:
         reader.renew()
         for table_id in reader.tables():
             live, table = ours.get(table_id, (None, None))
-            place = 0
+            position = 0
             while True:
                 reader.renew()
-                batch = next(reader.rows(table_id, place, _NO_END), [])[: self._settings.slice]
+                batch = next(reader.rows(table_id, position, _NO_END), [])[: self._settings.slice]
                 if not batch:
                     break
-                place = batch[-1].place + 1
+                position = batch[-1].place + 1
                 sums.add_rows(table_id, [row for _, row in batch])
                 if live is not None and table is not None and self._context.stream.table(live.relation.oid) == live:
-                    misplaced, astray = RowCheck(live, plans).wrong(reader, batch)
+                    misplaced, astray = wrong_rows(live, plans, reader, batch)
                     reader.release()
                     self._rows_broken(live, misplaced, "not in the buckets that the rules give them")
                     self._lookups_broken(live, astray)
@@ -310,11 +309,11 @@ class Sampling:
 
     def _report(self, code: str, what: str, problem: str) -> None:
         _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
-        known = sampled(self._context.store, self._context.tag)
-        found = (*known.findings, Finding(time.time(), what, problem))[-_KEPT_FINDINGS:]
+        known = sampling_results(self._context.store, self._context.tag)
+        found = (*known.findings, Damage(time.time(), what, problem))[-_KEPT_FINDINGS:]
         self._note(replace(known, findings=found))
 
-    def _note(self, known: Sampled) -> None:
+    def _note(self, known: SamplingResults) -> None:
         self._context.store.set_meta(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
 
     def _may_repair(self, what: Hashable) -> bool:

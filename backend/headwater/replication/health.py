@@ -1,0 +1,376 @@
+"""The state of replication from a source: the one answer that commands, endpoints and metrics give.
+
+It is found from facts, each with its age: what the replicator last reported into the store, whether its process is
+there, what the store has, and what the source says now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import orjson
+import psycopg
+
+from headwater.bulk.contract import BulkProgress
+from headwater.errors import HeadwaterError
+from headwater.oplog.lsn import ZERO, Lsn, format_lsn, parse_lsn
+from headwater.replication.meters import Flow, Totals
+from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth
+from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
+
+STALE_SECONDS = 7.0
+"""An older fact says nothing about now. Each is refreshed every two seconds."""
+
+_LONG_SECONDS = 5.0  # what has not been stored for longer is a large transaction
+_STUCK_SECONDS = 3.0  # while one is stored, the stream is read more often
+_READ_SECONDS = 4.0  # the stream is read every two seconds, also when it brings nothing
+
+_CONNECT_SECONDS = 3  # at most, so that metrics are answered in time
+_ASKED_AGAIN_SECONDS = 5.0
+
+
+# what a replicator reports
+
+
+class ReplicationState(Enum):
+    """RESYNCING: the stream is followed, and tables are compared with the source beside it. A replicator reports only
+    what it tries to do; APPLYING a long transaction, WAITING for a source that sends nothing, and UNKNOWN follow from
+    the facts."""
+
+    STARTING = "starting"
+    SNAPSHOT = "snapshotting"
+    STREAMING = "streaming"
+    RESYNCING = "re-syncing"
+    APPLYING = "applying"
+    WAITING = "waiting"
+    RETRYING = "retrying"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @property
+    def runs(self) -> bool:
+        """Whether a replicator is known to be at work, or to try."""
+        return self not in {ReplicationState.STOPPED, ReplicationState.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The last error, and how many errors in a row there were by then. `at` is in seconds since 1970."""
+
+    code: str
+    what: str
+    where: str
+    fix: str
+    at: float
+    attempts: int
+
+    @classmethod
+    def of(cls, error: BaseException, at: float, attempts: int) -> Trouble:
+        if isinstance(error, HeadwaterError):
+            return cls(error.code, error.what, error.where, error.fix, at, attempts)
+        return cls("PSYNC_S0001", f"internal error: {type(error).__name__}", "", "see the log, please report", at, 1)
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"[{self.code}] {self.what}{place}" + (f"; {self.fix}" if self.fix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A table that is compared with the source, and why. Devices may see its old rows meanwhile."""
+
+    table: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatorHealth:
+    """What a replicator reports. `since` is when the state began, `at` when this was reported, both in seconds since
+    1970 by the clock of the replicator's machine. `trouble` is the last error, kept when it is over; see `cause`.
+    `findings`, `slot` and `triggers` were seen at `looked_at`. `work` says for a person how far bulk work is; empty
+    when there is none; `done` says it in numbers. `totals` count since the replicator's process began."""
+
+    state: ReplicationState
+    since: float
+    at: float
+    trouble: Trouble | None = None
+    compared: tuple[Compared, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    slot: SlotHealth | None = None
+    looked_at: float | None = None
+    flow: Flow = field(default_factory=Flow)
+    triggers: bool = False
+    work: str = ""
+    done: BulkProgress | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def cause(self) -> Trouble | None:
+        """Why no rows arrive. None when they do, and when somebody stopped the replicator."""
+        if self.trouble is None or self.state not in {ReplicationState.RETRYING, ReplicationState.STOPPED}:
+            return None
+        return self.trouble if self.trouble.at >= self.since else None
+
+
+def to_json(health: ReplicatorHealth) -> str:
+    return orjson.dumps(health).decode()
+
+
+def from_json(text: str) -> ReplicatorHealth | None:
+    """None for an empty text, and for the format of another version of headwater."""
+    try:
+        found = orjson.loads(text)
+        return ReplicatorHealth(
+            state=ReplicationState(found["state"]),
+            since=found["since"],
+            at=found["at"],
+            trouble=_maybe(Trouble, found["trouble"]),
+            compared=tuple(Compared(**each) for each in found["compared"]),
+            findings=tuple(Finding(**{**each, "sql": tuple(each.get("sql", ()))}) for each in found["findings"]),
+            slot=_maybe(SlotHealth, found["slot"]),
+            looked_at=found["looked_at"],
+            flow=Flow(**found["flow"]),
+            triggers=found["triggers"],
+            work=found["work"],
+            done=_maybe(BulkProgress, found["done"]),
+            totals=Totals(**found["totals"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _maybe(kind: Any, found: Mapping[str, Any] | None) -> Any:
+    return None if found is None else kind(**found)
+
+
+# what follows from it
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where the source's log ends now, and in which cluster."""
+
+    lsn: Lsn
+    system_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """The state of one source; times are in seconds since 1970 by our clock. `why` says for a person what the state
+    comes from, `cause` is the error that stops replication now, `trouble` the last one that did. The replicator
+    reported the rest at `at`; it saw findings and slot at `looked_at`.
+
+    The store lacks `lag_bytes` of the source's log, and may lack what was committed up to `lag_seconds` ago; None when
+    that is not known, which it was last at `lag_known_at`. `wal_status` says whether the source still has all of it.
+    `compared` are the tables that are being compared with the source; `work` and `done` are the progress of bulk work.
+    """
+
+    source: str
+    state: ReplicationState = ReplicationState.STOPPED
+    since: float | None = None
+    why: str = ""
+    cause: Trouble | None = None
+    at: float | None = None
+    trouble: Trouble | None = None
+    compared: tuple[Compared, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    slot: SlotHealth | None = None
+    looked_at: float | None = None
+    lag_seconds: float | None = None
+    lag_bytes: int | None = None
+    lag_known_at: float | None = None
+    wal_status: str | None = None
+    position: str | None = None
+    triggers: bool = False
+    work: str = ""
+    done: BulkProgress | None = None
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def runs(self) -> bool:
+        """Whether a replicator is known to be at work, or to try."""
+        return self.state.runs
+
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = orjson.loads(orjson.dumps(self))
+        return found
+
+
+def find_status(source: str, heard: ReplicatorStatus, log_end: LogEnd | None, now: float) -> SourceStatus:
+    """The status of a source by these facts. `log_end` is None when the source was not asked, or did not answer."""
+    health = from_json(heard.text)
+    position = None if heard.stored is None else format_lsn(heard.stored)
+    if health is None:
+        state, why = (ReplicationState.STARTING, "") if heard.runs else (ReplicationState.STOPPED, _NEVER)
+        return _with_lag(SourceStatus(source, state, why=why, position=position), Flow(), heard, log_end, now)
+    health = _by_our_clock(health, now - heard.age)
+    state, since, why = _state(health, heard, now)
+    found = SourceStatus(
+        source,
+        state,
+        since,
+        why,
+        cause=health.cause if state is health.state else None,
+        at=health.at,
+        trouble=health.trouble,
+        compared=health.compared,
+        findings=health.findings,
+        slot=health.slot,
+        looked_at=health.looked_at,
+        wal_status=None if health.slot is None else health.slot.wal_status,
+        position=position,
+        triggers=health.triggers,
+        work=health.work if state.runs else "",
+        done=health.done if state.runs else None,
+        totals=health.totals,
+    )
+    return _with_lag(found, health.flow, heard, log_end, now)
+
+
+def _by_our_clock(health: ReplicatorHealth, reported_at: float) -> ReplicatorHealth:
+    """The same, as if it had been reported at that time."""
+    off = reported_at - health.at
+    trouble = health.trouble and replace(health.trouble, at=health.trouble.at + off)
+    looked_at = None if health.looked_at is None else health.looked_at + off
+    return replace(
+        health,
+        since=health.since + off,
+        at=reported_at,
+        trouble=trouble,
+        looked_at=looked_at,
+        flow=health.flow.moved(off),
+    )
+
+
+def _state(health: ReplicatorHealth, heard: ReplicatorStatus, now: float) -> tuple[ReplicationState, float, str]:
+    """The state, since when, and why."""
+    if health.state is ReplicationState.STOPPED:
+        return ReplicationState.STOPPED, health.since, ""
+    if heard.runs is False:
+        return ReplicationState.STOPPED, health.at, _GONE
+    if heard.age > STALE_SECONDS:
+        what = "the replicator runs, but has reported" if heard.runs else "the replicator has reported"
+        return ReplicationState.UNKNOWN, health.at, f"{what} nothing since; {_HANGS}"
+    return stream_state(health, now)
+
+
+def stream_state(health: ReplicatorHealth, now: float) -> tuple[ReplicationState, float, str]:
+    """The state of a replicator that runs, by what it knows: the state, since when, and why. It is not STREAMING unless
+    the store keeps up with the stream."""
+    flow = health.flow
+    if health.state is ReplicationState.RETRYING and flow.refusal != str(health.trouble):
+        return health.state, health.since, flow.refusal  # what the next attempt will meet
+    if health.state is not ReplicationState.STREAMING:
+        return health.state, health.since, ""
+
+    def lately(at: float | None) -> bool:
+        return at is not None and now - at <= STALE_SECONDS
+
+    if flow.unstored_since is not None and now - flow.unstored_since > _LONG_SECONDS:
+        goes_on = flow.read_at is not None and now - flow.read_at <= _STUCK_SECONDS
+        return (
+            ReplicationState.APPLYING,
+            flow.unstored_since,
+            (_LARGE if goes_on else _STUCK).format(flow.unstored_bytes),
+        )
+    arrives = lately(flow.brought_at) or lately(flow.caught_up_at)
+    if (lately(flow.stored_at) and arrives) or lately(health.since):
+        return (ReplicationState.RESYNCING if health.compared else ReplicationState.STREAMING), health.since, ""
+    known = max(at for at in (health.since, flow.caught_up_at, flow.brought_at) if at is not None)
+    if not lately(flow.asked_at):
+        return ReplicationState.UNKNOWN, known, flow.refusal or _SILENT
+    if flow.read_at is None or now - flow.read_at > _READ_SECONDS:
+        return ReplicationState.WAITING, known, _BLOCKED
+    return ReplicationState.WAITING, known, _NOTHING_SENT
+
+
+_NEVER = "no replicator has run yet"
+_GONE = "the replicator's process is gone; start Headwater, and see what its log ends with"
+_HANGS = "it is paused, hangs, or can't reach the store: see its log and its machine"
+_LARGE = "a large transaction is being stored, {:,} bytes so far; devices get it as a whole, so wait"
+_STUCK = (
+    "{:,} bytes have arrived and are not stored yet: the store is slow, or locked by another process; check for a"
+    " second headwater process, and its disk"
+)
+_BLOCKED = (
+    "the replicator has not read the stream since: it hangs, or its store is slow, or locked by another process; check"
+    " for a second headwater process, its disk and its log"
+)
+_SILENT = "the source has not answered since; check the network to it, and that Postgres runs there"
+_NOTHING_SENT = (
+    "the source has sent nothing since, though its log goes on; it decodes something large that we do not replicate,"
+    " or waits for a standby: see pg_stat_replication there, and wait"
+)
+
+
+def _with_lag(
+    found: SourceStatus, flow: Flow, heard: ReplicatorStatus, log_end: LogEnd | None, now: float
+) -> SourceStatus:
+    seconds = _seconds(flow, now) if found.runs else None
+    fresh = found.runs and not flow.refusal and flow.asked_at is not None and now - flow.asked_at <= STALE_SECONDS
+    if log_end is None and fresh:
+        missing = max(0, flow.log_end - max(flow.stored, heard.stored or ZERO))
+        return replace(found, lag_bytes=missing, lag_seconds=seconds, lag_known_at=flow.asked_at)
+    if log_end is None or heard.stored is None or log_end.system_id != heard.system_id:
+        return replace(found, lag_seconds=seconds or None, lag_known_at=flow.caught_up_at)
+    missing = max(0, log_end.lsn - heard.stored)
+    if not fresh and not seconds:
+        seconds = 0.0 if not missing else None if flow.caught_up_at is None else max(0.0, now - flow.caught_up_at)
+    return replace(found, lag_bytes=missing, lag_seconds=seconds, lag_known_at=now)
+
+
+def _seconds(flow: Flow, now: float) -> float | None:
+    """How long ago the oldest was written that is known to be missing. 0 when the store had everything last."""
+    known = [at for at in (flow.unstored_since, flow.behind_since) if at is not None]
+    if known:
+        return max(0.0, now - min(known))
+    return None if flow.caught_up_at is None else 0.0
+
+
+class SourceStatuses:
+    """Finds the status of sources for a service: from what their replicators report, and where that is old, from the
+    sources themselves, each asked every few seconds at most. For any thread."""
+
+    def __init__(self, reader: StoreReader, sources: Sequence[SourceSettings]) -> None:
+        self._reader = reader
+        self._sources = sources
+        self._log_ends: dict[str, tuple[float, LogEnd | None]] = {}  # by tag, and when it was asked
+
+    def find(self) -> list[SourceStatus]:
+        """The status of each source. Raises errors of the store."""
+        return [self._of(source) for source in self._sources]
+
+    def _of(self, source: SourceSettings) -> SourceStatus:
+        heard = self._reader.replicator_status(source.tag)
+        found = find_status(source.tag, heard, None, time.time())
+        if found.lag_bytes is not None or heard.stored is None:
+            return found
+        return find_status(source.tag, heard, self._log_end(source), time.time())
+
+    def _log_end(self, source: SourceSettings) -> LogEnd | None:
+        asked_at, log_end = self._log_ends.get(source.tag, (0.0, None))
+        if source.tag in self._log_ends and time.monotonic() - asked_at <= _ASKED_AGAIN_SECONDS:
+            return log_end
+        hasty = replace(source, connect_timeout=_CONNECT_SECONDS, silence_seconds=_CONNECT_SECONDS)
+        try:
+            with connect(hasty, application_name="headwater status") as conn, source_errors(source):
+                log_end = ask_log_end(conn)
+        except HeadwaterError:
+            log_end = None
+        self._log_ends[source.tag] = time.monotonic(), log_end
+        return log_end
+
+
+def ask_log_end(conn: psycopg.Connection) -> LogEnd | None:
+    """Ask a source. None for a standby, whose log another server writes."""
+    row = conn.execute(
+        "select case when not pg_is_in_recovery() then pg_current_wal_lsn() end::text,"
+        " (select system_identifier::text from pg_control_system())"
+    ).fetchone()
+    return None if row is None or row[0] is None else LogEnd(parse_lsn(row[0]), row[1])

@@ -1,1 +1,0 @@
-"""The state of a source's replication, and what endangers it."""

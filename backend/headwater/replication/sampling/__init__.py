@@ -1,1 +1,0 @@
-"""The sampling audit, which looks at everything once more, slowly and all the time."""
