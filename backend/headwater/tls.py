@@ -25,31 +25,19 @@ _SSL_REQUEST = struct.pack("!II", 8, 80877103)
 _LOOK_SECONDS = 5.0
 
 
-class CertificateFolderError(HeadwaterError):
-    """The folder for certificates is not one that only we can write to."""
-
-    code = "HW_2008"
-
-
-class AuthoritiesMissingError(HeadwaterError):
-    """SSL_CERT_FILE names no file."""
-
-    code = "HW_2009"
-
-
 def system_authorities() -> str:
     """The path of the authorities that this machine trusts, where the libpq in the psycopg wheel does not look by
-    itself. SSL_CERT_FILE names another; a machine without any gets those of Mozilla. Raises AuthoritiesMissingError."""
+    itself. SSL_CERT_FILE names another; a machine without any gets those of Mozilla. Raises HW_2009."""
     named = os.environ.get("SSL_CERT_FILE")
     if named and not Path(named).is_file():
         what = "the environment variable SSL_CERT_FILE names no file, so no certificate can be verified"
-        raise AuthoritiesMissingError(what, named, "correct or unset it")
+        raise HeadwaterError(what, named, "correct or unset it", code="HW_2009")
     found = ssl.get_default_verify_paths().cafile  # None where OpenSSL's own place has no such file
     return found or next((each for each in _BUNDLES if Path(each).is_file()), certifi.where())
 
 
 def pem_file(text: str) -> str:
-    """The path of a private file with this text, named by its hash. Raises CertificateFolderError."""
+    """The path of a private file with this text, named by its hash. Raises HW_2008."""
     folder = Path(tempfile.gettempdir()) / f"headwater-tls-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     _check_private(folder)
@@ -66,12 +54,14 @@ def _check_private(folder: Path) -> None:
     """Everybody may write to the folder above, so what is found there may be somebody else's, or a link."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise CertificateFolderError("the folder for certificates is no folder", str(folder), "remove it")
+        raise HeadwaterError("the certificate path is not a directory", str(folder), "remove it", code="HW_2008")
     if found.st_uid != os.getuid():
-        raise CertificateFolderError("the folder for certificates belongs to another user", str(folder), "remove it")
+        raise HeadwaterError(
+            "the certificate directory belongs to another user", str(folder), "remove it", code="HW_2008"
+        )
     if found.st_mode & 0o077:
-        what = "the folder for certificates is open to other users"
-        raise CertificateFolderError(what, str(folder), "remove it with all that is in it")
+        what = "the certificate directory is open to other users"
+        raise HeadwaterError(what, str(folder), "remove it with all that is in it", code="HW_2008")
 
 
 def _holds(path: Path, text: str) -> bool:
@@ -102,5 +92,5 @@ def why_untrusted(host: str, port: int, cacert: str | None) -> str:
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except (OSError, HeadwaterError):
-        pass  # the failure that is being explained has been told already
+        pass  # the failure that is being explained has been reported already
     return ""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from headwater.bulk.contract import EngineError
-from headwater.embedded.java import NoJava
+from headwater.embedded.java import NoJavaError
 from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job, TaskRun
 from headwater.pipeline.jobs import BulkJobs
@@ -65,12 +65,12 @@ def test_a_snapshot_that_fails_leaves_no_slot(first: Deployment) -> None:
 
 def test_without_java_no_slot_is_made(first: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
-        raise NoJava("Spark needs Java")
+        raise NoJavaError("Spark needs Java")
 
     monkeypatch.setattr("headwater.pipeline.spark.session.java_home", none)
     monkeypatch.setattr("headwater.replication.jobs.snapshot.SnapshotKeeper", None)  # making one would be another error
     first.bulk = BulkJobs(SparkEngine(Spark(SparkSettings())))
-    failure_of(first, NoJava)
+    failure_of(first, NoJavaError)
 
 
 def test_a_login_that_becomes_another_role_at_once(first: Deployment, source_db: SourceDb) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 import headwater.cli.powersync.teardown as commands
 from headwater.cli.config import load_config
-from headwater.cli.powersync.teardown import SlotStaysError, teardown
+from headwater.cli.powersync.teardown import teardown
 from headwater.config import ConfigSource
+from headwater.errors import HeadwaterError
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_store
 from tests.support.command import headwater_here
@@ -72,7 +73,7 @@ def test_the_store_stays_while_its_slot_does(
 ) -> None:
     deployed.close()
     monkeypatch.setattr(commands, "drop_unread_slot", lambda *_: None)  # as if somebody read it
-    with pytest.raises(SlotStaysError):
+    with pytest.raises(HeadwaterError, match="HW_8106"):
         teardown(load_config(ConfigSource(path=config), {}, config.parent), "TEARDOWN", wait_seconds=0)
     assert open_store(deployed.address).exists()
 

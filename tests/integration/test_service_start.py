@@ -101,10 +101,10 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
     assert (status.code, "problem" in status.out) == (1, False)
     assert "state     stopped: no replicator has run yet" in status.out
     assert "slot      none: a replicator makes it" in status.out
-    assert "changes   of tables are found by event triggers, at once, and by looking every 5 s" in status.out
+    assert "schema    changes are detected by event trigger, and by polling every 5 s" in status.out
     assert "ran: DROP EVENT TRIGGER" in headwater_here("source", "prepare", "--remove-triggers", cwd=tmp_path).out
     assert "CREATE EVENT TRIGGER" not in headwater_here("source", "prepare", "--no-triggers", cwd=tmp_path).out
-    assert "changes   of tables are found by looking every 5 s" in headwater_here("source", "status", cwd=tmp_path).out
+    assert "schema    changes are detected by polling every 5 s" in headwater_here("source", "status", cwd=tmp_path).out
 
 
 @pytest.mark.parametrize("command", ["serve", "replicate"])

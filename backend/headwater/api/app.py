@@ -33,13 +33,14 @@ from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.service import StreamLimits, Streams
-from headwater.api.streams.session import PlanCache, RequestLimits
+from headwater.api.streams.session import PlanCache
 from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import DeviceTraces, Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.api.workers import Answers
+from headwater.insight.explain import RequestLimits
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import Revocation

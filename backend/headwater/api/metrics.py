@@ -108,8 +108,8 @@ class SourceCollector(Collector):
             yield from _sizes(disk)
 
 
-def told_totals(standing: SourceStatus) -> Totals:
-    """The totals that the replicator, in another process, told last; zeros before the first one ran."""
+def reported_totals(standing: SourceStatus) -> Totals:
+    """The totals that the replicator, in another process, reported last; zeros before the first one ran."""
     return standing.totals
 
 
@@ -162,7 +162,7 @@ _FIGURES: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
         lambda standing: standing.lag_seconds,
     ),
     "headwater_source_noted_timestamp_seconds": (
-        "When the replicator last told how it stands, in seconds since 1970",
+        "When the replicator last reported its state, in seconds since 1970",
         lambda standing: standing.at,
     ),
     "headwater_source_errors_in_a_row": (
@@ -307,8 +307,8 @@ class WorkersCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for number, told in self.workers.ask(METRICS):
-            for found in text_string_to_metric_families(told.decode()):
+        for number, answer in self.workers.ask(METRICS):
+            for found in text_string_to_metric_families(answer.decode()):
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 family.samples += [_labelled(sample, number) for sample in found.samples]
         yield from families.values()

@@ -96,8 +96,7 @@ def _admin(config: ServiceConfig, together: Workers | None) -> AdminSettings:
         sources=config.sources,
         port=config.api.admin_port,
         from_file=config.sync_config is not None,
-        max_buckets=config.api.parameters.requests.max_buckets,
-        max_results=config.api.parameters.requests.max_results,
+        limits=config.api.parameters.requests,
         workers=together,
     )
 

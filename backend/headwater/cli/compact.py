@@ -65,12 +65,6 @@ class SparkCompaction:
             return run.tasks([ShareTask(share) for share in shares])
 
 
-class UnknownBucketError(HeadwaterError):
-    """The store has no such bucket."""
-
-    code = "HW_8301"
-
-
 def run(
     config: ServiceConfig,
     stop: threading.Event,
@@ -81,7 +75,7 @@ def run(
     spark: bool = False,
 ) -> None:
     """Compact the selected buckets, on Spark if they are large or `spark` is set, and print a summary. Without a
-    budget, rows are put again only where that saves devices more than it costs them. Raises UnknownBucketError, and
+    budget, rows are put again only where that saves devices more than it costs them. Raises HW_8301, and
     CompactionStoppedError once `stop` is set."""
     policy = CompactionPolicy() if budget is None else CompactionPolicy(budget=budget, price=math.inf, least=1)
     with existing_store(config) as store:
@@ -90,7 +84,9 @@ def run(
             buckets = selected(compaction.buckets(OpId(0)), bucket, definition)
             if not buckets and (bucket or definition):
                 what = f"bucket {bucket}" if bucket else f"bucket definition {definition}"
-                raise UnknownBucketError(f"the store has no {what}", str(store.address), "see `headwater store stats`")
+                raise HeadwaterError(
+                    f"the store has no {what}", str(store.address), "see `headwater store stats`", code="HW_8301"
+                )
             with _work(compaction, stop) as work:
                 if spark or sum(bucket.count for bucket in buckets) >= LARGE_OPS:
                     summary = _on_spark(config, work, compaction, buckets, policy)

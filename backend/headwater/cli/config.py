@@ -17,13 +17,13 @@ from msgspec import Meta
 from headwater.api.auth.settings import ClientAuth, read_client_auth
 from headwater.api.http.limits import HttpLimits, Network
 from headwater.api.streams.service import StreamLimits
-from headwater.api.streams.session import RequestLimits
 from headwater.api.upload.settings import read_upload
 from headwater.cli.databases import read_sources, read_storage
 from headwater.config import ConfigSource
-from headwater.config.document import ConfigError, ConfigIssue, ConfigWarning, Item, shown
+from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, ConfigWarning, redacted
 from headwater.config.origin import FoundConfig, find_config, find_sync_base64
 from headwater.config.schema import KNOWN_TO_ALL, MAKE_ONE, ConfigFindings, Section
+from headwater.insight.explain import RequestLimits
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import UploadSettings
@@ -198,7 +198,7 @@ def _position(issue: ConfigIssue) -> tuple[int, int]:
     return (issue.mark.line, issue.mark.column) if issue.mark else (0, 0)
 
 
-def _keys(item: Item, path: str) -> Iterator[str]:
+def _keys(item: ConfigNode, path: str) -> Iterator[str]:
     match item.value:
         case dict(values):
             for name, value in values.items():
@@ -295,7 +295,7 @@ def _networks(section: Section, key: str) -> Iterator[Network]:
         try:
             yield ip_network(text, strict=False)
         except ValueError:
-            section.error(f"{shown(text)} is neither an IP address nor a network", key, fix="write 10.0.0.0/8")
+            section.error(f"{redacted(text)} is neither an IP address nor a network", key, fix="write 10.0.0.0/8")
 
 
 _SHORTEST_TOKEN = 16
@@ -322,7 +322,9 @@ def _spark(root: Section, storage: StoreAddress) -> SparkSettings:
     with root.section("spark") as section:
         config = section.read(SparkSettings())
         if not config.local and storage.one_machine:
-            what = f"{shown(config.master)} runs tasks on other machines, which can't reach the embedded store's files"
+            what = (
+                f"{redacted(config.master)} runs tasks on other machines, which can't reach the embedded store's files"
+            )
             fix = "use local[*], or storage of type postgresql"
             section.error(f"{what} on this one", "master", fix=fix)
         return config
@@ -404,7 +406,7 @@ def _warn_unsupported(root: Section) -> None:
     """Report keys of PowerSync's config that have no counterpart here."""
     root.no_effect("errors are only logged", "metadata")
     root.no_effect("sync queries can't read it", "parameters")
-    root.no_effect("it tells PowerSync's command line what kind of deployment this is", "_type")
+    root.no_effect("it says what kind of deployment this is, to PowerSync's command line", "_type")
     root.no_effect("the version is that of what is installed (`headwater --version`)", "version_label")
     with root.section("migrations") as migrations:
         if migrations.boolean("disable_auto_migration", default=False):

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from psycopg.conninfo import make_conninfo
 
-from headwater.config.document import ConfigError, ConfigIssue, Item, shown
+from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, redacted
 from headwater.config.schema import GIVE_ANOTHER, ConfigFindings, Section
 from headwater.source.connect import SourceSettings, known_pooler
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -113,7 +113,7 @@ def read_uri(section: Section) -> UriParts | None:
     given = parse_qs(parts.query, keep_blank_values=True)
     timeout = given.pop("connect_timeout", [""])[0]
     if given:
-        what = f"its parameters {', '.join(map(shown, given))} are not read; sslmode and others are keys beside uri"
+        what = f"its parameters {', '.join(map(redacted, given))} are not read; sslmode and others are keys beside uri"
         section.warn(what, "uri")
     return UriParts(
         unquote(parts.hostname or ""),
@@ -171,7 +171,7 @@ def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     """The source with the login of the URI, and its host, port and database where it gives them. Raises ConfigError."""
     findings = ConfigFindings()
-    address = read_uri(Section({"uri": Item(uri, None)}, "", None, findings))
+    address = read_uri(Section({"uri": ConfigNode(uri, None)}, "", None, findings))
     if address is not None and not address.user:
         findings.errors.append(ConfigIssue("has no user", "uri", fix="write postgresql://user:password@host/database"))
     if address is None or findings.errors:
@@ -190,7 +190,7 @@ def source_of(uri: str, *, password: str = "", sslmode: str | None = None, cacer
     """The source at a URI, which needs host, database and user. `cacert` is PEM text. Raises ConfigError."""
     findings = ConfigFindings()
     given = {"uri": uri, "password": password, "sslmode": sslmode, "cacert": cacert}
-    section = Section({key: Item(value, None) for key, value in given.items() if value}, "", None, findings)
+    section = Section({key: ConfigNode(value, None) for key, value in given.items() if value}, "", None, findings)
     settings = _source(section, 64)
     if settings is None or findings.errors:
         raise ConfigError("--uri", findings.errors)
@@ -200,7 +200,7 @@ def source_of(uri: str, *, password: str = "", sslmode: str | None = None, cacer
 def _source(section: Section, batch_mb: int) -> SourceSettings | None:
     kind = section.text("type") or "postgresql"
     if kind != "postgresql":
-        section.error(f"a source of type {shown(kind)} is not supported", "type", fix="use postgresql")
+        section.error(f"a source of type {redacted(kind)} is not supported", "type", fix="use postgresql")
         return None
     settings = section.read(replace(read_server(section), batch_bytes=batch_mb << 20))
     if not settings.publications:
@@ -237,7 +237,7 @@ def read_storage(section: Section, directory: Path) -> StoreAddress:
         case "postgresql":
             address = _postgres(section)
         case _:
-            section.error(f"{shown(kind)} storage is not supported", "type", fix=_EITHER)
+            section.error(f"{redacted(kind)} storage is not supported", "type", fix=_EITHER)
             return SqliteAddress(str(directory / DEFAULT_DIRECTORY))
     section.warn_unknown()
     return address

@@ -42,7 +42,6 @@ from headwater.dev.trace import RuleText, Tracer
 from headwater.dev.workspace import AUDIENCE, Workspace, WorkspaceError, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
-from headwater.insight.explain import ExplainLimits
 from headwater.source.catalog.schema import read_outline, read_schema
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.prepare import prepare
@@ -154,12 +153,6 @@ _SLOTS = "select slot_name::text from pg_replication_slots where starts_with(slo
 _USER = "postgres"
 
 
-class NothingToShowError(HeadwaterError):
-    """None of the tables can be shown."""
-
-    code = "HW_8603"
-
-
 def run(host: str, port: int, rows: int, keep: Path | None) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. Port 0 chooses a free one; `keep` is a directory that is kept."""
     files, stop = find_demo_files(), _stop()
@@ -207,11 +200,13 @@ def run_own(database: OwnDatabase, host: str, port: int) -> None:
         if database.rules is None:
             rules.write_text(proposal.text, encoding="utf-8")
         if proposal.people is None:
-            raise NothingToShowError("no table of users was found", source.address, "name it with --users TABLE")
+            raise HeadwaterError(
+                "no table of users was found", source.address, "name it with --users TABLE", code="HW_8603"
+            )
         plan = compile_config(rules.read_text(encoding="utf-8")).plan
         if not plan.streams:
-            raise NothingToShowError(
-                "no table leads to a user", source.address, "write a sync config, and pass --rules"
+            raise HeadwaterError(
+                "no table leads to a user", source.address, "write a sync config, and pass --rules", code="HW_8603"
             )
         workspace.write_config(source, rules, address.host, address.port, None)
         stack.callback(_remove, source, mark)
@@ -342,8 +337,7 @@ def _own(config: ServiceConfig, named: str) -> Demo:
 
 
 def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:
-    limits = ExplainLimits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
-    rules = RuleText(config.sync_text())
+    limits, rules = config.api.parameters.requests, RuleText(config.sync_text())
     return Backstage(
         Verifier(StaticKeys(config.auth.keys), frozenset({AUDIENCE})),
         Tracer(reader, config.storage, config.source(), limits, rules, has_notes=files.page == "index.html"),

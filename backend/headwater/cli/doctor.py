@@ -26,7 +26,7 @@ from headwater.api.auth.settings import ClientAuth
 from headwater.api.http.server import AddressInUseError, bind, reachable_host
 from headwater.cli.config import ServiceConfig, load_config
 from headwater.cli.source.status import (
-    StoreState,
+    StoredState,
     disk_findings,
     disk_of,
     hasty,
@@ -38,7 +38,7 @@ from headwater.cli.workers import listening_at
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError
 from headwater.embedded import how_to_add
-from headwater.embedded.java import NoJava, java_home
+from headwater.embedded.java import NoJavaError, java_home
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.pipeline.settings import SparkSettings
@@ -84,7 +84,7 @@ def ok(area: str, what: str) -> Result:
 
 
 def of_error(area: str, error: HeadwaterError) -> Result:
-    """A failure that one of our errors tells."""
+    """A failure from one of our errors."""
     where = f" ({error.where})" if error.where else ""
     return Result(area, Level.FAIL, f"[{error.code}] {error.what}{where}", error.fix)
 
@@ -142,7 +142,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
             each.suggestion or _SEE_RULES,
         )
         for each in findings_in(text, seen.schema, allow_missing=config.sync_config.allow_missing)
-        if each.code is not RuleCode.NOT_SENT  # the check of the source tells it, once for each table
+        if each.code is not RuleCode.NOT_SENT  # the check of the source reports it, once for each table
     ]
     right = ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
     return compiled.plan.tables(), found or [right]
@@ -173,7 +173,7 @@ def check_keys(auth: ClientAuth) -> Iterator[Result]:
             yield Result("tokens", Level.FAIL, f"no usable key at {address.shown}{why}", "publish a public signing key")
 
 
-def check_store(config: ServiceConfig) -> tuple[StoreState | None, list[Result]]:
+def check_store(config: ServiceConfig) -> tuple[StoredState | None, list[Result]]:
     """What the store records, if there is one."""
     found = [*_disk(config)]
     try:
@@ -223,7 +223,7 @@ _NOTICED = 2.0
 
 
 def check_source(
-    config: ServiceConfig, kept: StoreState | None, tables: Sequence[TablePattern] | None
+    config: ServiceConfig, kept: StoredState | None, tables: Sequence[TablePattern] | None
 ) -> Iterator[Result]:
     """Everything about the source. What the store knows of it, its slot and the served tables, comes first."""
     try:
@@ -342,7 +342,7 @@ def check_spark(settings: SparkSettings) -> Iterator[Result]:
         return
     try:
         yield ok("spark", f"Java in {java_home()}")
-    except NoJava as error:
+    except NoJavaError as error:
         yield of_error("spark", error)
     if settings.master.startswith("spark://"):
         yield from map(_spark_master, settings.master.removeprefix("spark://").split(","))

@@ -13,25 +13,15 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 
 
-class NoStoreError(HeadwaterError):
-    """The store does not exist yet."""
-
-    code = "HW_8101"
-
-
-class UnknownVersionError(HeadwaterError):
-    """The store has no such version of the sync config."""
-
-    code = "HW_8102"
-
-
 @contextmanager
 def existing_store(config: ServiceConfig) -> Iterator[StoreWriter]:
-    """The configured store, open during the context. Raises NoStoreError: a missing store is more likely a wrong path
+    """The configured store, open during the context. Raises HW_8101: a missing store is more likely a wrong path
     than a wish to create one."""
     address = config.storage
     if not open_store(address).exists():
-        raise NoStoreError("there is no store yet", str(address), "start `headwater serve`, which creates it")
+        raise HeadwaterError(
+            "there is no store yet", str(address), "start `headwater serve`, which creates it", code="HW_8101"
+        )
     store = open_store(address).open_writer()
     try:
         yield store
@@ -45,13 +35,13 @@ def served(versions: Sequence[ConfigVersion]) -> ConfigVersion | None:
 
 
 def find(versions: Sequence[ConfigVersion], number: int) -> ConfigVersion:
-    """The version with this id. Raises UnknownVersionError."""
+    """The version with this id. Raises HW_8102."""
     for version in versions:
         if version.id == number:
             return version
     known = ", ".join(str(version.id) for version in versions[-10:]) or "none"
-    raise UnknownVersionError(
-        f"there is no version {number}", f"latest versions: {known}", "see `headwater rules versions`"
+    raise HeadwaterError(
+        f"there is no version {number}", f"latest versions: {known}", "see `headwater rules versions`", code="HW_8102"
     )
 
 

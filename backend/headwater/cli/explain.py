@@ -18,8 +18,7 @@ from headwater.insight.words import count, size
 from headwater_rules.results import Subscription, SyncRequest
 
 if TYPE_CHECKING:
-    from headwater.cli.config import ServiceConfig
-    from headwater.insight.explain import ExplainLimits, RowExplained, UserExplained, UsersBucket
+    from headwater.insight.explain import RowExplained, UserExplained, UsersBucket
 
 
 @click.group()
@@ -68,7 +67,7 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
 
     config = load(configs, warn=False)
     with existing_store(config), closing(open_store(config.storage).open_reader()) as reader:
-        found = explain_user(reader, request, _limits(config))
+        found = explain_user(reader, request, config.api.parameters.requests)
     click.echo(to_json(asdict(found)) if as_json else "\n".join(_user(found)))
 
 
@@ -93,18 +92,12 @@ def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, a
     config = load(configs, warn=False)
     with existing_store(config) as store, closing(open_store(config.storage).open_reader()) as reader:
         current = CurrentRows(store, config.source(), ScanProgress)
-        found = explain_row(reader, current, request, table, row_id, _limits(config))
+        found = explain_row(reader, current, request, table, row_id, config.api.parameters.requests)
     click.echo(to_json(asdict(found)) if as_json else "\n".join(_row(found)))
     sys.exit(0 if found.included else 1)
 
 
 _SHOWN_BUCKETS = 50
-
-
-def _limits(config: ServiceConfig) -> ExplainLimits:
-    from headwater.insight.explain import ExplainLimits
-
-    return ExplainLimits(config.api.parameters.requests.max_buckets, config.api.parameters.requests.max_results)
 
 
 def _user(found: UserExplained) -> Iterator[str]:
@@ -124,8 +117,8 @@ def _user(found: UserExplained) -> Iterator[str]:
 def _bucket(bucket: UsersBucket) -> Iterator[str]:
     why = ", ".join(f"{reason.stream} ({reason.by})" for reason in bucket.reasons)
     values = "".join(f", {words} = {orjson.dumps(value).decode()}" for words, value in bucket.values.items())
-    told = f"{_rows(bucket.rows)}, {size(bucket.size)} in {count(bucket.ops, 'op')}"
-    yield f"{bucket.name}  priority {bucket.priority}, stream {why}{values}: {told}"
+    amount = f"{_rows(bucket.rows)}, {size(bucket.size)} in {count(bucket.ops, 'op')}"
+    yield f"{bucket.name}  priority {bucket.priority}, stream {why}{values}: {amount}"
 
 
 def _rows(number: int | None) -> str:
@@ -145,7 +138,7 @@ def _row(found: RowExplained) -> Iterator[str]:
         yield f"  {place.bucket}  stream {why}{f' by {values}' if values else ''}: op {place.op_id}{commit}{at}"
     for row in found.rows:
         for query in row.queries:
-            told = "gives it" if query.given else query.because
-            yield f"  row {row.id} of {row.table}, stream {query.stream}: {told}"
+            reason = "gives it" if query.given else query.because
+            yield f"  row {row.id} of {row.table}, stream {query.stream}: {reason}"
     for note in found.notes:
         yield f"note: {note}"

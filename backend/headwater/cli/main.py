@@ -30,26 +30,14 @@ from headwater_rules.errors import RuleErrors
 _OF_SPARK = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
 
 
-class NoSparkError(HeadwaterError):
-    """The command does bulk work, but the packages for it are not installed."""
-
-    code = "HW_8003"
-
-
-class NoTracesError(HeadwaterError):
-    """Traces are to be sent, but the packages for it are not installed."""
-
-    code = "HW_8004"
-
-
 def missing_extra(error: Exception) -> HeadwaterError | None:
     """The error to print for a failed import, if an extra provides the missing package."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _OF_SPARK:
-        return NoSparkError("this command needs Spark", package, how_to_add("spark"))
+        return HeadwaterError("this command needs Spark", package, how_to_add("spark"), code="HW_8003")
     if package == "opentelemetry":
         fix = f"{how_to_add('otel')}; or set OTEL_SDK_DISABLED=true to send none"
-        return NoTracesError("traces are configured, and need OpenTelemetry", package, fix)
+        return HeadwaterError("traces are configured, and need OpenTelemetry", package, fix, code="HW_8004")
     return None
 
 
@@ -66,7 +54,7 @@ _source_timeout = click.option(
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for an unreachable source at the start; 0 waits for ever.",
+    help="How long to wait for an unreachable source at the start; 0 waits forever.",
 )
 
 
@@ -218,7 +206,7 @@ def audit(configs: ConfigSource, tables: tuple[str, ...], repair: bool, wait: bo
 @click.option("--budget", type=click.IntRange(min=0), metavar="BYTES",
               help="Bytes of a bucket that devices may download again to make its history shorter still; 0 for none. "
               "By default, as many as are worth it.")  # fmt: skip
-@click.option("--spark", is_flag=True, help="Use Spark; the default from some millions of ops on.")
+@click.option("--spark", is_flag=True, help="Run on Spark (the default above a few million ops).")
 def compact_(
     configs: ConfigSource, bucket: str | None, definition: str | None, budget: int | None, spark: bool
 ) -> None:

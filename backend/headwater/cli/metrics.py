@@ -21,7 +21,7 @@ from headwater.api.metrics import (
     SourceCollector,
     StoreSizes,
     WorkersCollector,
-    told_totals,
+    reported_totals,
 )
 from headwater.api.refusals import Refusals
 from headwater.api.workers import Workers
@@ -38,13 +38,13 @@ SETTING = "telemetry.prometheus_port"
 def endpoint_page(
     config: ServiceConfig, port: int, app: ApiApp, workers: Workers | None, *, unified: bool
 ) -> MetricsPage:
-    """Of an endpoint, for a port; of all its processes, if it has `workers`. With `unified`, it tells of the replicator
-    beside it, too."""
+    """Of an endpoint, for a port; of all its processes, if it has `workers`. With `unified`, it includes the replicator
+    beside it."""
     _say(config, port)
     own = _own(app) if workers is None else WorkersCollector(workers)
     sizes = StoreSizes(open_store(config.storage).disk_use)
     sources = (
-        SourceCollector(_standings(config), told_totals, sizes) if unified else SourceCollector(_standings(config))
+        SourceCollector(_standings(config), reported_totals, sizes) if unified else SourceCollector(_standings(config))
     )
     return MetricsPage(own, sources, process=workers is None)
 

@@ -40,7 +40,7 @@ def run(
     unified: bool = False,
 ) -> None:
     """Replicate until `stop` is set. Waits up to `source_timeout` seconds for an unreachable source at the start, for
-    ever if 0. `take_slot` is described at `Replicator`. With `unified`, the endpoint beside it tells its metrics."""
+    ever if 0. `take_slot` is described at `Replicator`. With `unified`, the endpoint beside it serves its metrics."""
     # Batches are large, short-lived and free of cycles: collecting every 700 objects takes a sixth of the time
     gc.set_threshold(100_000, 50, 100)
     rules = own_rules(config) if config.sync_config is not None else None

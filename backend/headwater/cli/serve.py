@@ -38,7 +38,7 @@ def wait_for_source(
     """Return when the source is reachable and ready, or `stop` is set.
 
     Raises the last error after `timeout` seconds, and at once any error that waiting would not fix. With 0 the source
-    is asked once: it is the replicator that waits, and tells what for.
+    is tried once: it is the replicator that waits, and reports what for.
     """
     deadline = time.monotonic() + timeout
     said = ""
@@ -113,7 +113,7 @@ def _refuse(config: ServiceConfig, error: RuleErrors, *, quiet: bool) -> None:
 
 
 def _taken_already(config: ServiceConfig, yaml: str) -> bool:
-    """Whether the store has taken this text already; also true while it can't tell, since a start goes on then."""
+    """Whether the store has taken this text already; also true when that can't be read, since a start goes on then."""
     try:
         backend = open_store(config.storage)
         if not backend.exists():

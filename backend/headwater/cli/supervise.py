@@ -176,7 +176,7 @@ class Child:
 def supervise(children: Sequence[Child], stop: threading.Event | None = None) -> None:
     """Run the children until SIGTERM or SIGINT, or until one must not be restarted (ChildStoppedError).
 
-    A second signal tells the children to end at once. If the caller passes `stop`, it is responsible for setting it at
+    A second signal ends the children at once. If the caller passes `stop`, it is responsible for setting it at
     the first. Call it in the main thread, which alone may handle signals.
     """
     if stop is None:
@@ -188,7 +188,7 @@ def supervise(children: Sequence[Child], stop: threading.Event | None = None) ->
                 child.check()
             stop.wait(0.1)
     finally:
-        _end_at_once_when_told_again(children)
+        _end_at_once_on_second_signal(children)
         for child in children:
             child.end()
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -196,7 +196,7 @@ def supervise(children: Sequence[Child], stop: threading.Event | None = None) ->
             child.wait(deadline)
 
 
-def _end_at_once_when_told_again(children: Sequence[Child]) -> None:
+def _end_at_once_on_second_signal(children: Sequence[Child]) -> None:
     """Pass a second SIGTERM or SIGINT on as another SIGTERM, at which an endpoint does not wait for its streams."""
 
     def on_signal(_: int, __: FrameType | None) -> None:
@@ -208,12 +208,12 @@ def _end_at_once_when_told_again(children: Sequence[Child]) -> None:
 
 
 def beats() -> Callable[[], None]:
-    """In a watched child: what tells the supervisor that it does not hang, to be called every few seconds. Does nothing
+    """In a watched child: the heartbeat for the supervisor, to be called every few seconds. Does nothing
     in other processes. Call this once."""
-    told = os.environ.pop(BEATS, None)
-    if told is None:
+    variable = os.environ.pop(BEATS, None)
+    if variable is None:
         return lambda: None
-    pipe = int(told)
+    pipe = int(variable)
     os.set_inheritable(pipe, False)
 
     def beat() -> None:

@@ -16,7 +16,7 @@ from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity
 from headwater_rules.schema import SourceSchema
 
 
-class WrongRules(click.ClickException):
+class WrongRulesError(click.ClickException):
     """A sync config that does not compile: shown with the name of its file and all its errors."""
 
     def __init__(self, origin: str, errors: RuleErrors, *, as_json: bool = False) -> None:
@@ -60,11 +60,11 @@ def missing_note(findings: Iterable[RuleError]) -> list[str]:
 
 
 def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
-    """Compile a sync config, called `origin` in messages. Raises WrongRules."""
+    """Compile a sync config, called `origin` in messages. Raises WrongRulesError."""
     try:
         return compile_config(text)
     except RuleErrors as error:
-        raise WrongRules(origin, error, as_json=as_json) from None
+        raise WrongRulesError(origin, error, as_json=as_json) from None
 
 
 def compare_rules(
@@ -76,10 +76,10 @@ def compare_rules(
     as_json: bool = False,
     advise: bool = False,
 ) -> tuple[Compiled, tuple[RuleError, ...]]:
-    """`compared` for a sync config called `origin` in messages. Raises WrongRules."""
+    """`compared` for a sync config called `origin` in messages. Raises WrongRulesError."""
     from headwater.insight.diff import compared
 
     try:
         return compared(text, schema, allow_missing=allow_missing, advise=advise)
     except RuleErrors as error:
-        raise WrongRules(origin, error, as_json=as_json) from None
+        raise WrongRulesError(origin, error, as_json=as_json) from None

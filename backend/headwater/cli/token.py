@@ -14,22 +14,17 @@ from headwater.api.auth.verify import Verifier
 from headwater.errors import HeadwaterError
 
 
-class NoSecretError(HeadwaterError):
-    """The config has no shared secret to sign with; with other keys, only their issuer can make tokens."""
-
-    code = "HW_8501"
-
-
 def run(auth: ClientAuth, user: str, claims: Mapping[str, object], audience: Sequence[str], seconds: int) -> None:
-    """Print a token that the service accepts. Raises NoSecretError, and AuthError for a token that
+    """Print a token that the service accepts. Raises HW_8501, and AuthError for a token that
     it would refuse."""
     key = next((key for key in auth.keys if isinstance(key.material, bytes)), None)
     if key is None:
-        raise NoSecretError(
+        raise HeadwaterError(
             "there is no secret in the config to sign with",
             "client_auth",
             "have the issuer of your keys make the token, or add a secret for development: jwks: {keys: [{kty: oct,"
             " alg: HS256, k: …}]}",
+            code="HW_8501",
         )
     now = int(time.time())
     aud = _as_claim(audience or sorted(key.audience or auth.audience))

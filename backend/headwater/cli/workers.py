@@ -81,10 +81,10 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 def this_worker() -> Worker | None:
     """Which worker this process is; None if it is the only process of its endpoint."""
-    told = os.environ.pop(WORKER, None)
-    if told is None:
+    variable = os.environ.pop(WORKER, None)
+    if variable is None:
         return None
-    number, of, devices, operators, metrics, directory = told.split(":", 5)
+    number, of, devices, operators, metrics, directory = variable.split(":", 5)
     return Worker(int(number), int(of), Path(directory), (int(devices), int(operators), int(metrics)))
 
 

@@ -19,7 +19,7 @@ from headwater_rules.text.document import TAG, NotYamlError, compose
 _LOGIN = re.compile(r":/.*@", re.DOTALL)
 
 
-def shown(text: str) -> str:
+def redacted(text: str) -> str:
     """Text of the config, or a file name, as a message may show it: without the login of a URI."""
     return _LOGIN.sub(":/…@", text)
 
@@ -72,9 +72,9 @@ class ConfigError(HeadwaterError):
     code = "HW_7001"
 
     def __init__(self, origin: str, issues: Sequence[ConfigIssue]) -> None:
-        super().__init__("the service config can't be used", shown(origin))
+        super().__init__("the service config can't be used", redacted(origin))
         self.args = (origin, tuple(issues))  # what pickle replays
-        self.origin = shown(origin)
+        self.origin = redacted(origin)
         self.issues = tuple(issues)
 
     def __str__(self) -> str:
@@ -90,10 +90,10 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ConfigNode:
     """One value: a scalar, a mapping or a list. `mark` is None for JSON, which keeps no positions."""
 
-    value: Scalar | dict[str, Item] | list[Item]
+    value: Scalar | dict[str, ConfigNode] | list[ConfigNode]
     mark: Mark | None
 
     @property
@@ -114,7 +114,7 @@ class Item:
                 return "a list"
 
 
-def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
+def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> ConfigNode:
     """The tree of a YAML text; an empty text is an empty mapping. Raises ConfigError with all errors."""
     try:
         node = compose(text)
@@ -123,7 +123,7 @@ def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
         hint = f"; {error.hint}" if error.hint else ""
         raise ConfigError(origin, [ConfigIssue(f"not valid YAML: {error.problem}{hint}", mark=at)]) from None
     if node is None:
-        return Item({}, Mark(1, 1))
+        return ConfigNode({}, Mark(1, 1))
     reader = _NodeReader(environment)
     item = reader.item(node)
     if reader.issues:
@@ -131,7 +131,7 @@ def parse_yaml(text: str, origin: str, environment: Mapping[str, str]) -> Item:
     return item
 
 
-def parse_json(text: str, origin: str) -> Item:
+def parse_json(text: str, origin: str) -> ConfigNode:
     """The tree of a JSON text, without `!env` and positions. Raises ConfigError."""
     try:
         return _plain(json.loads(text))
@@ -142,14 +142,14 @@ def parse_json(text: str, origin: str) -> Item:
         raise ConfigError(origin, [ConfigIssue("not valid JSON: it is nested too deep")]) from error
 
 
-def _plain(value: object) -> Item:
+def _plain(value: object) -> ConfigNode:
     match value:
         case dict():
-            return Item({str(key): _plain(each) for key, each in value.items()}, None)
+            return ConfigNode({str(key): _plain(each) for key, each in value.items()}, None)
         case list():
-            return Item([_plain(each) for each in value], None)
+            return ConfigNode([_plain(each) for each in value], None)
         case None | bool() | int() | float() | str():
-            return Item(value, None)
+            return ConfigNode(value, None)
         case _:
             raise TypeError(type(value))
 
@@ -164,44 +164,46 @@ class _NodeReader:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._seen: dict[int, Item] = {}
+        self._seen: dict[int, ConfigNode] = {}
         self._open: set[int] = set()
         self.issues: list[ConfigIssue] = []
 
-    def item(self, node: Node) -> Item:
+    def item(self, node: Node) -> ConfigNode:
         known = self._seen.get(id(node))
         if known is not None:
             return known
         mark = _mark(node)
         if id(node) in self._open:
             self.issues.append(ConfigIssue("this alias contains itself", mark=mark, fix="write the value out"))
-            return Item(None, mark)
+            return ConfigNode(None, mark)
         self._open.add(id(node))
         if isinstance(node, MappingNode):
-            item = Item(self._mapping(node), mark)
+            item = ConfigNode(self._mapping(node), mark)
         elif isinstance(node, SequenceNode):
-            item = Item([self.item(each) for each in node.value], mark)
+            item = ConfigNode([self.item(each) for each in node.value], mark)
         else:
-            item = Item(self._scalar(node), mark)
+            item = ConfigNode(self._scalar(node), mark)
         self._open.remove(id(node))
         self._seen[id(node)] = item
         return item
 
-    def _mapping(self, node: MappingNode) -> dict[str, Item]:
-        merged: dict[str, Item] = {}
-        own: dict[str, Item] = {}
+    def _mapping(self, node: MappingNode) -> dict[str, ConfigNode]:
+        merged: dict[str, ConfigNode] = {}
+        own: dict[str, ConfigNode] = {}
         for key, value in node.value:
             if _tag(key) == f"{TAG}merge":
                 self._merge(value, merged)
             elif not isinstance(key, ScalarNode):
                 self.issues.append(ConfigIssue("a key must be text", mark=_mark(key)))
             elif key.value in own:
-                self.issues.append(ConfigIssue("this key is given twice", shown(key.value), _mark(key), "remove one"))
+                self.issues.append(
+                    ConfigIssue("this key is given twice", redacted(key.value), _mark(key), "remove one")
+                )
             else:
                 own[key.value] = self.item(value)
         return {**merged, **own}
 
-    def _merge(self, node: Node, into: dict[str, Item]) -> None:
+    def _merge(self, node: Node, into: dict[str, ConfigNode]) -> None:
         for each in node.value if isinstance(node, SequenceNode) else [node]:
             item = self.item(each)
             if isinstance(item.value, dict):
@@ -222,7 +224,7 @@ class _NodeReader:
                 return self._substituted(text, _mark(node))
             case tag if tag.startswith("!"):
                 fix = "use `!env NAME`, or put the value in quotes"
-                self.issues.append(ConfigIssue(f"unknown tag {shown(tag)}", mark=_mark(node), fix=fix))
+                self.issues.append(ConfigIssue(f"unknown tag {redacted(tag)}", mark=_mark(node), fix=fix))
                 return None
             case _:
                 return text

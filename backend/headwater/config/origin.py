@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.config import CONFIG_B64, CONFIG_OF, CONFIG_PATH, DEFAULT_FILES, SYNC_B64, ConfigSource
-from headwater.config.document import ConfigError, ConfigIssue, Item, parse_json, parse_yaml
+from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, parse_json, parse_yaml
 
 _LONGEST_VARIABLE = 100_000  # in bytes; Linux allows 128 KiB
 
@@ -18,7 +18,7 @@ _LONGEST_VARIABLE = 100_000  # in bytes; Linux allows 128 KiB
 class FoundConfig:
     """A config's tree, its name for messages, and the directory that its paths are relative to."""
 
-    root: Item
+    root: ConfigNode
     origin: str
     directory: Path
 
@@ -127,7 +127,7 @@ def _beside(path: Path) -> dict[str, str]:
         return {}  # what it was to give is missed by name
 
 
-def _parsed(text: str, origin: str, environment: Mapping[str, str]) -> Item:
+def _parsed(text: str, origin: str, environment: Mapping[str, str]) -> ConfigNode:
     """Parse YAML, or JSON that is not valid YAML (which forbids tabs)."""
     if text.lstrip().startswith("{"):
         try:

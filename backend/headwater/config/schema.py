@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta
 
-from headwater.config.document import ConfigIssue, ConfigWarning, Item, Mark, shown
+from headwater.config.document import ConfigIssue, ConfigNode, ConfigWarning, Mark, redacted
 
 Settings = TypeVar("Settings")
 Default = TypeVar("Default", bound=int | None)
@@ -46,7 +46,7 @@ class Section:
     """A mapping at `path`. A null value counts as not given. After an error, a reader returns the default, so that
     reading goes on."""
 
-    def __init__(self, values: dict[str, Item], path: str, mark: Mark | None, findings: ConfigFindings) -> None:
+    def __init__(self, values: dict[str, ConfigNode], path: str, mark: Mark | None, findings: ConfigFindings) -> None:
         self._values = values
         self._known: set[str] = set()
         self.path = path
@@ -66,7 +66,7 @@ class Section:
 
     def at(self, key: str) -> str:
         """The path of `key`, for messages."""
-        return f"{self.path}.{shown(key)}" if self.path else shown(key)
+        return f"{self.path}.{redacted(key)}" if self.path else redacted(key)
 
     def error(self, what: str, key: str = "", *, fix: str = "", code: str = "HW_7001") -> None:
         """Add an error at `key`, or at the section itself."""

@@ -11,12 +11,6 @@ from pathlib import Path
 from headwater.errors import HeadwaterError
 
 
-class NoDemoFilesError(HeadwaterError):
-    """The package was installed without the files of the demo."""
-
-    code = "HW_8002"
-
-
 @dataclass(frozen=True, slots=True)
 class DemoFiles:
     """`rules` is the sync config, `app` the built demo app, which may be missing in a clone, and `page` its page."""
@@ -31,7 +25,7 @@ class DemoFiles:
 
 
 def find_demo_files() -> DemoFiles:
-    """The files. Raises NoDemoFilesError."""
+    """The files. Raises HW_8002."""
     here = Path(__file__).resolve().parent
     root = here.parents[2]
     for files in (
@@ -41,4 +35,4 @@ def find_demo_files() -> DemoFiles:
         if files.rules.is_file():
             return files
     fix = "run headwater dev from a clone, or from a wheel that `make dist` built"
-    raise NoDemoFilesError("the demo's files are missing", str(here), fix)
+    raise HeadwaterError("the demo's files are missing", str(here), fix, code="HW_8002")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import anyio
 import orjson
@@ -36,13 +35,6 @@ _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>The 
 _MEDIA_TYPES = {".js": "text/javascript", ".wasm": "application/wasm"}
 
 
-class UnknownUserError(ApiError):
-    """The demo has no such user."""
-
-    code = "HW_8015"
-    status: ClassVar[int] = 404
-
-
 @dataclass(frozen=True, slots=True)
 class Demo:
     """Whose rows are shown, and how to log in as one of them: the database, the key that signs tokens, and their
@@ -67,7 +59,7 @@ class Demo:
         """A token for any user, without authentication: this runs on the developer's own machine."""
         user = request.query_params.get("user", "")
         if not user or "\0" in user or not await anyio.to_thread.run_sync(self._exists, user):
-            raise UnknownUserError("there is no such user", fix="use an id from /demo/users")
+            raise ApiError("there is no such user", fix="use an id from /demo/users", code="HW_8015")
         now = int(time.time())
         token = sign({"sub": user, "aud": self.audience, "iat": now, "exp": now + TOKEN_SECONDS}, self.key)
         return JSONResponse({"token": token, "endpoint": str(request.base_url).rstrip("/")})
@@ -132,13 +124,6 @@ async def _to_page(_: Request) -> Response:
 
 _LONGEST = 200
 _MOST_OP_ID = 2**53
-
-
-class BadQuestionError(ApiError):
-    """A question to the demo has a wrong parameter."""
-
-    code = "HW_8016"
-    status: ClassVar[int] = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +206,14 @@ def _op_id(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 17 and int(text) < _MOST_OP_ID):
-        raise BadQuestionError("`after` is not an op id", fix="use `checkpoint` of an earlier answer")
+        raise ApiError("`after` is not an op id", fix="use `checkpoint` of an earlier answer", code="HW_8016")
     return int(text)
 
 
 def _text(request: Request, name: str) -> str:
     text = request.query_params.get(name, "")
     if not 0 < len(text) <= _LONGEST or "\0" in text:
-        raise BadQuestionError(f"`{name}` is missing, or too long", fix="give the table and the id of a row")
+        raise ApiError(f"`{name}` is missing, or too long", fix="give the table and the id of a row", code="HW_8016")
     return text
 
 

@@ -13,7 +13,7 @@ import orjson
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from headwater.insight.explain import ExplainLimits, Served, open_served
+from headwater.insight.explain import RequestLimits, Served, open_served
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings, connect
@@ -172,7 +172,7 @@ class Tracer:
     reader: StoreReader
     storage: StoreAddress
     source: SourceSettings
-    limits: ExplainLimits
+    limits: RequestLimits
     rules: RuleText
     has_notes: bool = True
     """Whether the source keeps the statements that wrote lately, as the demo's does."""
@@ -226,7 +226,7 @@ class Tracer:
 
 def _behind(ops: Sequence[TracedOp], lately: Sequence[_Kept], before: Lsn) -> tuple[NotedWrite, ...]:
     """The last write of each row, and if that of some row is unknown, whatever was written since the commit `before`.
-    Transactions overlap, so the place in the log alone does not tell."""
+    Transactions overlap, so the position in the log alone does not decide."""
     found: dict[Lsn, NotedWrite] = {}
     for op in ops:
         kept = next((each for each in lately if op.id in each.ids and op.table == each.write.relation), None)

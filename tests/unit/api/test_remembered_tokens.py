@@ -11,7 +11,7 @@ import pytest
 from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenRevokedError
 from headwater.api.auth.keys import Key, parse_key
 from headwater.api.auth.remote import KeyRing
-from headwater.api.auth.revocations import Revocation, Revoked
+from headwater.api.auth.revocations import Revoked, TokenRevocation
 from headwater.api.auth.verify import LONGEST_KEPT, Principal, RememberedTokens, Verifier
 from tests.support.fix_api import AUDIENCE, jwk, make_token
 
@@ -79,7 +79,7 @@ def test_a_known_token_is_refused_once_it_is_revoked() -> None:
     checks, _ = verifier(KEY)
     token = make_token("u1", iat=int(NOW) - 10)
     user(checks, token)
-    checks.revocations.add(Revocation(Revoked.USER, "u1", NOW))
+    checks.revocations.add(TokenRevocation(Revoked.USER, "u1", NOW))
     with pytest.raises(TokenRevokedError):
         user(checks, token)
 

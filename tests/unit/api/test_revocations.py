@@ -12,7 +12,7 @@ from httpx import ASGITransport, AsyncClient
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.errors import TokenRevokedError
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.auth.revocations import Revocation, Revocations, Revoked
+from headwater.api.auth.revocations import Revocations, Revoked, TokenRevocation
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.store import Revocation as Stored
@@ -24,7 +24,7 @@ from tests.support.memory_store import MemoryStore
 NOW = int(time.time())
 
 
-def verifier(*held: Revocation) -> Verifier:
+def verifier(*held: TokenRevocation) -> Verifier:
     return Verifier(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), Revocations(held))
 
 
@@ -38,7 +38,7 @@ def accepts(checks: Verifier, token: str) -> bool:
 
 def test_the_refusal_is_one_that_clients_drop_their_token_at() -> None:
     with pytest.raises(TokenRevokedError) as refused:
-        asyncio.run(verifier(Revocation(Revoked.TOKEN, "t1", NOW)).verify(make_token(jti="t1")))
+        asyncio.run(verifier(TokenRevocation(Revoked.TOKEN, "t1", NOW)).verify(make_token(jti="t1")))
     assert (refused.value.code, refused.value.status) == ("PSYNC_S2101", 401)
     assert "t1" not in str(refused.value)
 
@@ -47,19 +47,19 @@ def test_a_token_is_refused_from_its_revocation_on() -> None:
     checks = verifier()
     token = make_token("u1", iat=NOW - 10, jti="t1")
     assert accepts(checks, token)
-    checks.revocations.add(Revocation(Revoked.USER, "u1", NOW - 5))
+    checks.revocations.add(TokenRevocation(Revoked.USER, "u1", NOW - 5))
     assert not accepts(checks, token)
 
 
 def test_a_user_who_signed_in_again_is_accepted_and_others_always_were() -> None:
-    checks = verifier(Revocation(Revoked.USER, "u1", NOW - 5))
+    checks = verifier(TokenRevocation(Revoked.USER, "u1", NOW - 5))
     assert not accepts(checks, make_token("u1", iat=NOW - 5))
     assert accepts(checks, make_token("u1", iat=NOW - 4))
     assert accepts(checks, make_token("u2", iat=NOW - 10))
 
 
 def test_a_user_is_known_by_the_text_of_the_id() -> None:
-    assert not accepts(verifier(Revocation(Revoked.USER, "7", NOW)), make_token(7, iat=NOW))
+    assert not accepts(verifier(TokenRevocation(Revoked.USER, "7", NOW)), make_token(7, iat=NOW))
 
 
 def in_session(claim: str, value: str) -> str:
@@ -68,7 +68,9 @@ def in_session(claim: str, value: str) -> str:
 
 @pytest.mark.parametrize("claim", ["session_id", "sid"])
 def test_a_session_and_a_token_alone_are_revoked_for_good(claim: str) -> None:
-    checks = verifier(Revocation(Revoked.SESSION, "s1", NOW - 500), Revocation(Revoked.TOKEN, "t1", NOW - 500))
+    checks = verifier(
+        TokenRevocation(Revoked.SESSION, "s1", NOW - 500), TokenRevocation(Revoked.TOKEN, "t1", NOW - 500)
+    )
     assert not accepts(checks, in_session(claim, "s1"))
     assert accepts(checks, in_session(claim, "s2"))
     assert not accepts(checks, make_token(jti="t1"))
@@ -77,7 +79,7 @@ def test_a_session_and_a_token_alone_are_revoked_for_good(claim: str) -> None:
 
 
 def test_of_several_revocations_of_a_user_the_latest_counts() -> None:
-    late, early = Revocation(Revoked.USER, "u1", NOW - 5), Revocation(Revoked.USER, "u1", NOW - 50)
+    late, early = TokenRevocation(Revoked.USER, "u1", NOW - 5), TokenRevocation(Revoked.USER, "u1", NOW - 50)
     for order in ((late, early), (early, late)):
         checks = verifier(*order)
         assert len(checks.revocations) == 1
@@ -85,8 +87,8 @@ def test_of_several_revocations_of_a_user_the_latest_counts() -> None:
 
 
 def test_what_is_revoked_can_be_given_anew_as_a_whole() -> None:
-    checks = verifier(Revocation(Revoked.USER, "u1", NOW))
-    checks.revocations.replace([Revocation(Revoked.USER, "u2", NOW)])
+    checks = verifier(TokenRevocation(Revoked.USER, "u1", NOW))
+    checks.revocations.replace([TokenRevocation(Revoked.USER, "u2", NOW)])
     assert accepts(checks, make_token("u1", iat=NOW - 1))
     assert not accepts(checks, make_token("u2", iat=NOW - 1))
 
@@ -95,13 +97,13 @@ def test_an_open_stream_can_ask_about_its_user() -> None:
     user = Principal("u1", {"sub": "u1", "iat": NOW - 1, "jti": "t1"}, NOW + 60)
     held = Revocations()
     assert held.of(user) is None
-    revocation = Revocation(Revoked.TOKEN, "t1", NOW)
+    revocation = TokenRevocation(Revoked.TOKEN, "t1", NOW)
     held.add(revocation)
     assert held.of(user) == revocation
 
 
 def test_revocations_are_forgotten_only_when_their_tokens_have_all_expired() -> None:
-    held = Revocations([Revocation(Revoked.USER, "u1", NOW)])
+    held = Revocations([TokenRevocation(Revoked.USER, "u1", NOW)])
     held.forget(NOW + 3600 + 120 - 1, 3600)
     assert len(held) == 1
     held.forget(NOW + 3600 + 120, 3600)

@@ -17,8 +17,9 @@ from starlette.types import Message
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth import claims
 from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.errors import ApiError
 from headwater.api.upload import route
-from headwater.api.upload.messages import MAX_TRANSACTIONS, TooManyTransactionsError, Upload, parse_upload
+from headwater.api.upload.messages import MAX_TRANSACTIONS, UploadRequest, parse_upload
 from headwater.api.upload.route import TooManyUploadsError, UploadLimits
 from headwater.source.upload.apply import Outcome, Taken, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
@@ -70,7 +71,7 @@ def test_more_transactions_than_others_can_wait_for_are_refused() -> None:
     transactions = [{"crud": [{"op_id": number, "op": "DELETE"}]} for number in range(1, MAX_TRANSACTIONS + 2)]
     most = json.dumps({"client_id": "phone", "transactions": [*transactions[:-1], {"crud": []}]})
     assert len(parse_upload(most.encode()).transactions) == MAX_TRANSACTIONS
-    with pytest.raises(TooManyTransactionsError):
+    with pytest.raises(ApiError, match="HW_6104"):
         parse_upload(json.dumps({"client_id": "phone", "transactions": transactions}).encode())
 
 
@@ -81,7 +82,7 @@ class Parsing:
         self.go, self._lock = threading.Event(), threading.Lock()
         self.now = self.most = 0
 
-    def __call__(self, body: bytes) -> Upload:
+    def __call__(self, body: bytes) -> UploadRequest:
         if len(body) < MEBIBYTE // 4:
             return parse_upload(body)
         with self._lock:

@@ -31,9 +31,9 @@ from headwater.cli.doctor import (
     check_spark,
     check_store,
 )
-from headwater.cli.source.status import StoreState, key_findings
+from headwater.cli.source.status import StoredState, key_findings
 from headwater.config import ConfigSource
-from headwater.embedded.java import NoJava
+from headwater.embedded.java import NoJavaError
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.settings import SparkSettings
 from headwater.replication.health import ReplicationState, ReplicatorHealth, Trouble, to_json
@@ -208,7 +208,7 @@ def test_replication_that_is_held_up(tmp_path: Path) -> None:
         ),
     ):
         health = ReplicatorHealth(state, since=15.0, at=30.0, trouble=trouble, flow=flow)
-        kept = StoreState(ReplicatorStatus(to_json(health), age, runs, Lsn(5)), "slot", None, (), (), (), ())
+        kept = StoredState(ReplicatorStatus(to_json(health), age, runs, Lsn(5)), "slot", None, (), (), (), ())
         with mock.patch.object(type(there), "source", return_value=away):
             (found,) = [each for each in check_source(there, kept, None) if each.area == "replica"]
         assert found.level is level, said
@@ -231,7 +231,9 @@ def test_spark_or_java_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         without.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else real(name))
         missing = only(check_spark(SparkSettings()))
         assert_said(missing, "spark", Level.WARN, "enough for `headwater api`, not for `serve`", "[spark]'")
-    with mock.patch.object(doctor, "java_home", side_effect=NoJava("there is no Java from 17 to 25", "", "install it")):
+    with mock.patch.object(
+        doctor, "java_home", side_effect=NoJavaError("there is no Java from 17 to 25", "", "install it")
+    ):
         assert_said(only(check_spark(SparkSettings())), "spark", Level.FAIL, "there is no Java", "install it")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.cli.init import run as init
+from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings
 from headwater_rules.propose.outline import OutlinedTable
 
@@ -36,7 +37,7 @@ def test_only_a_database_that_is_near_is_asked_without_tls(
         return []
 
     monkeypatch.setattr(init, "read_outline", no_tables)
-    with pytest.raises(init.NothingToProposeError):
+    with pytest.raises(HeadwaterError, match="HW_8601"):
         init.run(f"postgresql://app@{host}/shop", tmp_path, init.Wishes(), ask=False, force=False)
     assert [each.sslmode for each in asked] == [sslmode]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.tls import AuthoritiesMissingError, CertificateFolderError, pem_file, system_authorities
+from headwater.errors import HeadwaterError
+from headwater.tls import pem_file, system_authorities
 
 PEM = "-----BEGIN CERTIFICATE-----\nours\n-----END CERTIFICATE-----\n"
 
@@ -35,19 +36,19 @@ def test_a_file_has_the_text_even_if_another_was_there(folder: Path) -> None:
 def test_a_folder_that_others_can_change_is_refused(folder: Path, tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     folder.chmod(0o777)
-    with pytest.raises(CertificateFolderError, match="open to other users"):
+    with pytest.raises(HeadwaterError, match=r"HW_2008.*open to other users"):
         pem_file(PEM)
     folder.rmdir()
     (tmp_path / "theirs").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "theirs")
-    with pytest.raises(CertificateFolderError, match="is no folder"):
+    with pytest.raises(HeadwaterError, match=r"HW_2008.*is not a directory"):
         pem_file(PEM)
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
 def test_authorities_that_are_named_and_missing_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
-    with pytest.raises(AuthoritiesMissingError, match=r"SSL_CERT_FILE names no file.*nowhere\.pem"):
+    with pytest.raises(HeadwaterError, match=r"HW_2009.*SSL_CERT_FILE names no file.*nowhere\.pem"):
         system_authorities()
     (tmp_path / "nowhere.pem").write_text(PEM)
     assert system_authorities() == str(tmp_path / "nowhere.pem")

@@ -71,22 +71,11 @@ class RevokeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RevocationResponse:
-    """A revocation. With kind `streams`, only open streams were ended, and `value` is the user and the client. It was
-    made at `since` and is deleted after `until`, when every such token has expired (seconds since 1970)."""
-
-    seq: int
-    kind: RevokedKind
-    value: str
-    since: float
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
 class RevocationsResponse:
-    """The revocations in force, oldest first."""
+    """The revocations in force, oldest first. With kind `streams`, only open streams were ended, and `value` is the
+    user and the client."""
 
-    revocations: tuple[RevocationResponse, ...]
+    revocations: tuple[Revocation, ...]
 
 
 class ClientsHandler:
@@ -103,11 +92,11 @@ class ClientsHandler:
     def clients(self) -> ClientsResponse:
         """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
         workers = self._settings.workers
-        told = [self.own()] if workers is None else _ask(workers)
-        everybody = [client for each in told for client in each.clients]
+        answers = [self.own()] if workers is None else _ask(workers)
+        everybody = [client for each in answers for client in each.clients]
         return ClientsResponse(
             socket.gethostname(),
-            tuple(process for each in told for process in each.processes),
+            tuple(process for each in answers for process in each.processes),
             tuple(sorted(everybody, key=lambda client: client.connected)),
         )
 
@@ -115,26 +104,22 @@ class ClientsHandler:
         """The devices with an open stream to this process. May be called in any thread."""
         return ClientsResponse(socket.gethostname(), (os.getpid(),), tuple(map(_client_response, self._connected())))
 
-    def terminate(self, request: TerminateRequest) -> RevocationResponse:
+    def terminate(self, request: TerminateRequest) -> Revocation:
         """End the open streams of a user or a client, in all processes. The device may connect again."""
         value = streams_of(request.user, request.client)
         return self._revoke(RevokedKind.STREAMS, value, _STREAMS_KEPT)
 
-    def revoke(self, request: RevokeRequest) -> RevocationResponse:
+    def revoke(self, request: RevokeRequest) -> Revocation:
         """Refuse tokens that have not expired, and end their streams, in all processes."""
         return self._revoke(RevokedKind(request.kind), request.value, TOKENS_KEPT)
 
     def revocations(self) -> RevocationsResponse:
         """List the revocations in force, of streams and of tokens."""
-        return RevocationsResponse(tuple(map(_revoked, self._reader.revocations(0))))
+        return RevocationsResponse(tuple(self._reader.revocations(0)))
 
-    def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> RevocationResponse:
+    def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
         with self._settings.store() as store:
-            return _revoked(store.revoke(kind, value, seconds))
-
-
-def _revoked(revocation: Revocation) -> RevocationResponse:
-    return RevocationResponse(revocation.seq, revocation.kind, revocation.value, revocation.since, revocation.until)
+            return store.revoke(kind, value, seconds)
 
 
 def _ask(workers: Workers) -> list[ClientsResponse]:

@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 import msgspec
 from starlette.responses import Response
 
-from headwater.api.admin.route import YAML, AdminBusyError, AdminRefusedError, AdminRoute, InvalidAdminRequestError
-from headwater.api.errors import ApiError, BodyTooLargeError, UnsupportedMediaTypeError
+from headwater.api.admin.route import BUSY, REFUSED, YAML, AdminRoute, InvalidAdminRequestError
+from headwater.api.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from headwater.codes import CODES
 
 _REF = "#/components/schemas/{name}"
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorBody:
+class ErrorDetails:
     """An error. `code` is stable; `details` says what to do."""
 
     name: str
@@ -37,7 +37,7 @@ class ErrorBody:
 class ErrorResponse:
     """The answer to a request that was refused, or failed."""
 
-    error: ErrorBody
+    error: ErrorDetails
 
 
 def document(routes: Sequence[AdminRoute]) -> Json:
@@ -77,23 +77,23 @@ def _is_json(kind: type) -> bool:
 
 
 def _operation(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
-    told: Json = {
+    operation: Json = {
         "operationId": "_".join((route.method.lower(), *re.findall(r"[\w-]+", route.path.removeprefix("/api")))),
         "summary": (route.answer.__doc__ or "").strip().splitlines()[0],
         "responses": {"200": _answer(route, schemas), **_refusals(route, schemas)},
     }
     if route.takes is not None and route.method == "GET":
-        told["parameters"] = _parameters(route, route.takes)
+        operation["parameters"] = _parameters(route, route.takes)
     elif route.takes is not None:
-        told["requestBody"] = {"required": _required(route.takes), "content": _body(route, schemas[route.takes])}
-    return told
+        operation["requestBody"] = {"required": _required(route.takes), "content": _body(route, schemas[route.takes])}
+    return operation
 
 
 def _answer(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
     if not _is_json(route.gives):
-        told = " ".join((route.gives.__doc__ or "").split())
+        description = " ".join((route.gives.__doc__ or "").split())
         event = {"schema": {"type": "string"}, "x-event-data": schemas[route.events]} if route.events else {}
-        return {"description": told, "content": {"text/event-stream": event}}
+        return {"description": description, "content": {"text/event-stream": event}}
     schema = schemas[route.gives]
     if not route.bare:
         schema = {"type": "object", "required": ["data"], "properties": {"data": schema}}
@@ -101,20 +101,20 @@ def _answer(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
 
 
 def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
-    errors: list[type[ApiError]] = [AdminRefusedError, AdminBusyError, *route.errors]
+    codes = [REFUSED, BUSY, *route.errors]
     if route.takes is not None:
-        errors.append(InvalidAdminRequestError)
+        codes.append(InvalidAdminRequestError.code)
     if route.takes is not None and route.method == "POST":
-        errors += [BodyTooLargeError, UnsupportedMediaTypeError]
+        codes += [BodyTooLargeError.code, UnsupportedMediaTypeError.code]
     by_status: dict[int, dict[str, str]] = defaultdict(dict)
-    for error in errors:
-        by_status[CODES[error.code].status][error.code] = CODES[error.code].meaning
+    for code in codes:
+        by_status[CODES[code].status][code] = CODES[code].meaning
     by_status[500] = {"": "The service is not able to answer; its log says why."}
     by_status[503] = {"": "A database that is needed does not answer now."}
     content = {"content": {"application/json": {"schema": schemas[ErrorResponse]}}}
     return {
-        str(status): {"description": " ".join(f"{code} {text}".strip() for code, text in told.items()), **content}
-        for status, told in sorted(by_status.items())
+        str(status): {"description": " ".join(f"{code} {text}".strip() for code, text in texts.items()), **content}
+        for status, texts in sorted(by_status.items())
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -13,15 +13,16 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headwater.api.admin.powersync_sql import SqlHandler
 from headwater.api.admin.route import (
+    DEPLOY_BUSY,
+    DEPLOY_CLOSED,
+    INVALID_RULES,
+    NOTHING_SERVED,
     AdminRoute,
     AdminSettings,
-    DeployBusyError,
-    DeployClosedError,
-    InvalidRulesError,
-    NothingServedError,
 )
 from headwater.api.admin.rules import SyncConfigRequest
 from headwater.api.admin.versions import compared_rules, deploy, in_state
+from headwater.api.errors import ApiError
 from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
@@ -235,17 +236,12 @@ class SyncRulesResponse:
     data_tables: tuple[str, ...] | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentRulesResponse:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentRulesResponse(SyncRulesResponse):
     """A version of the sync config, the tables that it reads and those that devices get."""
 
     slot_name: str
     content: str
-    valid: bool
-    errors: tuple[str, ...] | UnsetType = UNSET
-    bucket_definitions: tuple[BucketDefinitionResponse, ...] | UnsetType = UNSET
-    source_tables: tuple[Mapping[str, str], ...] | UnsetType = UNSET
-    data_tables: tuple[str, ...] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,11 +395,11 @@ class DiagnosticsHandler:
 
     def schema(self) -> DatabaseSchema:
         """List the tables of the source that the role has any right to."""
-        told = tuple(
+        schemas = tuple(
             ConnectionSchema(source.tag, source.tag, tuple(_schemas(read_overview(source))))
             for source in self._settings.sources
         )
-        return DatabaseSchema(told, "default", "public")
+        return DatabaseSchema(schemas, "default", "public")
 
     def validate(self, request: ValidateRulesRequest) -> RulesStatus:
         """Find everything that is wrong with a sync config and the tables that it names. Stores nothing."""
@@ -457,25 +453,25 @@ class DiagnosticsHandler:
     ) -> ReplicationStatus:
         tag = seen.settings.tag
         slot = slot_of(seen.settings, store)
-        told = ReplicationStatus(tag, tag, slot, initial_replication_done=active, tables=tables)
+        status = ReplicationStatus(tag, tag, slot, initial_replication_done=active, tables=tables)
         state, checkpoint = store.source_state(tag), self._reader.newest()
         if state is not None:
-            told = replace(told, last_lsn=format_lsn(state.lsn))
+            status = replace(status, last_lsn=format_lsn(state.lsn))
         if standing.at is not None:
-            told = replace(told, last_keepalive_ts=iso(standing.at))
+            status = replace(status, last_keepalive_ts=iso(standing.at))
         if checkpoint is not None:
-            told = replace(told, last_checkpoint_ts=self._committed(checkpoint.checkpoint.op_id))
+            status = replace(status, last_checkpoint_ts=self._committed(checkpoint.checkpoint.op_id))
         if seen.slot is not None:
             limits = UNSET if seen.slot.limit is None else seen.slot.limit
             left = UNSET if seen.slot.left is None else seen.slot.left
-            told = replace(
-                told,
+            status = replace(
+                status,
                 replication_lag_bytes=seen.slot.behind if standing.lag_bytes is None else standing.lag_bytes,
                 wal_status=seen.slot.wal_status,
                 safe_wal_size=left,
                 max_slot_wal_keep_size=limits,
             )
-        return told
+        return status
 
     def _committed(self, op_id: int) -> str | UnsetType:
         """When the source committed the newest flushed transaction. Not known for bulk work."""
@@ -486,12 +482,12 @@ class DiagnosticsHandler:
 
 
 def reprocess(settings: AdminSettings) -> str:
-    """Ask the replicator to compare all tables. Returns the slot. Raises NothingServedError or DeployBusyError."""
+    """Ask the replicator to compare all tables. Returns the slot. Raises PSYNC_S4104 or PSYNC_S4106."""
     with settings.store() as store:
         if in_state(store, VersionState.PROCESSING) is not None:
-            raise DeployBusyError("Busy processing sync config", fix="wait until it is served")
+            raise ApiError("Busy processing sync config", fix="wait until it is served", code=DEPLOY_BUSY)
         if in_state(store, VersionState.ACTIVE) is None:
-            raise NothingServedError("No active sync config", fix="deploy one")
+            raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
         store.submit(RequestKind.RESYNC, settings.source.tag, '{"tables":[]}')
         return slot_of(settings.source, store)
 
@@ -521,16 +517,16 @@ def _of_replication(standing: SourceStatus) -> list[StatusMessage]:
     return [StatusMessage("fatal", str(standing.cause), ts=iso(standing.cause.at))]
 
 
-def _of_budget(told: ReplicationStatus) -> list[StatusMessage]:
-    left, limit = told.safe_wal_size, told.max_slot_wal_keep_size
-    if isinstance(left, UnsetType) or isinstance(limit, UnsetType) or told.wal_status == "lost" or 2 * left > limit:
+def _of_budget(status: ReplicationStatus) -> list[StatusMessage]:
+    left, limit = status.safe_wal_size, status.max_slot_wal_keep_size
+    if isinstance(left, UnsetType) or isinstance(limit, UnsetType) or status.wal_status == "lost" or 2 * left > limit:
         return []
     share = 100 * left // max(1, limit)
     return [StatusMessage("warning", f"{share} % of the WAL that the slot may keep (max_slot_wal_keep_size) is left")]
 
 
-def _of_lag(told: ReplicationStatus) -> list[StatusMessage]:
-    known = [each for each in (told.last_checkpoint_ts, told.last_keepalive_ts) if not isinstance(each, UnsetType)]
+def _of_lag(status: ReplicationStatus) -> list[StatusMessage]:
+    known = [each for each in (status.last_checkpoint_ts, status.last_keepalive_ts) if not isinstance(each, UnsetType)]
     if not known:
         return [StatusMessage("warning", "No checkpoint found, cannot calculate replication lag")]
     seconds = time.time() - datetime.fromisoformat(max(known)).timestamp()
@@ -549,9 +545,10 @@ class DeploysHandler:
     def deploy(self, request: SyncConfigRequest) -> SlotName:
         """Deploy a sync config. Refused when the service config names one."""
         if self._settings.from_file:
-            raise DeployClosedError(
+            raise ApiError(
                 "Sync config API disabled: the service config names the sync config",
                 fix="change that file, or use /api/headwater/v1/deploy",
+                code=DEPLOY_CLOSED,
             )
         seen = see_schema(self._settings.sources)
         checked = compared_rules(request.content, seen.schema)
@@ -572,22 +569,15 @@ class DeploysHandler:
         with self._settings.store() as store:
             active, following = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
             if active is None:
-                raise NothingServedError("No active sync config", fix="deploy one")
+                raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
             return CurrentResponse(
-                self._told(store, active), None if following is None else self._told(store, following)
+                self._rules(store, active), None if following is None else self._rules(store, following)
             )
 
-    def _told(self, store: StoreWriter, version: ConfigVersion) -> CurrentRulesResponse:
+    def _rules(self, store: StoreWriter, version: ConfigVersion) -> CurrentRulesResponse:
         checked = _checked(version.yaml, None)
-        return CurrentRulesResponse(
-            slot_of(self._settings.source, store),
-            version.yaml,
-            checked.valid,
-            checked.errors,
-            checked.bucket_definitions,
-            checked.source_tables,
-            checked.data_tables,
-        )
+        same = {each.name: getattr(checked, each.name) for each in fields(checked)}
+        return CurrentRulesResponse(slot_name=slot_of(self._settings.source, store), content=version.yaml, **same)
 
 
 def _checked(text: str, schema: SourceSchema | None) -> SyncRulesResponse:
@@ -600,12 +590,12 @@ def _checked(text: str, schema: SourceSchema | None) -> SyncRulesResponse:
 
 
 def _definitions(plan: SyncPlan) -> tuple[BucketDefinitionResponse, ...]:
-    told = []
+    definitions = []
     for position, bucket in enumerate(plan.buckets):
         used = (s.name for s in plan.streams if any(position in variant.buckets for variant in s.variants))
         read = dict.fromkeys(f"{source.table.schema}.{source.table.name}" for source in bucket.sources)
-        told.append(BucketDefinitionResponse(bucket.name, tuple(dict.fromkeys(used)), tuple(read)))
-    return tuple(told)
+        definitions.append(BucketDefinitionResponse(bucket.name, tuple(dict.fromkeys(used)), tuple(read)))
+    return tuple(definitions)
 
 
 def _outputs(plan: SyncPlan) -> tuple[str, ...]:
@@ -620,13 +610,13 @@ _ADMIN, _RULES = "/api/admin/v1", "/api/sync-rules/v1"
 def powersync_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[AdminRoute]:
     """All of them."""
     desk, deploys, sql = DiagnosticsHandler(settings, reader), DeploysHandler(settings), SqlHandler(settings)
-    again = (DeployBusyError, NothingServedError)
+    again = (DEPLOY_BUSY, NOTHING_SERVED)
     yield AdminRoute("POST", f"{_ADMIN}/diagnostics", desk.diagnostics)
     yield AdminRoute("POST", f"{_ADMIN}/schema", desk.schema)
     yield AdminRoute("POST", f"{_ADMIN}/validate", desk.validate)
     yield AdminRoute("POST", f"{_ADMIN}/reprocess", desk.reprocess, again)
     yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)
-    yield AdminRoute("POST", f"{_RULES}/deploy", deploys.deploy, (DeployClosedError, InvalidRulesError), yaml="content")
+    yield AdminRoute("POST", f"{_RULES}/deploy", deploys.deploy, (DEPLOY_CLOSED, INVALID_RULES), yaml="content")
     yield AdminRoute("POST", f"{_RULES}/validate", deploys.validate, bare=True, pretty=True, yaml="content")
     yield AdminRoute("POST", f"{_RULES}/reprocess", deploys.reprocess, again)
-    yield AdminRoute("GET", f"{_RULES}/current", deploys.current, (NothingServedError,), pretty=True)
+    yield AdminRoute("GET", f"{_RULES}/current", deploys.current, (NOTHING_SERVED,), pretty=True)

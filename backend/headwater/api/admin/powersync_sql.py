@@ -58,12 +58,6 @@ class SqlResponse:
     error: str | UnsetType = UNSET
 
 
-class SqlRefusedError(HeadwaterError):
-    """A statement for the source may do more than read."""
-
-    code = "HW_6210"
-
-
 class SqlHandler:
     """Runs one read-only SELECT, and returns at most MOST_ROWS rows."""
 
@@ -124,7 +118,7 @@ _HARMLESS = (
     *("pg_last_xact_replay_timestamp", "pg_relation_size", "pg_table_size", "pg_tablespace_size"),
     "pg_total_relation_size",
 )
-"""Functions of Postgres that are volatile, and yet do nothing but tell something."""
+"""Functions of Postgres that are volatile, but only report something."""
 
 _RUNNING = ("connectby_text", "connectby_text_serial", "crosstab", "crosstab_hash", "xpath_table")
 """Functions in C of Postgres's extensions that run a text as SQL, and yet are said to be stable."""
@@ -151,15 +145,17 @@ _ESCAPED_NAME = re.compile(r'u&"', re.IGNORECASE)
 
 
 def _refuse_changes(conn: psycopg.Connection, query: str) -> None:
-    """Raise SqlRefusedError when the query names a function that may do more than read, which a read-only transaction
+    """Raise HW_6210 when the query names a function that may do more than read, which a read-only transaction
     does not prevent: functions that drop slots, end sessions, run a text as SQL or wait are all volatile. Wherever the
     name stands counts, in a text or comment too, since SQL has more ways to call a function than by parentheses."""
     if _ESCAPED_NAME.search(query):
-        raise SqlRefusedError('it has a name with escapes (U&"…")')
+        raise HeadwaterError('it has a name with escapes (U&"…")', code="HW_6210")
     request = [list(set(_WORD.findall(query))), list(_HARMLESS), query, list(_RUNNING), _QUOTED]
     found = psycopg.RawCursor(conn).execute(_CHANGING.encode(), request).fetchone()
     if found is not None:
-        raise SqlRefusedError(f"it names {found[0]}, which may do more than read; pass a text as one of args")
+        raise HeadwaterError(
+            f"it names {found[0]}, which may do more than read; pass a text as one of args", code="HW_6210"
+        )
 
 
 def _fetched(columns: tuple[str, ...], streamed: Iterator[tuple[object, ...]]) -> SqlResults:
@@ -167,20 +163,20 @@ def _fetched(columns: tuple[str, ...], streamed: Iterator[tuple[object, ...]]) -
     size = 0
     with closing(streamed):  # type: ignore[type-var]  # a generator
         for fits, *row in streamed:
-            told = tuple(map(_told, row))
-            size += sum(len(each) for each in told if isinstance(each, str))
+            values = tuple(map(_json_value, row))
+            size += sum(len(each) for each in values if isinstance(each, str))
             if not fits or len(rows) == MOST_ROWS or size > MOST_CHARACTERS:
                 return SqlResults(columns, tuple(rows), truncated=True)
-            rows.append(told)
+            rows.append(values)
     return SqlResults(columns, tuple(rows))
 
 
 def _value(given: str | float | bool) -> str | bool | float | int:
-    """The parameter, as an integer if it is a whole number: JSON does not tell them apart."""
+    """The parameter, as an integer if it is a whole number: JSON does not distinguish them."""
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
-def _told(value: object) -> str | float | bool | None:
+def _json_value(value: object) -> str | float | bool | None:
     if value is None or isinstance(value, str | bool):
         return value
     match value:

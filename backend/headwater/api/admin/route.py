@@ -32,20 +32,15 @@ from headwater.api.errors import ApiError, UnsupportedMediaTypeError
 from headwater.api.http.requests import read_body
 from headwater.api.quota import Quota
 from headwater.api.workers import Workers
+from headwater.insight.explain import RequestLimits
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
-from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 
-
-class AdminRefusedError(ApiError):
-    """The admin token is missing or wrong. The answer does not say which."""
-
-    code = "PSYNC_S2101"
-
-    def __init__(self) -> None:
-        super().__init__("Authorization failed", fix="send one of api.tokens as: Authorization: Token …")
+REFUSED, NOT_FOUND, TOO_LONG, TOO_LARGE, BUSY = "PSYNC_S2101", "HW_6202", "HW_6203", "HW_6204", "HW_6205"
+INVALID_RULES, NOTHING_SERVED, DEPLOY_CLOSED, DEPLOY_BUSY = "PSYNC_R0001", "PSYNC_S4104", "PSYNC_S4105", "PSYNC_S4106"
+"""Codes that answers of admin routes have."""
 
 
 class InvalidAdminRequestError(ApiError):
@@ -54,58 +49,10 @@ class InvalidAdminRequestError(ApiError):
     code = "HW_6201"
 
 
-class NotFoundError(ApiError):
-    """The version, table or source that an admin request names does not exist."""
-
-    code = "HW_6202"
-
-
-class TakesTooLongError(ApiError):
-    """An admin request takes longer than is allowed. The commands have no such limit."""
-
-    code = "HW_6203"
-
-
-class TooLargeAnswerError(ApiError):
-    """The answer to an admin request is larger than is allowed."""
-
-    code = "HW_6204"
-
-
-class AdminBusyError(ApiError):
-    """Too many admin requests are in progress or waiting."""
-
-    code = "HW_6205"
-
-
-class InvalidRulesError(ApiError):
-    """The sync config in the request has errors."""
-
-    code = "PSYNC_R0001"
-
-
-class NothingServedError(ApiError):
-    """No sync config is active."""
-
-    code = "PSYNC_S4104"
-
-
-class DeployClosedError(ApiError):
-    """The service config names the sync config, so PowerSync's route does not deploy another one."""
-
-    code = "PSYNC_S4105"
-
-
-class DeployBusyError(ApiError):
-    """Another version of the sync config is being processed."""
-
-    code = "PSYNC_S4106"
-
-
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
     """Settings of the admin routes. With `port`, only that port serves them. `from_file` says that the service config
-    names the sync config. `max_buckets` and `max_results` are the limits of devices. `workers` are the processes of the
+    names the sync config. `limits` are those of devices. `workers` are the processes of the
     endpoint, if it has several."""
 
     tokens: tuple[str, ...] = field(repr=False)
@@ -113,8 +60,7 @@ class AdminSettings:
     sources: tuple[SourceSettings, ...]
     port: int | None = None
     from_file: bool = False
-    max_buckets: int = MOST_BUCKETS
-    max_results: int = MOST_RESULTS
+    limits: RequestLimits = field(default_factory=RequestLimits)
     workers: Workers | None = None
 
     @contextmanager
@@ -128,9 +74,9 @@ class AdminSettings:
 
     @property
     def source(self) -> SourceSettings:
-        """The source. Raises NotFoundError when none is configured."""
+        """The source. Raises HW_6202 when none is configured."""
         if not self.sources:
-            raise NotFoundError("no source is configured", fix="add one in replication.connections")
+            raise ApiError("no source is configured", fix="add one in replication.connections", code=NOT_FOUND)
         return self.sources[0]
 
 
@@ -164,7 +110,8 @@ class AdminRoutes(Mount):
             await WebSocketClose()(scope, receive, send)
             return
         if not self._admits(Headers(scope=scope).get("authorization")):
-            raise AdminRefusedError
+            fix = "send one of api.tokens as: Authorization: Token …"
+            raise ApiError("Authorization failed", fix=fix, code=REFUSED)  # not which: missing or wrong
         await self._router(scope, receive, send)
 
     def _admits(self, header: str | None) -> bool:
@@ -198,7 +145,7 @@ class AdminThreads:
         self._quota = Quota(running + waiting, 0, _busy)
 
     async def run(self, job: Callable[[], Result]) -> Result:
-        """Run a job in a thread. Raises AdminBusyError when too many wait already."""
+        """Run a job in a thread. Raises HW_6205 when too many wait already."""
         self._quota.take()
         future = asyncio.get_running_loop().run_in_executor(self._pool, job)
         future.add_done_callback(self._done)  # the job goes on when its client disconnects
@@ -213,8 +160,8 @@ class AdminThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _busy(*, of_key: bool) -> AdminBusyError:
-    return AdminBusyError("too many admin requests are in progress or waiting", fix="try again in a moment")
+def _busy(*, of_key: bool) -> ApiError:
+    return ApiError("too many admin requests are in progress or waiting", fix="try again in a moment", code=BUSY)
 
 
 class Deadline:
@@ -226,10 +173,12 @@ class Deadline:
         self._instead = instead
 
     def check(self) -> None:
-        """Raise TakesTooLongError once the time is over."""
+        """Raise TOO_LONG once the time is over."""
         if time.monotonic() > self._until:
-            raise TakesTooLongError(
-                f"the request takes longer than the {self._seconds:.0f} s allowed", fix=f"use `{self._instead}`"
+            raise ApiError(
+                f"the request takes longer than the {self._seconds:.0f} s allowed",
+                fix=f"use `{self._instead}`",
+                code=TOO_LONG,
             )
 
     def watch(self, _what: str, _pages: int) -> AbstractContextManager[Callable[[], None]]:
@@ -254,7 +203,7 @@ class AdminRoute:
 
     `answer` is the handler. It takes one argument or none, and runs in a thread unless it is a coroutine function. Its
     argument is read from the JSON body of a POST, and from path and query of a GET. A request with unknown fields is
-    refused. `errors` are the errors that it may raise, for the description. A `bare` answer is not wrapped in `data`, a
+    refused. `errors` are the codes that it may raise, for the description. A `bare` answer is not wrapped in `data`, a
     `pretty` one is indented. With `yaml`, the body may also be YAML text, which becomes the field of that name.
     `events` is the type of each event's data, if the answer is a stream of events.
     """
@@ -262,7 +211,7 @@ class AdminRoute:
     method: str
     path: str
     answer: Callable[..., object]
-    errors: tuple[type[ApiError], ...] = ()
+    errors: tuple[str, ...] = ()
     bare: bool = False
     pretty: bool = False
     yaml: str = ""
@@ -304,7 +253,7 @@ class AdminRoute:
         if self.yaml and media in YAML:
             return _converted({self.yaml: _text(body)}, kind, strict=True)
         if media not in {"", "application/json"}:
-            raise UnsupportedMediaTypeError(f"a body of type {media!r} is not read here", fix="send application/json")
+            raise UnsupportedMediaTypeError(f"unsupported content type {media!r}", fix="send application/json")
         return _converted(_parsed(body), kind, strict=True)
 
     def _response(self, answer: object) -> Response:
@@ -312,8 +261,10 @@ class AdminRoute:
             return answer
         body = msgspec.json.encode(answer if self.bare else {"data": answer})
         if len(body) > MOST_BYTES:
-            raise TooLargeAnswerError(
-                f"the answer has {len(body):,} bytes, and at most {MOST_BYTES:,} are allowed", fix="ask for fewer rows"
+            raise ApiError(
+                f"the answer has {len(body):,} bytes, and at most {MOST_BYTES:,} are allowed",
+                fix="ask for fewer rows",
+                code=TOO_LARGE,
             )
         return Response(msgspec.json.format(body) if self.pretty else body, media_type="application/json")
 

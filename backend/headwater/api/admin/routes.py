@@ -10,18 +10,18 @@ from headwater.api.admin.clients import ClientsHandler
 from headwater.api.admin.openapi import document
 from headwater.api.admin.powersync import powersync_routes
 from headwater.api.admin.route import (
+    BUSY,
+    INVALID_RULES,
     LONG_RUNNING,
     LONG_WAITING,
-    AdminBusyError,
+    NOT_FOUND,
+    NOTHING_SERVED,
+    TOO_LARGE,
+    TOO_LONG,
     AdminRoute,
     AdminRoutes,
     AdminSettings,
     AdminThreads,
-    InvalidRulesError,
-    NotFoundError,
-    NothingServedError,
-    TakesTooLongError,
-    TooLargeAnswerError,
 )
 from headwater.api.admin.rules import ExplainHandler, RulesHandler
 from headwater.api.admin.status import ProgressHandler, ProgressResponse, StatusHandler
@@ -31,7 +31,7 @@ from headwater.api.streams.stream import OpenStream
 from headwater.storage.contract.reader import StoreReader
 
 OURS = "/api/headwater/v1"
-_LONG = (TakesTooLongError, TooLargeAnswerError)
+_LONG = (TOO_LONG, TOO_LARGE)
 
 
 class Administration:
@@ -53,9 +53,7 @@ class Administration:
         self._rules = RulesHandler(settings)
         self._explain = ExplainHandler(settings, reader)
         self.routes = (*self._ours(), *powersync_routes(settings, reader))
-        mounted = [
-            route.mounted(self._long if TakesTooLongError in route.errors else self._threads) for route in self.routes
-        ]
+        mounted = [route.mounted(self._long if TOO_LONG in route.errors else self._threads) for route in self.routes]
         self.guarded = AdminRoutes(settings.tokens, mounted, settings.port)
 
     def document(self) -> Mapping[str, object]:
@@ -77,18 +75,18 @@ class Administration:
     def _ours(self) -> Iterator[AdminRoute]:
         versions, rules, explain = self._versions, self._rules, self._explain
         yield AdminRoute("GET", "/api/admin/v1/status", self._status.status)
-        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (AdminBusyError,), events=ProgressResponse)
+        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (BUSY,), events=ProgressResponse)
         yield AdminRoute("GET", f"{OURS}/clients", self._clients.clients)
         yield AdminRoute("POST", f"{OURS}/terminate", self._clients.terminate)
         yield AdminRoute("POST", f"{OURS}/revoke", self._clients.revoke)
         yield AdminRoute("GET", f"{OURS}/revocations", self._clients.revocations)
         yield AdminRoute("GET", f"{OURS}/versions", versions.versions)
-        yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NotFoundError,))
+        yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NOT_FOUND,))
         yield AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content")
-        yield AdminRoute("POST", f"{OURS}/diff", rules.diff, (InvalidRulesError, *_LONG), yaml="content")
-        yield AdminRoute("POST", f"{OURS}/preview", rules.preview, (InvalidRulesError, *_LONG))
-        yield AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (InvalidRulesError,), yaml="content")
-        yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (InvalidRulesError, NotFoundError))
-        yield AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NothingServedError, *_LONG))
-        yield AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NothingServedError, *_LONG))
+        yield AdminRoute("POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, *_LONG), yaml="content")
+        yield AdminRoute("POST", f"{OURS}/preview", rules.preview, (INVALID_RULES, *_LONG))
+        yield AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (INVALID_RULES,), yaml="content")
+        yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND))
+        yield AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG))
+        yield AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, *_LONG))
         yield AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True)

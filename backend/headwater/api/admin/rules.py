@@ -12,16 +12,16 @@ from msgspec import Meta
 
 from headwater.api.admin.route import (
     MOST_BYTES,
+    NOTHING_SERVED,
+    TOO_LARGE,
     AdminSettings,
     Deadline,
     InvalidAdminRequestError,
-    NothingServedError,
-    TooLargeAnswerError,
 )
 from headwater.api.admin.versions import compared_rules, compiled, in_state
+from headwater.api.errors import ApiError
 from headwater.insight.diff import Estimate, diff_with_rows, of_source
 from headwater.insight.explain import (
-    ExplainLimits,
     NothingServedYetError,
     RowExplained,
     UserExplained,
@@ -101,7 +101,7 @@ class ExplainHandler:
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
         self._reader = reader
-        self._limits = ExplainLimits(settings.max_buckets, settings.max_results)
+        self._limits = settings.limits
 
     def user(self, request: ExplainUserRequest) -> UserExplained:
         """Explain what a user's devices are sent now: buckets, rows, bytes, and why."""
@@ -123,8 +123,10 @@ class ExplainHandler:
                 raise _nothing() from None
 
 
-def _nothing() -> NothingServedError:
-    return NothingServedError("no sync config is served yet", fix="deploy one, or wait for its first snapshot to end")
+def _nothing() -> ApiError:
+    return ApiError(
+        "no sync config is served yet", fix="deploy one, or wait for its first snapshot to end", code=NOTHING_SERVED
+    )
 
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
@@ -291,11 +293,11 @@ class RulesHandler:
                 _NOTHING if served is None else compiled(served.yaml).plan,
                 file=_FILE,
                 against="no version: none is served yet" if served is None else f"version {served.id}",
-                allowed=self._settings.max_buckets,
+                allowed=self._settings.limits.max_buckets,
                 sample=max(1, request.sample),
             )
-        told = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
-        return msgspec.convert(told.as_dict(), DiffResponse)
+        diff = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
+        return msgspec.convert(diff.as_dict(), DiffResponse)
 
     def preview(self, request: PreviewRequest) -> PreviewResponse:
         """Show the buckets and first rows that a user would get under a sync config."""
@@ -308,13 +310,13 @@ class RulesHandler:
                     reader,
                     plan,
                     request_of(request.client),
-                    max_buckets=self._settings.max_buckets,
-                    max_results=self._settings.max_results,
+                    max_buckets=self._settings.limits.max_buckets,
+                    max_results=self._settings.limits.max_results,
                     shown=max(0, request.rows),
                     max_shown_size=MOST_BYTES,
                 )
             except PreviewTooLargeError as error:
-                raise TooLargeAnswerError(error.what, fix="ask for fewer rows") from None
+                raise ApiError(error.what, fix="ask for fewer rows", code=TOO_LARGE) from None
         return msgspec.convert(found.as_dict(), PreviewResponse)
 
 

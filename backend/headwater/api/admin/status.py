@@ -12,9 +12,10 @@ import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from headwater.api.admin.route import AdminBusyError, AdminSettings, AdminThreads
+from headwater.api.admin.route import BUSY, AdminSettings, AdminThreads
 from headwater.api.admin.versions import VersionResponse, version_response
 from headwater.api.auth.keys import Unfetched
+from headwater.api.errors import ApiError
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.replication.health import Compared, ReplicationState, SourceStatus, SourceStatuses
@@ -135,7 +136,7 @@ class ProgressHandler:
     async def events(self) -> ProgressEvents:
         """Stream the progress of snapshots, comparisons and deploys as server-sent events."""
         if self._watchers >= MOST_WATCHERS:
-            raise AdminBusyError(f"{self._watchers} clients watch progress already", fix="close one")
+            raise ApiError(f"{self._watchers} clients watch progress already", fix="close one", code=BUSY)
         return ProgressEvents(self._follow(), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def _follow(self) -> AsyncIterator[bytes]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.api.admin.route import AdminSettings, InvalidRulesError, NotFoundError
+from headwater.api.admin.route import INVALID_RULES, NOT_FOUND, AdminSettings
+from headwater.api.errors import ApiError
 from headwater.insight.diff import compared, of_source
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
@@ -127,27 +128,27 @@ class VersionsHandler:
 
 
 def compiled(text: str) -> Compiled:
-    """Compile a sync config. Raises InvalidRulesError."""
+    """Compile a sync config. Raises PSYNC_R0001."""
     return compared_rules(text, None)[0]
 
 
 def compared_rules(
     text: str, schema: SourceSchema | None, *, allow_missing: bool = False
 ) -> tuple[Compiled, tuple[RuleError, ...]]:
-    """`compared`, for a request. Raises InvalidRulesError."""
+    """`compared`, for a request. Raises PSYNC_R0001."""
     try:
         return compared(text, schema, allow_missing=allow_missing)
     except RuleErrors as error:
         raise invalid(error) from None
 
 
-def invalid(error: RuleErrors) -> InvalidRulesError:
+def invalid(error: RuleErrors) -> ApiError:
     """The error that lists everything that is wrong with a sync config."""
-    return InvalidRulesError("Sync config parsing failed", fix="; ".join(map(str, error.errors)))
+    return ApiError("Sync config parsing failed", fix="; ".join(map(str, error.errors)), code=INVALID_RULES)
 
 
 def deploy(store: StoreWriter, text: str, note: str, checked: tuple[Compiled, tuple[RuleError, ...]]) -> DeployResponse:
-    """Add a version with this text, compared already, for the replicator to process. Raises InvalidRulesError."""
+    """Add a version with this text, compared already, for the replicator to process. Raises PSYNC_R0001."""
     compiled, findings = checked
     before = {version.id for version in store.versions()}
     try:
@@ -168,7 +169,7 @@ def in_state(store: StoreWriter, state: VersionState) -> ConfigVersion | None:
 def _find(store: StoreWriter, number: int) -> ConfigVersion:
     found = next((version for version in store.versions() if version.id == number), None)
     if found is None:
-        raise NotFoundError(f"there is no version {number}", fix="see /api/headwater/v1/versions")
+        raise ApiError(f"there is no version {number}", fix="see /api/headwater/v1/versions", code=NOT_FOUND)
     return found
 
 
@@ -177,5 +178,5 @@ def _before(store: StoreWriter) -> ConfigVersion:
     texts = set() if now is None else {now.yaml}
     earlier = [version for version in store.versions() if version.activated and version.yaml not in texts]
     if not earlier:
-        raise NotFoundError("no other version was served before", fix="name one by its id")
+        raise ApiError("no other version was served before", fix="name one by its id", code=NOT_FOUND)
     return max(earlier, key=lambda version: (version.activated, version.id))

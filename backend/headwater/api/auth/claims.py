@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from headwater.api.auth.errors import AuthError, TokenAudienceError, TokenExpiredError, TokenLifetimeError
+from headwater.api.auth.errors import AuthError, TokenExpiredError
 
 TOLERANCE = 60
 """Seconds by which the clocks of issuer and server may differ."""
@@ -74,8 +74,8 @@ def principal_of(
         if any(issuer.issuer == claims.get("iss") for issuer in issuers):
             names = sorted({name for issuer in issuers for name in issuer.clients})
             fix = f"compare its {' or '.join(names)} with client_auth.without_audience"
-            raise TokenAudienceError("the token has no claim 'aud', and is for another client", fix=fix)
-        raise TokenAudienceError("the token has no claim 'aud'", fix=_MISSING["aud"])
+            raise AuthError("the token has no claim 'aud', and is for another client", fix=fix, code="PSYNC_S2105")
+        raise AuthError("the token has no claim 'aud'", fix=_MISSING["aud"], code="PSYNC_S2105")
     parameters = claims.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise AuthError("the claim 'parameters' is not an object", fix="sign it as one, or leave it out")
@@ -103,9 +103,10 @@ def _check_times(claims: Mapping[str, object], max_lifetime: int, now: float) ->
     if expires <= now - TOLERANCE:
         raise TokenExpiredError("the token has expired", fix=f"fetch a new one: it expired {now - expires:.0f} s ago")
     if expires - issued > max_lifetime:
-        raise TokenLifetimeError(
+        raise AuthError(
             f"the token's lifetime is longer than the {max_lifetime} s allowed",
             fix=f"it is {expires - issued:.0f} s; issue it with an earlier exp",
+            code="PSYNC_S2104",
         )
     return expires
 
@@ -115,8 +116,10 @@ def _time(claims: Mapping[str, object], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise AuthError(f"the claim {name!r} is not a number of seconds", fix="sign it as seconds since 1970")
     if value > _LATEST:
-        kind = TokenLifetimeError if name == "exp" else AuthError
-        raise kind(f"the claim {name!r} seems to be in milliseconds", fix="sign it as seconds since 1970")
+        code = "PSYNC_S2104" if name == "exp" else AuthError.code
+        raise AuthError(
+            f"the claim {name!r} seems to be in milliseconds", fix="sign it as seconds since 1970", code=code
+        )
     return float(value)
 
 
@@ -124,7 +127,7 @@ def _check_audience(aud: object, audience: frozenset[str]) -> None:
     named = aud if isinstance(aud, list) else [aud]
     if audience.isdisjoint(each for each in named if isinstance(each, str)):
         accepted = ", ".join(sorted(audience)) or "none is configured, in client_auth.audience"
-        raise TokenAudienceError("the token is for another audience", fix=f"accepted: {accepted}")
+        raise AuthError("the token is for another audience", fix=f"accepted: {accepted}", code="PSYNC_S2105")
 
 
 def _user_id(sub: object) -> str:

@@ -18,32 +18,8 @@ class TokenExpiredError(AuthError):
     code = "PSYNC_S2103"
 
 
-class TokenLifetimeError(AuthError):
-    """The token's lifetime is longer than its key allows."""
-
-    code = "PSYNC_S2104"
-
-
-class TokenAudienceError(AuthError):
-    """The token is meant for another audience."""
-
-    code = "PSYNC_S2105"
-
-
-class TokenMissingError(AuthError):
-    """The request has no token."""
-
-    code = "PSYNC_S2106"
-
-
 class TokenRevokedError(AuthError):
     """The token was revoked, by itself, with its session or with its user."""
-
-
-class RevocationsUnknownError(ApiError):
-    """The process has not been able to read the store since its start, so it does not know which tokens are revoked."""
-
-    code = "HW_6031"
 
 
 class JwksError(ApiError):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from headwater.api.auth.claims import TOLERANCE, Principal
-from headwater.api.auth.errors import RevocationsUnknownError, TokenRevokedError
+from headwater.api.auth.errors import TokenRevokedError
+from headwater.api.errors import ApiError
 
 
 class Revoked(Enum):
@@ -25,7 +26,7 @@ _CLAIMS: Mapping[Revoked, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Revocation:
+class TokenRevocation:
     """A revocation made at `since`, in seconds since 1970. That of a user applies to tokens issued until then, so that
     the user can sign in again; that of a session or a token applies for ever."""
 
@@ -38,25 +39,25 @@ class Revocations:
     """The revocations in force. The verifier checks them each time a token is used. Whoever keeps something open for a
     token, such as a stream, has to call `of` again after a change. Each change is atomic for other threads."""
 
-    def __init__(self, held: Iterable[Revocation] = (), *, complete: bool = True) -> None:
+    def __init__(self, held: Iterable[TokenRevocation] = (), *, complete: bool = True) -> None:
         """Unless `complete`, no token is accepted until `known` was called."""
-        self._held: Mapping[tuple[Revoked, str], Revocation] = {}
+        self._held: Mapping[tuple[Revoked, str], TokenRevocation] = {}
         self._complete = complete
         self.replace(held)
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def replace(self, held: Iterable[Revocation]) -> None:
+    def replace(self, held: Iterable[TokenRevocation]) -> None:
         """Replace all revocations. Of several with the same kind and value, the latest counts."""
-        merged: dict[tuple[Revoked, str], Revocation] = {}
+        merged: dict[tuple[Revoked, str], TokenRevocation] = {}
         for each in held:
             known = merged.get((each.kind, each.value))
             if known is None or known.since < each.since:
                 merged[each.kind, each.value] = each
         self._held = merged
 
-    def add(self, *revocations: Revocation) -> None:
+    def add(self, *revocations: TokenRevocation) -> None:
         """Add revocations. The time that this takes grows with the number of all, so add many in one call."""
         self.replace([*self._held.values(), *revocations])
 
@@ -68,7 +69,7 @@ class Revocations:
         """Drop revocations whose tokens have all expired, since no token is valid for over `longest_life` seconds."""
         self.replace(each for each in self._held.values() if each.since + longest_life + 2 * TOLERANCE > now)
 
-    def of(self, user: Principal) -> Revocation | None:
+    def of(self, user: Principal) -> TokenRevocation | None:
         """The revocation that applies to the user's token, or None."""
         held = self._held
         if not held:
@@ -81,9 +82,9 @@ class Revocations:
         return next((each for each in found if each is not None), None)
 
     def check(self, user: Principal) -> None:
-        """Raise TokenRevokedError when the user's token is revoked, or RevocationsUnknownError."""
+        """Raise TokenRevokedError when the user's token is revoked, or HW_6031 before they are known."""
         if not self._complete:
-            raise RevocationsUnknownError("it is not known yet which tokens are revoked", fix="try again")
+            raise ApiError("it is not known yet which tokens are revoked", fix="try again", code="HW_6031")
         revocation = self.of(user)
         if revocation is not None:
             raise TokenRevokedError(f"the token was revoked, by its {revocation.kind.value}", fix="sign in again")

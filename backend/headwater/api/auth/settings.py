@@ -214,7 +214,7 @@ def _supabase_address(section: Section, host: str, *, supabase: bool, secret: bo
 
 
 def _firebase_address(section: Section) -> tuple[KeyAddress, ...]:
-    """The address of Firebase's keys, which all its projects share: the audience tells one project from the others."""
+    """The address of Firebase's keys, which all its projects share: the audience distinguishes the projects."""
     project = section.text("firebase")
     if project is None:
         return ()

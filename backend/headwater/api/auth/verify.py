@@ -13,7 +13,7 @@ import jwt
 from cachetools import LRUCache
 
 from headwater.api.auth.claims import Principal, TrustedIssuer, is_over, principal_of
-from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenMissingError
+from headwater.api.auth.errors import AuthError, TokenExpiredError
 from headwater.api.auth.keys import HMAC, SIGNATURES, Key, KeySource, candidates, decoded
 from headwater.api.auth.remote import again
 from headwater.api.auth.revocations import Revocations
@@ -36,9 +36,9 @@ def signed_otherwise(tried: Sequence[Key], alg: str, message: bytes, signature: 
     if alg not in HMAC:
         return None
     for key in tried:
-        for secret, told in _variants(key):
+        for secret, mistake in _variants(key):
             if secret and SIGNATURES[alg].verify(message, secret, signature):
-                return told
+                return mistake
     return None
 
 
@@ -150,9 +150,10 @@ class Verifier:
         """Verify the token in an Authorization header. Raises what `verify` raises, with the reason."""
         token = token_of(header)
         if token is None or token.split() != [token]:
-            raise TokenMissingError(
+            raise AuthError(
                 "the Authorization header has no token" if header else "there is no Authorization header",
                 fix="send `Authorization: Token <jwt>`",
+                code="PSYNC_S2106",
             )
         return await self.verify(token)
 
@@ -237,8 +238,8 @@ def _unknown(token: _Token, keys: Sequence[Key]) -> AuthError:
 
 
 def _badly_signed(token: _Token, tried: Sequence[Key]) -> AuthError:
-    told = signed_otherwise(tried, token.alg, token.message, token.signature)
-    fix = told or "check that the key it is signed with is the configured one"
+    mistake = signed_otherwise(tried, token.alg, token.message, token.signature)
+    fix = mistake or "check that the key it is signed with is the configured one"
     return AuthError("the token's signature is wrong", fix=fix)
 
 

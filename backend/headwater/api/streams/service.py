@@ -11,8 +11,7 @@ import orjson
 from msgspec import Meta
 
 from headwater.api.auth.claims import Principal
-from headwater.api.auth.revocations import Revocation as TokenRevocation
-from headwater.api.auth.revocations import Revocations, Revoked
+from headwater.api.auth.revocations import Revocations, Revoked, TokenRevocation
 from headwater.api.errors import ApiError
 from headwater.api.http.requests import RequestName
 from headwater.api.parsing import Parsing

@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
 
 from cachetools import LRUCache
-from msgspec import Meta
 
 from headwater.api.streams.encoding import Batch, Pieces, WireForm
 from headwater.api.streams.threads import SharedStep, SnapshotCache
 from headwater.errors import HeadwaterError
+from headwater.insight.explain import RequestLimits
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.lines import Line
 from headwater.sync.session import BucketDownload, ClientState, View
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import LookupReader, OmittedSubscription, Resolution, SyncRequest
@@ -242,14 +239,6 @@ class LeftOutMemory:
 def _name(device: str) -> bytes:
     """A short name for a device: clients choose ids of up to a kilobyte."""
     return hashlib.blake2b(device.encode(), digest_size=16).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one connection may ask for."""
-
-    max_buckets: Annotated[int, Meta(ge=1, extra={"key": "max_buckets_per_connection"})] = MOST_BUCKETS
-    max_results: Annotated[int, Meta(ge=1, extra={"key": "max_parameter_query_results"})] = MOST_RESULTS
 
 
 class PlanCache:

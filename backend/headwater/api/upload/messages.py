@@ -29,7 +29,7 @@ from headwater.sync.request import MAX_CLIENT_ID
 MAX_OP_ID = 2**63 - 1
 
 MAX_APP_VERSION = 50
-"""Characters of the app's version that are kept. It is only told to operators, so it never refuses an upload."""
+"""Characters of the app's version that are kept. Only operators see it, so it never refuses an upload."""
 
 MAX_TRANSACTIONS = 1000
 """Transactions in one request. Each is a commit of the source, and others wait meanwhile."""
@@ -41,14 +41,8 @@ class InvalidUploadError(ApiError):
     code = "HW_6101"
 
 
-class TooManyTransactionsError(ApiError):
-    """The upload has too many transactions. Nothing was applied."""
-
-    code = "HW_6104"
-
-
 @dataclass(frozen=True, slots=True)
-class Upload:
+class UploadRequest:
     """One request: transactions of one device, in order, and the version of its app, if it says one."""
 
     client_id: str
@@ -56,8 +50,8 @@ class Upload:
     app_version: str = ""
 
 
-def parse_upload(body: bytes) -> Upload:
-    """Parse the body. Raises InvalidUploadError, which names the field, and TooManyTransactionsError."""
+def parse_upload(body: bytes) -> UploadRequest:
+    """Parse the body. Raises InvalidUploadError, which names the field, and HW_6104."""
     try:
         document = read_json(body)
     except TooManyValuesError as error:
@@ -76,12 +70,12 @@ def parse_upload(body: bytes) -> Upload:
             raise InvalidUploadError("op ids do not increase", f"transactions[{place}]", "send transactions in order")
         if len(transactions) == MAX_TRANSACTIONS:
             what = f"the upload has more than {MAX_TRANSACTIONS} transactions"
-            raise TooManyTransactionsError(what, "transactions", "send fewer at once")
+            raise ApiError(what, "transactions", "send fewer at once", code="HW_6104")
         before = transaction.last_op
         transactions.append(transaction)
     version = document.get("app_version")
     app_version = version[:MAX_APP_VERSION] if isinstance(version, str) and version.isprintable() else ""
-    return Upload(read_client_id(document.get("client_id")), tuple(transactions), app_version)
+    return UploadRequest(read_client_id(document.get("client_id")), tuple(transactions), app_version)
 
 
 _SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]}"

@@ -26,7 +26,7 @@ from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals, facts_of, prove, proven
 from headwater.api.upload.messages import (
     InvalidUploadError,
-    Upload,
+    UploadRequest,
     parse_upload,
     read_client_id,
     refusal_json,
@@ -108,12 +108,6 @@ MOST_WAITING = 10_000
 """How many devices are remembered that wait for somebody to mend something."""
 
 
-class UploadLaterError(ApiError):
-    """The source can't apply the upload now. What was applied of it is recorded, so the same can be sent again."""
-
-    code = "HW_6103"
-
-
 class UploadWaitsError(ApiError):
     """The upload waits until the app's server or its database is mended. What was applied of it is recorded, so the
     same can be sent again."""
@@ -186,14 +180,14 @@ class UploadRoute:
         return JSONResponse({"refused": [waiting_json(each) for each in waiting]})
 
     def _ended(self, request: Request, error: AuthError, answers: Sequence[Mapping[str, object]]) -> Response:
-        """The answer to an upload whose token is valid no longer. It tells what happened to the transactions so far."""
+        """The answer to an upload whose token is no longer valid, with what happened to the transactions so far."""
         response = error_response(error, {"transactions": answers})
         facts = {"status": response.status_code, "reason": error.what, **facts_of(request)}
         self._refusals.note(error.code, proven(request), "upload ended", facts)
         return response
 
     @asynccontextmanager
-    async def _parsed(self, request: Request, user_id: str, body: bytes) -> AsyncIterator[Upload]:
+    async def _parsed(self, request: Request, user_id: str, body: bytes) -> AsyncIterator[UploadRequest]:
         """Parse the body, and keep a place among those that work while the context is open. Large ones are parsed one
         at a time; then only huge ones wait for each other, since what they hold is bounded by their number."""
         async with self._holding_huge.of(user_id, len(body)), AsyncExitStack() as place:
@@ -204,7 +198,7 @@ class UploadRoute:
             yield upload
 
     async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
-        """Apply one transaction and return its part of the answer. Raises UploadLaterError or UploadWaitsError when the
+        """Apply one transaction and return its part of the answer. Raises HW_6103 or UploadWaitsError when the
         device should send it again."""
         outcome = await self._or_later(device, self._uploads.take(device, transaction), transaction)
         answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
@@ -227,7 +221,9 @@ class UploadRoute:
                     self._waiting.note(device, transaction, wait)
                 raise self._waits(wait) from error
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
-            raise UploadLaterError("the source can't apply the upload now", fix="send the same again") from error
+            raise ApiError(
+                "the source can't apply the upload now", fix="send the same again", code="HW_6103"
+            ) from error
 
     def _waits(self, wait: _Wait) -> UploadWaitsError:
         self._refusals.note(wait.code, None, "uploads wait", wait.facts, logging.ERROR, wait.cause)
@@ -245,7 +241,7 @@ class _Wait:
 
 
 class _Waiting:
-    """Devices that wait until somebody mends something. One that comes back within `seconds`, before it was told to,
+    """Devices that wait until somebody mends something. One that comes back within `seconds`, before it was due,
     is answered without the source: so many that wait do not keep its connections busy."""
 
     def __init__(self, seconds: int) -> None:

@@ -48,7 +48,7 @@ _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class InitSetup:
     """What the files say: the database, who hosts it, the sync config, and what devices may write."""
 
     source: SourceSettings
@@ -77,7 +77,7 @@ def check_absent(directory: Path, *, force: bool, page: bool = False) -> None:
         raise ConfigError(str(directory.resolve()), [issue])
 
 
-def write_files(directory: Path, written: Written) -> tuple[str, ...]:
+def write_files(directory: Path, written: InitSetup) -> tuple[str, ...]:
     """Write the service config, the sync config, the secrets and the policies. Returns the names of secrets that were
     there already, and keep their values. Raises ConfigError when the files can't be written."""
     files = {CONFIG: config_text(written), RULES: written.rules}
@@ -120,7 +120,7 @@ def secrets_of(source: SourceSettings) -> dict[str, str]:
     return found | {"PS_JWT_SECRET": secrets.token_urlsafe(32), "PS_ADMIN_TOKEN": secrets.token_urlsafe(32)}
 
 
-def config_text(written: Written) -> str:
+def config_text(written: InitSetup) -> str:
     """The text of headwater.yaml, without secrets."""
     source = written.source
     password = "\n      password: !env PS_SOURCE_PASSWORD" if source.password else ""
@@ -158,7 +158,7 @@ def _cacert(source: SourceSettings) -> str:
     return "\n      cacert: |\n" + textwrap.indent(source.cacert.strip(), " " * 8)
 
 
-def _client_auth(written: Written) -> str:
+def _client_auth(written: InitSetup) -> str:
     host = written.host
     if host is None or host.name != "Supabase":
         return f"""\
@@ -181,7 +181,7 @@ def _client_auth(written: Written) -> str:
 """
 
 
-def _upload(written: Written) -> str:
+def _upload(written: InitSetup) -> str:
     if not written.writable:
         return ""
     lines = [
@@ -209,7 +209,7 @@ def _why(each: Writable) -> str:
     return f"   # {text}" if text else ""
 
 
-def policies_text(written: Written) -> str:
+def policies_text(written: InitSetup) -> str:
     """SQL that secures the tables that devices may write to, for a person to read and run."""
     role = identifier(written.role)
     lines = [

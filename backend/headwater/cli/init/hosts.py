@@ -52,7 +52,7 @@ def recognised(source: SourceSettings, tables: Sequence[OutlinedTable], *, near:
 
 
 def by_name(source: SourceSettings) -> Host | None:
-    """The host that an address tells of."""
+    """The host that an address belongs to."""
     name = source.host.lower().rstrip(".")
     if found := re.fullmatch(r"db\.([a-z0-9]+)\.supabase\.co", name):
         return _supabase(found[1], local=False)

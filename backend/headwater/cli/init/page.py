@@ -172,7 +172,7 @@ def _note(operations: Sequence[str], proposal: Proposal) -> str:
 
 
 def title_of(table: OutlinedTable) -> str:
-    """The column that tells a person most about a row."""
+    """The column that says most about a row."""
     texts = [
         each.name
         for each in table.columns

@@ -17,7 +17,7 @@ import click
 
 from headwater.cli.config import review_config
 from headwater.cli.databases import source_of
-from headwater.cli.init.files import CONFIG, POLICIES, RULES, SECRETS, Written, check_absent, write_files
+from headwater.cli.init.files import CONFIG, POLICIES, RULES, SECRETS, InitSetup, check_absent, write_files
 from headwater.cli.init.hosts import Host, recognised
 from headwater.cli.init.page import FOLDER, Page, page_for, write_page
 from headwater.config import ConfigSource
@@ -46,7 +46,7 @@ _ENDPOINT = "http://localhost:8080"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class AppSetup:
     """What is shown to app developers: the tables of devices (None: there are none), in which languages, and the page
     that was written."""
 
@@ -55,7 +55,7 @@ class Shown:
     page: Page | None
 
 
-def print_next_steps(directory: Path, written: Written, proposal: Proposal, plan: SyncPlan, shown: Shown) -> None:
+def print_next_steps(directory: Path, written: InitSetup, proposal: Proposal, plan: SyncPlan, shown: AppSetup) -> None:
     """Print all of it. The files are written already, so that what the source lacks is no error here. `plan` is the
     compiled proposal."""
     if shown.tables is not None:
@@ -80,7 +80,7 @@ def print_next_steps(directory: Path, written: Written, proposal: Proposal, plan
         click.echo(f"  {command:<36} # {why}" if why else f"  {command}")
 
 
-def _steps(directory: Path, written: Written, page: Page | None) -> Iterator[tuple[str, str]]:
+def _steps(directory: Path, written: InitSetup, page: Page | None) -> Iterator[tuple[str, str]]:
     """Commands, each with what it is for."""
     if directory.resolve() != Path.cwd().resolve():
         yield f"cd {shlex.quote(os.path.relpath(directory))}", ""
@@ -133,12 +133,6 @@ def _names(tables: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-class NothingToProposeError(HeadwaterError):
-    """The database has no such table, or none at all that the role can see."""
-
-    code = "HW_8601"
-
-
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What the developer said beforehand: the table of users, whether devices may write (None: not said), whether to
@@ -176,12 +170,12 @@ def run(uri: str | None, directory: Path, wishes: Wishes, *, ask: bool, force: b
         raise click.Abort
     plan = compile_config(proposal.text).plan
     host = next((each for each in hosts if each.role), None)
-    written = Written(source, host, proposal.text, writable, proposal.users)
+    written = InitSetup(source, host, proposal.text, writable, proposal.users)
     kept = write_files(directory, written)
     schema = client_schema(plan, read_schema(source)) if plan.streams else None
     if page is not None and schema is not None:
         write_page(directory / FOLDER, page, proposal, schema)
-    print_next_steps(directory, written, proposal, plan, Shown(schema, wishes.languages, page))
+    print_next_steps(directory, written, proposal, plan, AppSetup(schema, wishes.languages, page))
     for warning in review_config(ConfigSource(path=directory / CONFIG), os.environ, directory).warnings:
         click.echo(f"\nCAUTION: {warning}")
     if kept:
@@ -248,14 +242,16 @@ def _is_near(uri: str) -> bool:
 
 
 def proposed(tables: Sequence[OutlinedTable], source: SourceSettings, users: str | None) -> Proposal:
-    """What is proposed for the tables. Raises NothingToProposeError."""
+    """What is proposed for the tables. Raises HW_8601."""
     if not tables:
         fix = "check the database's name, or create its tables first"
-        raise NothingToProposeError("there are no tables to sync", source.address, fix)
+        raise HeadwaterError("there are no tables to sync", source.address, fix, code="HW_8601")
     proposal = propose(tables, users)
     if users is not None and proposal.people is None:
         names = ", ".join(sorted(each.shown for each in tables)[:20])
-        raise NothingToProposeError(f"there is no table {users} with one key column", source.address, f"name {names}")
+        raise HeadwaterError(
+            f"there is no table {users} with one key column", source.address, f"name {names}", code="HW_8601"
+        )
     return proposal
 
 

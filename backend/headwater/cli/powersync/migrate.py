@@ -34,8 +34,8 @@ from headwater_rules.plan import TablePattern
 from headwater_rules.schema import SourceSchema
 
 
-class Fate(Enum):
-    """In the order in which they are told."""
+class Action(Enum):
+    """In the order in which they are printed."""
 
     TAKEN = "Taken over as it is"
     IGNORED = "Ignored, or read with a warning"
@@ -44,10 +44,10 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MigrationItem:
     """One thing and its fate. `fix` says what to do, if anything."""
 
-    fate: Fate
+    fate: Action
     area: str
     what: str
     fix: str = ""
@@ -57,26 +57,24 @@ _SEE = "see docs/service-config.md"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def config_outcomes(review: ConfigReview) -> Iterator[Outcome]:
+def config_outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     """Each key of the service config."""
     if review.right:
-        yield Outcome(Fate.TAKEN, "config", ", ".join(review.right))
+        yield MigrationItem(Action.TAKEN, "config", ", ".join(review.right))
     for warning in review.warnings:
-        yield Outcome(Fate.IGNORED, "config", str(warning))
+        yield MigrationItem(Action.IGNORED, "config", str(warning))
     for error in review.errors:
         place = f"{error.mark}: " if error.mark else ""
         key = f"{error.key}: " if error.key else ""
-        yield Outcome(Fate.CHANGE, "config", f"{place}{key}{error.what}", error.fix or _SEE)
+        yield MigrationItem(Action.CHANGE, "config", f"{place}{key}{error.what}", error.fix or _SEE)
     if isinstance(review.config.storage, PostgresAddress):
-        what = (
-            f"the store is made anew in the schema {review.config.storage.schema}; that of the old service is not read"
-        )
-        yield Outcome(Fate.NOTE, "store", what)
+        what = f"a new store is made in the schema {review.config.storage.schema}; that of the old service is not read"
+        yield MigrationItem(Action.NOTE, "store", what)
     yield from _port_outcomes(review)
     yield from _limit_outcomes(review)
 
 
-def _limit_outcomes(review: ConfigReview) -> Iterator[Outcome]:
+def _limit_outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     """Limits that the PowerSync service does not have, unless the config sets them."""
     streams = review.config.api.parameters.streams
     if "api.parameters.max_streams_per_user" not in review.keys:
@@ -85,47 +83,50 @@ def _limit_outcomes(review: ConfigReview) -> Iterator[Outcome]:
             f" those of all users together ({streams.streams})"
         )
         fix = "where many devices share a user, set api.parameters: {max_streams_per_user: …}; see docs/limits.md"
-        yield Outcome(Fate.NOTE, "limits", what, fix)
+        yield MigrationItem(Action.NOTE, "limits", what, fix)
 
 
-def _port_outcomes(review: ConfigReview) -> Iterator[Outcome]:
+def _port_outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     """Who answers where, if that is not as it was."""
     config = review.config
     if "healthcheck.probes.use_http" in review.keys and config.probes:
         what = "the endpoint answers probes (unified, api); a replicator alone (start -r sync) has no port for them"
         fix = "take the probes off that container, or ask for its metrics, at telemetry.prometheus_port"
-        yield Outcome(Fate.NOTE, "probes", what, fix)
+        yield MigrationItem(Action.NOTE, "probes", what, fix)
     if config.prometheus_port is not None and config.metrics_host in _LOOPBACK:
         what = f"metrics are answered at {config.metrics_host} only, so a Prometheus in another container gets none"
-        yield Outcome(Fate.NOTE, "metrics", what, "set metrics: {host: 0.0.0.0}")
+        yield MigrationItem(Action.NOTE, "metrics", what, "set metrics: {host: 0.0.0.0}")
 
 
-def rules_outcomes(config: ServiceConfig, schema: SourceSchema | None) -> tuple[Compiled | None, list[Outcome]]:
+def rules_outcomes(config: ServiceConfig, schema: SourceSchema | None) -> tuple[Compiled | None, list[MigrationItem]]:
     """The sync config, against the tables of the source if they are known."""
     if config.sync_config is None:
         what = "no sync config is in a file: the old service keeps the one that was deployed to it"
         fix = "save it (GET /api/sync-rules/v1/current of the old service), and name the file in sync_config.path"
-        return None, [Outcome(Fate.CHANGE, "rules", what, fix)]
+        return None, [MigrationItem(Action.CHANGE, "rules", what, fix)]
     given, origin = config.sync_config, config.sync_config.origin
     try:
         text = config.sync_text()
         compiled = compile_config(text)
     except ConfigError as error:
-        return None, [Outcome(Fate.CHANGE, "rules", str(error), "correct sync_config.path")]
+        return None, [MigrationItem(Action.CHANGE, "rules", str(error), "correct sync_config.path")]
     except RuleErrors as errors:
         return None, [_of_rule(given, each) for each in errors.findings]
     found = [_of_rule(given, each) for each in findings_in(text, schema)]
     names = ", ".join(stream.name for stream in compiled.plan.streams)
-    if not any(each.fate is Fate.CHANGE for each in found):
-        found = [Outcome(Fate.TAKEN, "rules", f"{origin}: streams and bucket definitions {names}"), *found]
+    if not any(each.fate is Action.CHANGE for each in found):
+        found = [
+            MigrationItem(Action.TAKEN, "rules", f"{origin}: streams and bucket definitions {names}"),
+            *found,
+        ]
     return compiled, found
 
 
-def _of_rule(given: SyncConfigText, error: RuleError) -> Outcome:
-    fate = Fate.CHANGE if error.severity is Severity.FATAL else Fate.IGNORED
+def _of_rule(given: SyncConfigText, error: RuleError) -> MigrationItem:
+    fate = Action.CHANGE if error.severity is Severity.FATAL else Action.IGNORED
     place = f", line {error.span.line}" if error.span is not None else ""
     fix = error.suggestion or given.checked_by
-    return Outcome(fate, "rules", f"{given.origin}{place}: [{error.code.value}] {error.message}", fix)
+    return MigrationItem(fate, "rules", f"{given.origin}{place}: [{error.code.value}] {error.message}", fix)
 
 
 PUBLICATION = "powersync"
@@ -141,38 +142,40 @@ order by slot_name
 
 def source_outcomes(
     settings: SourceSettings, tables: Sequence[TablePattern] | None, noted_slot: str = ""
-) -> list[Outcome]:
+) -> list[MigrationItem]:
     """The source, for the tables of the sync config; None if they are not known. `noted_slot` is that of our store."""
     try:
         with connect(settings, application_name="headwater migrate check") as conn, source_errors(settings):
             found = [*_readiness(conn, settings, tables), *_former_slots(conn, settings, noted_slot)]
     except HeadwaterError as error:
-        return [Outcome(Fate.CHANGE, "source", f"[{error.code}] {error.what}", error.fix)]
+        return [MigrationItem(Action.CHANGE, "source", f"[{error.code}] {error.what}", error.fix)]
     return found
 
 
 def _readiness(
     conn: psycopg.Connection, settings: SourceSettings, tables: Sequence[TablePattern] | None
-) -> Iterator[Outcome]:
+) -> Iterator[MigrationItem]:
     known = load_publications(conn, (*settings.publications, PUBLICATION))
     if PUBLICATION in known and not any(name in known for name in settings.publications):
         lacking = ", ".join(settings.publications)
         what = f'the database has the publication "{PUBLICATION}", and lacks what the connection names: {lacking}'
         fix = f"set publications: [{PUBLICATION}] in the connection, or make our own: `headwater source prepare`"
-        yield Outcome(Fate.CHANGE, "source", what, fix)
+        yield MigrationItem(Action.CHANGE, "source", what, fix)
         settings = replace(settings, publications=(PUBLICATION,))
     findings = _findings(conn, settings, tables)
     for each in findings:
         untold = "; ".join(statement for statement in each.sql if statement not in each.fix)
-        fate = Fate.CHANGE if each.fatal else Fate.NOTE
-        yield Outcome(fate, "source", f"[{each.code}] {each.what}", f"{each.fix}: {untold}" if untold else each.fix)
+        fate = Action.CHANGE if each.fatal else Action.NOTE
+        yield MigrationItem(
+            fate, "source", f"[{each.code}] {each.what}", f"{each.fix}: {untold}" if untold else each.fix
+        )
     if not any(each.fatal for each in findings):
         rights = "settings, rights" if tables is not None else "settings"
         published = ", ".join(settings.publications)
-        yield Outcome(Fate.TAKEN, "source", f"{settings.address}: {rights} and the publication {published}")
+        yield MigrationItem(Action.TAKEN, "source", f"{settings.address}: {rights} and the publication {published}")
     if tables is None:
         what = "its tables, and the right to read them, are looked at once there are rules that can be read"
-        yield Outcome(Fate.NOTE, "source", what)
+        yield MigrationItem(Action.NOTE, "source", what)
 
 
 def _findings(
@@ -183,13 +186,15 @@ def _findings(
     return [*server_findings(conn, settings), *publication_findings(conn, settings)]
 
 
-def _former_slots(conn: psycopg.Connection, settings: SourceSettings, noted: str) -> Iterator[Outcome]:
+def _former_slots(conn: psycopg.Connection, settings: SourceSettings, noted: str) -> Iterator[MigrationItem]:
     """The old service names its slots as slot_name_prefix says, and so do we: ours are left out."""
     own = [slot_name(settings), noted]
     for name, active in conn.execute(_SLOTS, [settings.slot_prefix, own]).fetchall():
         reading = "is read by the old service" if active else "is read by nobody, and keeps the database's log"
         fix = f"when the old service is gone for good: SELECT pg_drop_replication_slot('{name}')"
-        yield Outcome(Fate.NOTE, "source", f"the slot {name} {reading}; Headwater makes one of its own beside it", fix)
+        yield MigrationItem(
+            Action.NOTE, "source", f"the slot {name} {reading}; Headwater makes one of its own beside it", fix
+        )
 
 
 _DEVICES = "devices download their rows once more, under other bucket names; writes that wait on them stay and are sent"
@@ -202,9 +207,9 @@ def check(configs: ConfigSource) -> int:
     change. Changes nothing. Raises ConfigError when the service config can't be read at all."""
     review = review_config(configs, os.environ, Path.cwd())
     outcomes = list(_outcomes(review))
-    for fate in Fate:
+    for fate in Action:
         _print(fate, [each for each in outcomes if each.fate is fate])
-    changes = sum(each.fate is Fate.CHANGE for each in outcomes)
+    changes = sum(each.fate is Action.CHANGE for each in outcomes)
     if changes:
         click.echo(f"{changes} of these have to change before Headwater can take over. See docs/migrating.md.")
         return 1
@@ -215,13 +220,13 @@ def check(configs: ConfigSource) -> int:
     return 0
 
 
-def _outcomes(review: ConfigReview) -> Iterator[Outcome]:
+def _outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     yield from config_outcomes(review)
     source = _source(review)
     seen = see_schema([] if source is None else [source])
     compiled, found = rules_outcomes(review.config, seen.schema)
     yield from found
-    yield Outcome(Fate.NOTE, "rules", seen.note)
+    yield MigrationItem(Action.NOTE, "rules", seen.note)
     if source is not None:
         tables = compiled.plan.tables() if compiled is not None else None
         yield from source_outcomes(source, tables, _noted_slot(review, source))
@@ -231,8 +236,8 @@ def _outcomes(review: ConfigReview) -> Iterator[Outcome]:
             review.config.source()
         except ConfigError as error:
             (issue,) = error.issues
-            yield Outcome(Fate.CHANGE, "source", issue.what, issue.fix)
-    yield Outcome(Fate.NOTE, "devices", _DEVICES)
+            yield MigrationItem(Action.CHANGE, "source", issue.what, issue.fix)
+    yield MigrationItem(Action.NOTE, "devices", _DEVICES)
 
 
 def _source(review: ConfigReview) -> SourceSettings | None:
@@ -241,7 +246,7 @@ def _source(review: ConfigReview) -> SourceSettings | None:
     return review.config.sources[0] if review.config.sources and not wrong else None
 
 
-def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[Outcome]:
+def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[MigrationItem]:
     """What keeps the first start from making the store, or would have the source send us our own writes."""
     if any(each.key.startswith("storage") for each in review.errors):
         return
@@ -252,10 +257,10 @@ def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[Ou
             fix = (
                 f"run {'; '.join(each.sql)}" if each.sql else "give the user that Headwater runs as the right to write"
             )
-            yield Outcome(Fate.CHANGE, "store", each.what, fix)
+            yield MigrationItem(Action.CHANGE, "store", each.what, fix)
     except HeadwaterError as error:
-        fate = Fate.NOTE if error.kind is Kind.RETRY else Fate.CHANGE  # it may be reached from elsewhere only
-        yield Outcome(fate, "store", f"[{error.code}] {error.what} ({error.where})", error.fix)
+        fate = Action.NOTE if error.kind is Kind.RETRY else Action.CHANGE  # it may be reached from elsewhere only
+        yield MigrationItem(fate, "store", f"[{error.code}] {error.what} ({error.where})", error.fix)
 
 
 def _noted_slot(review: ConfigReview, source: SourceSettings) -> str:
@@ -273,7 +278,7 @@ def _noted_slot(review: ConfigReview, source: SourceSettings) -> str:
         return ""
 
 
-def _print(fate: Fate, outcomes: list[Outcome]) -> None:
+def _print(fate: Action, outcomes: list[MigrationItem]) -> None:
     if not outcomes:
         return
     click.echo(f"{fate.value}:")
@@ -284,20 +289,15 @@ def _print(fate: Fate, outcomes: list[Outcome]) -> None:
     click.echo()
 
 
-class NoWayDownError(HeadwaterError):
-    """A store can't be converted to an older format."""
-
-    code = "HW_8104"
-
-
 def migrate(config: ServiceConfig, direction: str) -> None:
-    """Upgrade a store by opening it. Raises NoWayDownError for `down`, and StoreError for a store of a newer format."""
+    """Upgrade a store by opening it. Raises HW_8104 for `down`, and StoreError for a store of a newer format."""
     if direction == "down":
-        raise NoWayDownError(
+        raise HeadwaterError(
             "a store can't be converted to an older format",
             str(config.storage),
             "restore a backup from before the upgrade, or let the older version make a new store: devices"
             " download what differs",
+            code="HW_8104",
         )
     existed = open_store(config.storage).exists()
     open_store(config.storage).open_writer().close()

@@ -41,24 +41,12 @@ WAIT_SECONDS = 120.0
 _AGAIN_SECONDS = 1.0
 
 
-class NotConfirmedError(HeadwaterError):
-    """The word that confirms a teardown was not given."""
-
-    code = "PSYNC_S0102"
-
-
-class SlotStaysError(HeadwaterError):
-    """The slot is in use, so it can't be dropped; the store was not changed."""
-
-    code = "HW_8106"
-
-
 def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SECONDS) -> None:
     """Drop the store's own slots in all sources, then the store; publications and triggers stay. The store is only
-    removed when all slots are dropped. Raises NotConfirmedError, LeaseHeldError and SlotStaysError."""
+    removed when all slots are dropped. Raises PSYNC_S0102, LeaseHeldError and HW_8106."""
     if word != WORD:
         fix = f"this permanently removes the slots and the store; to confirm: headwater teardown {WORD}"
-        raise NotConfirmedError("the teardown is not confirmed", word, fix)
+        raise HeadwaterError("the teardown is not confirmed", word, fix, code="PSYNC_S0102")
     backend = open_store(config.storage)
     if not backend.exists():
         click.echo(f"there is no store at {config.storage}")
@@ -82,7 +70,7 @@ def _drop_slot(backend: Store, source: SourceSettings, deadline: float) -> None:
                     drop_unread_slot(conn, name)
                     if slot_status(conn, name) is not None:
                         fix = "stop the process that reads it, then run the teardown again"
-                        raise SlotStaysError(f'the slot "{name}" is in use', source.address, fix)
+                        raise HeadwaterError(f'the slot "{name}" is in use', source.address, fix, code="HW_8106")
                     click.echo(f'dropped the slot "{name}" of {source.address}')
         finally:
             store.release(lease)

@@ -112,7 +112,7 @@ _WIDTH = 100
 
 
 def show_explanation(file: Path, *, as_json: bool) -> None:
-    """Print an explanation of a sync config. Raises WrongRules."""
+    """Print an explanation of a sync config. Raises WrongRulesError."""
     explanation = explain(compile_rules(read_rules(file), str(file), as_json=as_json).plan)
     if as_json:
         click.echo(to_json(asdict(explanation)))
@@ -123,6 +123,6 @@ def show_explanation(file: Path, *, as_json: bool) -> None:
 
 
 def show_client_schema(file: Path, schema: SourceSchema | None, language: Language) -> None:
-    """Print the schema in a language. Raises WrongRules."""
+    """Print the schema in a language. Raises WrongRulesError."""
     plan = compile_rules(read_rules(file), str(file)).plan
     click.echo(schema_code(client_schema(plan, schema), language), nl=False)

@@ -195,5 +195,5 @@ def _for_everybody(diff: Diff, found: ForEverybody) -> str:
     guess = diff.shared.get(found.definition)
     about = "" if guess is None or guess.exact else "about "
     many = "all rows" if found.whole else "the same rows"
-    told = many if rows is None else f"{about}{count(rows, 'row')}"
-    return f"every user gets {told} of {found.table} from stream {found.stream}"
+    amount = many if rows is None else f"{about}{count(rows, 'row')}"
+    return f"every user gets {amount} of {found.table} from stream {found.stream}"

@@ -25,7 +25,7 @@ _SHOWN = 160  # characters of a row or a lookup value on a terminal
 
 
 def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, rows: int, as_json: bool) -> None:
-    """Print buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRules."""
+    """Print buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRulesError."""
     plan = compile_rules(read_rules(file), str(file), as_json=as_json).plan
     found = _preview(config, plan, request, rows)
     if as_json:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.config import ServiceConfig
-from headwater.cli.existing_store import UnknownVersionError, existing_store, find, served, when
+from headwater.cli.existing_store import existing_store, find, served, when
 from headwater.cli.options import to_json
 from headwater.cli.progress import WaitDisplay
 from headwater.cli.sync_config import compare_rules, compile_rules, read_rules
@@ -31,22 +31,10 @@ _PAUSE = 0.2
 _NO_REPLICATOR = "no replicator is running; the version is processed once one does (`headwater serve`)"
 
 
-class DeployError(HeadwaterError):
-    """A deployed version will not be served."""
-
-    code = "HW_8103"
-
-
-class UnsentTablesError(HeadwaterError):
-    """A version names tables whose rows can't be replicated."""
-
-    code = "HW_8105"
-
-
 def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False, allow_missing: bool = False) -> None:
-    """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRules if it does not
-    compile or, unless `allow_missing` is set, names what the source lacks where it decides who gets rows; and
-    UnsentTablesError if it names tables whose rows can't be replicated, unless `force` is set."""
+    """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRulesError if it
+    does not compile or, unless `allow_missing` is set, names what the source lacks where it decides who gets rows; and
+    HW_8105 if it names tables whose rows can't be replicated, unless `force` is set."""
     text = read_rules(file)
     seen = see_schema(config.sources)
     compiled, findings = compare_rules(text, str(file), seen.schema, allow_missing=allow_missing, advise=True)
@@ -57,7 +45,7 @@ def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False
         _refuse_clashes(store, compiled.plan, str(file))
         if any(each.code is RuleCode.NOT_SENT for each in findings) and not force:
             fix = "run the statements above, or deploy it anyway with --force"
-            raise UnsentTablesError("it names tables whose rows can't be replicated", str(file), fix)
+            raise HeadwaterError("it names tables whose rows can't be replicated", str(file), fix, code="HW_8105")
         _deploy(store, config, text, wait=wait)
 
 
@@ -78,7 +66,9 @@ def _before(versions: Sequence[ConfigVersion]) -> ConfigVersion:
     texts = {now.yaml} if now else set()
     earlier = [version for version in versions if version.activated > 0 and version.yaml not in texts]
     if not earlier:
-        raise UnknownVersionError("no other version was served before", fix="choose one: `headwater rules rollback ID`")
+        raise HeadwaterError(
+            "no other version was served before", fix="choose one: `headwater rules rollback ID`", code="HW_8102"
+        )
     return max(earlier, key=lambda version: (version.activated, version.id))
 
 
@@ -94,7 +84,7 @@ def _refuse_clashes(store: StoreWriter, plan: SyncPlan, origin: str) -> None:
     try:
         check_names(plan, store.complete_definitions())
     except RuleErrors as error:
-        raise DeployError(error.errors[0].message, origin, error.errors[0].suggestion) from error
+        raise HeadwaterError(error.errors[0].message, origin, error.errors[0].suggestion, code="HW_8103") from error
 
 
 def _deploy(store: StoreWriter, config: ServiceConfig, text: str, *, wait: bool) -> None:
@@ -112,7 +102,7 @@ def _deploy(store: StoreWriter, config: ServiceConfig, text: str, *, wait: bool)
 
 
 def _wait(store: StoreWriter, reader: StoreReader, number: int) -> None:
-    """Wait until a version is served. Raises DeployError when it will not be."""
+    """Wait until a version is served. Raises HW_8103 when it will not be."""
     started = time.monotonic()
     with WaitDisplay() as progress:
         try:
@@ -123,9 +113,11 @@ def _wait(store: StoreWriter, reader: StoreReader, number: int) -> None:
                     case VersionState.ACTIVE:
                         break
                     case VersionState.FAILED:
-                        raise DeployError(f"version {number} failed: {version.note}", fix=_UNCHANGED)
+                        raise HeadwaterError(f"version {number} failed: {version.note}", fix=_UNCHANGED, code="HW_8103")
                     case VersionState.STOPPED:
-                        raise DeployError(f"version {number} was stopped: {version.note}", fix=_UNCHANGED)
+                        raise HeadwaterError(
+                            f"version {number} was stopped: {version.note}", fix=_UNCHANGED, code="HW_8103"
+                        )
         except KeyboardInterrupt:
             progress.close()
             message = (
@@ -186,5 +178,5 @@ def show(config: ServiceConfig, number: int | None) -> None:
         versions = store.versions()
     version = served(versions) if number is None else find(versions, number)
     if version is None:
-        raise UnknownVersionError("no version is served yet", fix="see `headwater rules versions`")
+        raise HeadwaterError("no version is served yet", fix="see `headwater rules versions`", code="HW_8102")
     click.echo(version.yaml, nl=not version.yaml.endswith("\n"))

@@ -26,38 +26,26 @@ _NO_REPLICATOR = "no replicator is running; the request waits until one does (`h
 _SHOWN_ROWS = 20
 
 
-class RequestFailedError(HeadwaterError):
-    """The replicator could not do what was requested."""
-
-    code = "HW_8201"
-
-
-class SkipError(HeadwaterError):
-    """The transaction to skip is not specified correctly."""
-
-    code = "HW_8202"
-
-
 def resync(config: ServiceConfig, tables: Sequence[str], *, wait: bool) -> None:
-    """Compare tables with the source and repair differences. Raises RequestFailedError."""
+    """Compare tables with the source and repair differences. Raises HW_8201."""
     result = _ask(config, RequestKind.RESYNC, {"tables": list(map(_qualified, tables))}, wait=wait)
     if result is not None:
         _show_counts(result, "repaired")
 
 
 def skip(config: ServiceConfig, lsn: str) -> None:
-    """Skip a transaction that holds up the stream. Raises RequestFailedError, and SkipError for an invalid LSN."""
+    """Skip a transaction that holds up the stream. Raises HW_8201, and HW_8202 for an invalid LSN."""
     try:
         position = format_lsn(parse_lsn(lsn))
     except ValueError:
-        raise SkipError(f"{lsn!r} is not an LSN", "--lsn", "write it like 0/1A2B3C") from None
+        raise HeadwaterError(f"{lsn!r} is not an LSN", "--lsn", "write it like 0/1A2B3C", code="HW_8202") from None
     _ask(config, RequestKind.SKIP, {"lsn": position}, wait=True)
     click.echo(f"the transaction at {position} is skipped; all tables are compared with the source")
 
 
 def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:
     """Compare the source, the current rows and the history that devices receive. Returns the exit code: 1 when
-    something differs and was not repaired. Raises RequestFailedError."""
+    something differs and was not repaired. Raises HW_8201."""
     result = _ask(config, RequestKind.AUDIT, {"tables": list(map(_qualified, tables)), "repair": repair}, wait=wait)
     if result is None:
         return 0
@@ -108,7 +96,9 @@ def _wait(store: StoreWriter, reader: StoreReader, number: int) -> dict[str, Any
                     case RequestState.RUNNING:
                         display.say(request.progress if reader.replicator_alive() else _NO_REPLICATOR)
                     case RequestState.FAILED:
-                        raise RequestFailedError(orjson.loads(request.result).get("error", "no reason given"))
+                        raise HeadwaterError(
+                            orjson.loads(request.result).get("error", "no reason given"), code="HW_8201"
+                        )
                     case RequestState.DONE:
                         break
         except KeyboardInterrupt:
@@ -124,6 +114,6 @@ def _states(store: StoreWriter, number: int) -> Iterator[Request]:
         with contextlib.suppress(StoreBusyError):  # a long transaction of the replicator
             request = store.request(number)
             if request is None:
-                raise RequestFailedError("the request is gone", f"request {number}", "submit it again")
+                raise HeadwaterError("the request is gone", f"request {number}", "submit it again", code="HW_8201")
             yield request
         time.sleep(_PAUSE)

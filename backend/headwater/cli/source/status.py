@@ -57,7 +57,7 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreState:
+class StoredState:
     """The state recorded in the store."""
 
     heard: ReplicatorStatus
@@ -95,7 +95,7 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     return 1 if bad or any(finding.fatal for finding in findings) else 0
 
 
-def standing_of(config: ServiceConfig, kept: StoreState | None, log_end: LogEnd | None) -> SourceStatus:
+def standing_of(config: ServiceConfig, kept: StoredState | None, log_end: LogEnd | None) -> SourceStatus:
     """How the source stands, if its log ends there; None: it was not asked, or did not answer. A replicator may run
     though its store is gone."""
     tag = config.source().tag
@@ -103,7 +103,7 @@ def standing_of(config: ServiceConfig, kept: StoreState | None, log_end: LogEnd 
     return find_status(tag, heard, log_end, time.time())
 
 
-def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
+def _ask(config: ServiceConfig, kept: StoredState | None) -> _Source:
     settings = config.source()
     name = kept.slot if kept else slot_name(settings)
     tables: Sequence[TablePattern] | None = kept.patterns if kept else ()
@@ -127,7 +127,7 @@ def _ask(config: ServiceConfig, kept: StoreState | None) -> _Source:
         return _Source(settings.address, error)
 
 
-def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoreState | None) -> list[Finding]:
+def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoredState | None) -> list[Finding]:
     """Whether the store and the source belong together, by the slot that the store follows, or that a new one would."""
     name = slot_name(config.source()) if kept is None else kept.slot if kept.state is None else kept.state.slot
     slot = slot_status(conn, name)
@@ -137,7 +137,7 @@ def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: StoreS
         read = "somebody reads" if slot.active_pid else "the source keeps log for"
         what = f'there is no store at {config.storage}, but {read} the slot "{slot.name}", which was made for one'
         fix = (
-            "if the store was removed, put it back, or start Headwater again, which reads everything anew; else run"
+            "if the store was removed, put it back, or start Headwater again, which reads everything again; else run"
             f" SELECT pg_drop_replication_slot('{slot.name}')"
         )
         return [Finding("HW_4013", what, fix, fatal=slot.active_pid is not None)]
@@ -182,14 +182,14 @@ def hasty(config: ServiceConfig) -> ServiceConfig:
 _ANSWER_SECONDS = 3
 
 
-def read_store(config: ServiceConfig) -> StoreState | None:
+def read_store(config: ServiceConfig) -> StoredState | None:
     """What the store records; None when there is no store. Raises StoreError."""
     if not open_store(config.storage).exists():
         return None
     tag = config.source().tag
     reader, store = open_store(config.storage).open_reader(), open_store(config.storage).open_writer()
     try:
-        return StoreState(
+        return StoredState(
             reader.replicator_status(tag),
             slot_of(config.source(), store),
             store.source_state(tag),
@@ -232,7 +232,11 @@ def disk_of(storage: SqliteAddress) -> Path:
 
 
 def _as_dict(
-    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: SourceStatus, findings: Sequence[Finding]
+    config: ServiceConfig,
+    source: _Source,
+    kept: StoredState | None,
+    standing: SourceStatus,
+    findings: Sequence[Finding],
 ) -> dict[str, Any]:
     state = kept.state if kept else None
     error = source.error
@@ -262,7 +266,11 @@ def _as_dict(
 
 
 def _print(
-    config: ServiceConfig, source: _Source, kept: StoreState | None, standing: SourceStatus, findings: Sequence[Finding]
+    config: ServiceConfig,
+    source: _Source,
+    kept: StoredState | None,
+    standing: SourceStatus,
+    findings: Sequence[Finding],
 ) -> None:
     click.echo(f"source    {source.address}: {'reachable' if source.error is None else 'does not answer'}")
     _print_standing(standing)
@@ -271,8 +279,8 @@ def _print(
     elif source.error is None:
         click.echo("slot      none: a replicator makes it")
     if source.error is None:
-        at_once = "by event triggers, at once, and " if source.triggers else ""
-        click.echo(f"changes   of tables are found {at_once}by looking every {PollIntervals().catalog:.0f} s")
+        at_once = "by event trigger, and " if source.triggers else ""
+        click.echo(f"schema    changes are detected {at_once}by polling every {PollIntervals().catalog:.0f} s")
     _print_store(config, kept)
     for finding in findings:
         click.echo(f"{'problem ' if finding.fatal else 'note    '}  {finding}")
@@ -318,7 +326,7 @@ def _print_slot(slot: SlotHealth) -> None:
     )
 
 
-def _print_store(config: ServiceConfig, kept: StoreState | None) -> None:
+def _print_store(config: ServiceConfig, kept: StoredState | None) -> None:
     if kept is None:
         click.echo(f"store     {config.storage}: none yet")
         return

@@ -32,7 +32,7 @@ _ORDERS: tuple[tuple[str, str, Callable[[BucketStats], float]], ...] = (
 
 
 def show_stats(config: ServiceConfig, *, top: int, as_json: bool) -> None:
-    """Print the store's statistics, as of one moment. Raises NoStoreError."""
+    """Print the store's statistics, as of one moment. Raises HW_8101."""
     with existing_store(config) as store:
         versions = store.versions()
         stats = open_store(store.address).store_stats()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.api.streams.session import LeftOutMemory, RequestLimits
+from headwater.api.streams.session import LeftOutMemory
+from headwater.insight.explain import RequestLimits
 from tests.support.fix_api import Endpoint
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded import node
-from headwater.embedded.node import NoNode, find_node
+from headwater.embedded.node import NoNodeError, find_node
 
 
 def _fake_program(file: Path, prints: str) -> str:
@@ -48,7 +48,7 @@ def test_no_node_at_all_names_what_to_install(tmp_path: Path, monkeypatch: pytes
     old = _fake_program(tmp_path / "node", "v20.20.2")
     _machine_has(monkeypatch, {"node": old, "npm": old})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(NoNode, match=r"is version 20.*\.whl\[embedded\]'"):
+    with pytest.raises(NoNodeError, match=r"is version 20.*\.whl\[embedded\]'"):
         find_node()
 
 

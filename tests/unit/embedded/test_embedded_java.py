@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.embedded.java import NoJava, java_home
+from headwater.embedded.java import NoJavaError, java_home
 
 
 def _fake_java(home: Path, modules: str) -> Path:
@@ -101,5 +101,5 @@ def test_no_java_at_all_is_one_error_that_names_what_was_found(tmp_path: Path, m
     home = _fake_java(tmp_path / "jdk", "java.base@11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(NoJava, match=r"version 11.*install a Java runtime of version 17 to 25"):
+    with pytest.raises(NoJavaError, match=r"version 11.*install a Java runtime of version 17 to 25"):
         java_home()

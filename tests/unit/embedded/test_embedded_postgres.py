@@ -21,15 +21,15 @@ import pytest
 from headwater.embedded import postgres as module
 from headwater.embedded.postgres import (
     EmbeddedPostgres,
-    NoPostgres,
-    NoUnprivilegedUser,
+    NoPostgresError,
     PostgresBinaries,
-    PostgresFailed,
+    PostgresFailedError,
     StopMode,
     account_to_run_as,
     find_binaries,
     reachable_copy,
 )
+from headwater.errors import HeadwaterError
 from tests.support.fix_postgres import able_postgres
 
 FAST = {"fsync": "off"}
@@ -101,7 +101,7 @@ def test_it_serves_no_address_but_the_loopback(postgres: EmbeddedPostgres) -> No
 
 def test_a_wrong_setting_is_reported_in_the_words_of_the_server(tmp_path: Path) -> None:
     with (
-        pytest.raises(PostgresFailed, match='unrecognized configuration parameter "no_such_setting"'),
+        pytest.raises(PostgresFailedError, match='unrecognized configuration parameter "no_such_setting"'),
         EmbeddedPostgres(tmp_path / "data", settings={"no_such_setting": "1"}),
     ):
         pass
@@ -109,7 +109,7 @@ def test_a_wrong_setting_is_reported_in_the_words_of_the_server(tmp_path: Path) 
 
 def test_a_port_in_use_is_reported_when_it_was_asked_for(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     with (
-        pytest.raises(PostgresFailed, match="Address already in use"),
+        pytest.raises(PostgresFailedError, match="Address already in use"),
         EmbeddedPostgres(tmp_path / "data", settings=FAST, port=postgres.port),
     ):
         pass
@@ -130,7 +130,7 @@ def test_a_directory_of_another_version_is_refused_in_the_words_of_the_server(tm
     with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
         pass
     (tmp_path / "data" / "PG_VERSION").write_text("9.6\n")
-    with pytest.raises(PostgresFailed, match="not compatible"):
+    with pytest.raises(PostgresFailedError, match="not compatible"):
         server.start()
 
 
@@ -212,14 +212,14 @@ def test_of_one_version_the_tests_take_the_programs_that_can_what_they_ask_for(l
 
 
 def test_a_version_that_is_not_there_is_named_beside_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _no_postgres_but(monkeypatch, "_in_wheels"), pytest.raises(NoPostgres) as error:
+    with _no_postgres_but(monkeypatch, "_in_wheels"), pytest.raises(NoPostgresError) as error:
         find_binaries(13)
     assert "no Postgres 13" in error.value.what
     assert error.value.where == "found only 16, 18"
 
 
 def test_no_postgres_at_all_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _no_postgres_but(monkeypatch), pytest.raises(NoPostgres, match="install postgresql, or in a clone"):
+    with _no_postgres_but(monkeypatch), pytest.raises(NoPostgresError, match="install postgresql, or in a clone"):
         find_binaries()
 
 
@@ -242,7 +242,7 @@ def test_programs_that_are_no_postgres_are_passed_over(tmp_path: Path, monkeypat
         assert find_binaries() == good
         monkeypatch.setenv("PATH", str(good.bin_dir))
         monkeypatch.setattr(module, "_installed", lambda: iter(()))
-        with pytest.raises(NoPostgres, match="there is no Postgres 14 or newer here"):
+        with pytest.raises(NoPostgresError, match="there is no Postgres 14 or newer here"):
             find_binaries()
     monkeypatch.setattr(module, "_SYSTEM_PLACES", [(str(tmp_path), "*/")])
     assert find_binaries(17) == good
@@ -252,7 +252,7 @@ def test_somebodys_files_are_neither_touched_nor_made_a_database(tmp_path: Path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("mine")
     for place in (tmp_path / "data", tmp_path / "data" / "notes.txt"):
-        with pytest.raises(PostgresFailed, match="what is there is no database"):
+        with pytest.raises(PostgresFailedError, match="what is there is no database"):
             EmbeddedPostgres(place, settings=FAST).start()
     assert (tmp_path / "data" / "notes.txt").read_text() == "mine"
     assert {path.stat().st_uid for path in (tmp_path / "data", tmp_path / "data" / "notes.txt")} == {os.geteuid()}
@@ -271,7 +271,7 @@ def test_what_a_killed_start_left_half_made_is_made_anew(tmp_path: Path) -> None
 def test_a_database_that_cannot_be_made_is_reported_in_the_words_of_initdb(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     binaries = _programs(tmp_path / "bin", "echo 'no locale here' >&2; exit 3")
-    with pytest.raises(PostgresFailed, match="initdb ended with code 3") as failure:
+    with pytest.raises(PostgresFailedError, match="initdb ended with code 3") as failure:
         EmbeddedPostgres(tmp_path / "data", binaries, FAST).start()
     assert "no locale here" in str(failure.value)
     assert not (tmp_path / "data").exists()
@@ -283,7 +283,7 @@ def test_a_server_that_never_answers_is_ended_and_reported(tmp_path: Path, monke
     (tmp_path / "data" / "PG_VERSION").write_text("17\n")
     tmp_path.chmod(0o755)
     server = EmbeddedPostgres(tmp_path / "data", _programs(tmp_path / "bin", "exec sleep 600"), FAST)
-    with pytest.raises(PostgresFailed, match="did not answer within 0 s"):
+    with pytest.raises(PostgresFailedError, match="did not answer within 0 s"):
         server.start()
     assert server.pid is None
 
@@ -317,7 +317,7 @@ def test_root_without_another_user_is_told_so(tmp_path: Path, monkeypatch: pytes
         raise KeyError(name)
 
     monkeypatch.setattr(pwd, "getpwnam", nobody)
-    with pytest.raises(NoUnprivilegedUser, match="or add the user nobody"):
+    with pytest.raises(HeadwaterError, match=r"HW_4505.*or add the user nobody"):
         EmbeddedPostgres(tmp_path / "data", settings=FAST).start()
 
 
