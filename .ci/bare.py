@@ -41,18 +41,18 @@ _OF_USER = (".pip", ".config/pip", ".config/uv", ".npmrc")
 _KEPT = re.compile(r"(?:root|home/\w+)/(?:\.cache|\.npm|headwater)|var/tmp/headwater-\w+-\w{12}|tmp/hsperfdata_\w+")
 
 
-class Failed(Exception):
+class FailedError(Exception):
     """What stops us, in words."""
 
 
 def main(system: str, user: str, arguments: list[str]) -> None:
-    """Make the root, and run both in it. Raises Failed."""
+    """Make the root, and run both in it. Raises FailedError."""
     if system not in SYSTEMS:
-        raise Failed(f"no system {system!r}; there are {', '.join(SYSTEMS)}")
+        raise FailedError(f"no system {system!r}; there are {', '.join(SYSTEMS)}")
     if os.geteuid() != 0:
-        raise Failed("a root of another system can be made by root only: sudo make bare")
+        raise FailedError("a root of another system can be made by root only: sudo make bare")
     if shutil.which("debootstrap") is None:
-        raise Failed("needs debootstrap: apt-get install debootstrap")
+        raise FailedError("needs debootstrap: apt-get install debootstrap")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater-bare"
     cache.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
@@ -67,7 +67,7 @@ def main(system: str, user: str, arguments: list[str]) -> None:
     finally:
         shutil.rmtree(work)
     if code != 0:
-        raise Failed(f"{system} as {user}: failed, as said above")
+        raise FailedError(f"{system} as {user}: failed, as said above")
 
 
 def _awaited(process: subprocess.Popen[bytes]) -> int:
@@ -95,7 +95,7 @@ def _system(cache: Path, suite: str) -> Path:
         with log.open("wb") as out:
             done = subprocess.run([*command, unfinished / "root", *_mirror(suite)], stdout=out, stderr=out, check=False)
         if done.returncode != 0:
-            raise Failed(f"debootstrap could not make {suite}:\n{log.read_text()[-1000:]}")
+            raise FailedError(f"debootstrap could not make {suite}:\n{log.read_text()[-1000:]}")
         (unfinished / "root").rename(made)
     finally:
         shutil.rmtree(unfinished)
@@ -348,8 +348,8 @@ if __name__ == "__main__":
             case [system, user, *arguments]:
                 main(system, user, arguments)
             case _:
-                raise Failed("usage: bare.py SYSTEM USER [ARGUMENT…]")
-    except Failed as error:
+                raise FailedError("usage: bare.py SYSTEM USER [ARGUMENT…]")
+    except FailedError as error:
         sys.exit(f"bare: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

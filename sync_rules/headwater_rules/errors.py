@@ -222,7 +222,7 @@ def _cropped(line: str, column: int) -> tuple[str, int]:
     return f"{lead}{line[start : start + _MOST_SHOWN]}{tail}", column - start + len(lead)
 
 
-class RuleErrors(Exception):
+class SyncConfigError(Exception):
     """All fatal errors of one sync config, in the order of the file, and the warnings found beside them."""
 
     code = "PSYNC_R0001"

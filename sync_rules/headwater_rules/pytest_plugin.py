@@ -25,14 +25,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def sync_rules_plan(pytestconfig: pytest.Config) -> SyncPlan:
     """The configured sync config, compiled once. If it has errors, tests fail with all of them."""
     from headwater_rules.compiler.compile import compile_config
-    from headwater_rules.errors import RuleErrors
+    from headwater_rules.errors import SyncConfigError
 
     path = _path(pytestconfig)
     try:
         return compile_config(path.read_text(encoding="utf-8")).plan
     except OSError as error:
         pytest.fail(f"the sync config cannot be read: {error}; set `sync_rules` in the pytest configuration", False)
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         pytest.fail(f"{path}:\n{errors.render()}", pytrace=False)
 
 

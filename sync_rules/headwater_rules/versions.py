@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern
 
 
@@ -42,8 +42,8 @@ def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...
 
 
 def check_names(plan: SyncPlan, known: Mapping[str, str]) -> None:
-    """Check the row sides of `plan` against `known` (name to digest). Raises RuleErrors when two digests shorten to the
-    same name, because rows of one would be taken for rows of the other."""
+    """Check the row sides of `plan` against `known` (name to digest). Raises SyncConfigError when two digests shorten
+    to the same name, because rows of one would be taken for rows of the other."""
     _refuse_clashes(known, sides(plan))
 
 
@@ -58,7 +58,7 @@ def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
         if known.get(name, digest) != digest
     ]
     if errors:
-        raise RuleErrors(errors)
+        raise SyncConfigError(errors)
 
 
 class DefinitionKind(Enum):
@@ -123,7 +123,7 @@ class Comparison:
 
 
 def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
-    """What changes when `new` replaces `old`. Raises RuleErrors as `check_names` does."""
+    """What changes when `new` replaces `old`. Raises SyncConfigError as `check_names` does."""
     check_names(new, sides(old))
     return Comparison(
         (

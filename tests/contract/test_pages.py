@@ -10,7 +10,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
 from headwater.storage.contract.reader import Newest, StoreReader
-from headwater.storage.contract.store import LeaseLostError, PartLostError, Progress
+from headwater.storage.contract.store import LeaseLostError, PartLostError, SourceProgress
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from tests.contract.world import (
@@ -81,7 +81,7 @@ def test_a_row_that_stands_nowhere_gets_its_first_member(world: World, reader: S
     world.bootstrap({"0": (A, "x")})
     flush = world.store.begin(world.lease)
     flush.put_rows(world.table, [CurrentRow("1", 0, "1\ty", "", None)])
-    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
     world.store.take_page(world.lease, world.additions({"1": (B, "y")}), 0, ())
     assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "y"}}
     flush = world.store.begin(world.lease)

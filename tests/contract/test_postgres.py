@@ -31,7 +31,7 @@ from headwater.storage.contract.store import (
     LeaseHeldError,
     LeaseLostError,
     PartLostError,
-    Progress,
+    SourceProgress,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
@@ -216,7 +216,7 @@ def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(world: Wo
     flush.put_rows(world.table, [CurrentRow("2", 0, "2\tlost", "", None)])
     assert end_connections(admin, "flush") == 1
     with pytest.raises(StoreUnreachableError):
-        flush.commit(SOURCE, Progress(Lsn(999)))
+        flush.commit(SOURCE, SourceProgress(Lsn(999)))
     flush.rollback()
     world.write({"3": (A, "kept")})
     assert set(world.rows()) == {"1", "3"}
@@ -274,7 +274,7 @@ def test_a_writer_that_vanished_holds_nobody_up_for_long(
         second = World(world.address, store, store.acquire("other", "there:1", 30.0), "other")
         second.bootstrap({"9": (B, "y")})
     with pytest.raises(HeadwaterError):
-        frozen.commit(SOURCE, Progress(Lsn(1)))
+        frozen.commit(SOURCE, SourceProgress(Lsn(1)))
 
 
 def _settings() -> dict[str, str]:
@@ -296,7 +296,7 @@ def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
     frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])  # is sent with the commit
     with pytest.raises(HeadwaterError):
-        frozen.commit(SOURCE, Progress(Lsn(1)))
+        frozen.commit(SOURCE, SourceProgress(Lsn(1)))
 
 
 def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(

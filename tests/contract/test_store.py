@@ -15,7 +15,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Progress
+from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, SourceProgress
 from headwater.storage.open import open_store
 from headwater.storage.shared import segments
 from headwater_rules.results import LookupEntry
@@ -120,7 +120,7 @@ def test_touched_names_what_a_flush_changed(world: World, reader: StoreReader) -
     first = world.bootstrap({"1": (A, "x"), "2": (B, "y")})
     flush = world.store.begin(world.lease)
     flush.replace_lookups(world.table, "1", [LookupEntry('l["u"]', "[1]")])
-    middle = flush.commit(SOURCE, Progress(Lsn(500)))
+    middle = flush.commit(SOURCE, SourceProgress(Lsn(500)))
     last = world.write({"2": (B, "changed")}, lsn=510)
     assert reader.touched(first.op_id, middle.op_id).lookups == frozenset({'l["u"]'})
     assert reader.touched(middle.op_id, last.op_id).buckets == frozenset({B})
@@ -137,7 +137,7 @@ def test_lookups_follow_their_rows(world: World, reader: StoreReader) -> None:
     ):
         flush = world.store.begin(world.lease)
         flush.replace_lookups(world.table, "1", entries)
-        flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+        flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
         assert lookups(reader, ["k"])["k"] == expected
 
 

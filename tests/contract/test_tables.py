@@ -11,7 +11,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader, Touched
 from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
-from headwater.storage.contract.store import LeaseLostError, Progress, SourceState
+from headwater.storage.contract.store import LeaseLostError, SourceProgress, SourceState
 from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
 from tests.contract.world import RELATION, SOURCE, A, B, World, lookups, noise
@@ -35,7 +35,7 @@ def test_a_row_is_found_by_its_id(world: World) -> None:
 def put_lines(world: World, table: int, lines: dict[str, str]) -> None:
     flush = world.store.begin(world.lease)
     flush.put_rows(table, [CurrentRow(row_id, 0, line, "", None) for row_id, line in lines.items()])
-    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
 
 
 def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
@@ -163,7 +163,7 @@ def test_a_dropped_table_is_gone_with_its_lookups(world: World, reader: StoreRea
     flush = world.store.begin(world.lease)
     flush.put_rows(made.id, [CurrentRow("r", 0, "v", "", None)])
     flush.replace_lookups(made.id, "r", [LookupEntry("k", "[1]")])
-    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
     assert lookups(reader, ["k"]) == {"k": ["[1]"]}
     world.store.drop_table(world.lease, made.id)
     assert [t.id for t in world.store.tables(SOURCE)] == [world.table]
@@ -275,7 +275,7 @@ def test_rows_come_back_as_they_were_put(world: World, many: bool) -> None:
     flush = world.store.begin(world.lease)
     flush.put_rows(world.table, rows)
     flush.put_rows(world.table, [row._replace(subkey="again") for row in rows[:2]])
-    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
     expected = {row.row_id: row for row in [*rows, *(row._replace(subkey="again") for row in rows[:2])]}
     flush = world.store.begin(world.lease)
     assert flush.current(world.table, [*expected, "nobody"]) == expected
@@ -297,11 +297,11 @@ def test_lookups_of_any_length_follow_their_rows(world: World, reader: StoreRead
     assert flush.lookup_entries(world.table, long_id) == [
         LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]"),
     ]  # fmt: skip
-    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
     assert lookups(reader, [long_key, long_key + "3"]) == {long_key: ["[1]"], long_key + "3": []}
     flush = world.store.begin(world.lease)
     flush.replace_lookups(world.table, long_id, [])
-    flush.commit(SOURCE, Progress(Lsn(world.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
     assert lookups(reader, [long_key]) == {long_key: []}
 
 

@@ -8,7 +8,7 @@ from psycopg.conninfo import conninfo_to_dict
 from headwater.decode.pgoutput import Decoder
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.replication.tables.live import as_streamed
-from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.publications import PublicationError
 from headwater.source.catalog.published import PublishedTable, load_types, published_tables
 from headwater.source.connect import SourceSettings, connect
 from tests.support.fix_postgres import SourceDb
@@ -139,7 +139,7 @@ def test_publications_add_up_unless_they_contradict_each_other(source_db: Source
         "create publication narrow for table note (id)"
     )
     assert from_catalog(source_db, "headwater", "more")["note"].row_filter == "(((id > 10)) or ((id < 5)))"
-    with pytest.raises(PublicationUnusable, match=r"different columns of one table \(public\.note\)"):
+    with pytest.raises(PublicationError, match=r"different columns of one table \(public\.note\)"):
         from_catalog(source_db, "headwater", "narrow")
 
 
@@ -158,7 +158,7 @@ def test_one_table_can_be_looked_at_by_itself(source_db: SourceDb) -> None:
 
 
 def test_a_missing_publication_is_named_with_its_remedy(source_db: SourceDb) -> None:
-    with pytest.raises(PublicationUnusable, match=r'publication "headwater" does not exist.*source prepare'):
+    with pytest.raises(PublicationError, match=r'publication "headwater" does not exist.*source prepare'):
         from_catalog(source_db)
 
 

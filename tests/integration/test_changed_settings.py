@@ -12,7 +12,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import ZERO
 from headwater.replication.health import ReplicationState
-from headwater.source.connect import SourceRefused
+from headwater.source.connect import SourceRefusedError
 from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream
 from tests.integration.world import CONFIG, SHOWN, NewWorld, World
@@ -88,7 +88,7 @@ def test_another_password_in_the_config(world_of: NewWorld, postgres_with: Calla
     world.sql("update notes set body = 'later' where id = '2'")
 
     world.deployment.password = "mistyped"
-    with pytest.raises(SourceRefused):
+    with pytest.raises(SourceRefusedError):
         world.deployment.start()
     world.deployment.stop()
     stopped = world.deployment.health()

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
-from headwater.source.connect import SourceUnreachable
+from headwater.source.connect import SourceUnreachableError
 from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.integration.test_private_history import CONFIG, given
 from tests.support.changed_source import Device, published_rows, settled
@@ -246,7 +246,7 @@ def test_a_row_that_lacks_values_after_a_comparison_survives_an_error(
     ) -> Fetched | None:
         if failures:
             failures.pop()
-            raise SourceUnreachable("the connection was closed", "source", "it is tried again")
+            raise SourceUnreachableError("the connection was closed", "source", "it is tried again")
         return fetch(fetcher, relation, keys, files)
 
     monkeypatch.setattr(RowFetcher, "fetch", failing)

@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.jobs import scheduler
-from headwater.source.connect import SourceUnreachable
+from headwater.source.connect import SourceUnreachableError
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import HASTY, Deployment, wait_until
@@ -125,7 +125,7 @@ def test_the_next_request_does_not_wait_for_one_that_was_given_up(
 ) -> None:
     monkeypatch.setattr(scheduler, "_GIVEN_UP_SECONDS", 3600.0)
     engine.kind, engine.times = "verification", scheduler._ATTEMPTS
-    engine.error = SourceUnreachable("it answers with an error", "test", "see its log")
+    engine.error = SourceUnreachableError("it answers with an error", "test", "see its log")
     given_up = deployment.ask("audit")
     assert (given_up["state"], engine.times) == ("failed", 0)
     assert "it answers with an error" in given_up["error"]

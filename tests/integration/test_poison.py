@@ -123,7 +123,7 @@ def named(deployment: Deployment) -> FailedTransaction:
 def test_where_it_is_to_stop_a_request_goes_on(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(NOTES)
-    deployment.poison_changes = "stop"
+    deployment.on_apply_error = "stop"
     deployment.start()
     source_db.execute(f"insert into notes values ('1', '{MARK}')")
     source_db.execute("insert into notes values ('2', 'after')")
@@ -175,7 +175,7 @@ def test_the_command_names_the_transaction_and_leaves_it_out(
     fail_to_apply(monkeypatch)
     source_db.execute("create table notes (id text primary key, body text)")
     deployment = deploy(NOTES, on_postgres=False)
-    deployment.poison_changes = "stop"
+    deployment.on_apply_error = "stop"
     deployment.start()
     operator = Operator.of(deployment, tmp_path)
     assert operator.not_taken_in() == []

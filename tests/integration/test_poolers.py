@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.source.connect import SourceRefused, SourceSettings, connect, connection_error
+from headwater.source.connect import SourceRefusedError, SourceSettings, connect, connection_error
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
@@ -26,9 +26,9 @@ def test_a_pooler_that_drops_settings_and_replication_is_refused(source_db: Sour
     source_db.execute("create table notes (id text primary key, user_id text)")
     with silent_pooler(source_db.server.port) as port:
         pooled = replace(settings, port=port)
-        with pytest.raises(SourceRefused, match=DIRECTLY):
+        with pytest.raises(SourceRefusedError, match=DIRECTLY):
             connect(pooled)
-        with pytest.raises(SourceRefused, match=DIRECTLY):
+        with pytest.raises(SourceRefusedError, match=DIRECTLY):
             SnapshotKeeper(pooled, "lent", temporary=True)
         store = PostgresAddress(f"host=127.0.0.1 port={port} dbname={source_db.name} user=postgres sslmode=disable")
         with pytest.raises(StoreError, match=DIRECTLY):
@@ -51,5 +51,5 @@ def test_what_pgbouncer_says_is_understood(message: str) -> None:
     """Its words, from 1.18 and from 1.20 on."""
     settings = SourceSettings("db.internal", "shop", "app", port=6432)
     error = connection_error(settings, psycopg.OperationalError(f"connection failed: {message}"))
-    assert isinstance(error, SourceRefused)
+    assert isinstance(error, SourceRefusedError)
     assert DIRECTLY in error.fix

@@ -10,9 +10,9 @@ import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.source.connect import SourceRefused, SourceSettings, SourceUnreachable, connect
-from headwater.source.readiness.checks import SourceNotReady, check_source
-from headwater.source.readiness.prepare import MoreRightsNeeded, NotAllowed, missing_sql, prepare, sql_block
+from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError, connect
+from headwater.source.readiness.checks import SourceNotReadyError, check_source
+from headwater.source.readiness.prepare import MissingRightsError, PublishRefusedError, missing_sql, prepare, sql_block
 from headwater.source.slot import slot_name
 from headwater_rules.plan import TablePattern
 from tests.integration.test_catalog import settings_for
@@ -101,13 +101,15 @@ def test_a_table_that_does_not_exist_is_a_warning(source_db: SourceDb) -> None:
 
 def test_a_view_cannot_be_published(source_db: SourceDb) -> None:
     source_db.execute("create view v as select 1 as id")
-    with pytest.raises(NotAllowed, match=r"public\.v is a view, which Postgres cannot publish"):
+    with pytest.raises(PublishRefusedError, match=r"public\.v is a view, which Postgres cannot publish"):
         prepare(settings_for(source_db), tables("v"))
 
 
 def test_a_table_without_a_key_is_not_published_unasked_since_its_deletes_would_fail(source_db: SourceDb) -> None:
     source_db.execute("create table loose (id int); insert into loose values (1)")
-    with pytest.raises(NotAllowed, match=r'ALTER TABLE "public"\."loose" REPLICA IDENTITY FULL.*--append-only'):
+    with pytest.raises(
+        PublishRefusedError, match=r'ALTER TABLE "public"\."loose" REPLICA IDENTITY FULL.*--append-only'
+    ):
         prepare(settings_for(source_db), tables("loose"))
     source_db.execute("delete from loose")
     (warning,) = prepare(settings_for(source_db), tables("loose"), append_only=True).warnings
@@ -133,7 +135,7 @@ def test_what_one_publication_leaves_out_another_may_publish(source_db: SourceDb
 
 def test_without_the_right_to_publish_the_statement_is_named(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(f"create table a (id int primary key); alter role {weak_role} replication")
-    with pytest.raises(MoreRightsNeeded, match=r"may not run all that is needed.*or pass --admin-uri") as caught:
+    with pytest.raises(MissingRightsError, match=r"may not run all that is needed.*or pass --admin-uri") as caught:
         prepare(settings_for(source_db, user=weak_role), tables("a"))
     assert 'CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."a"' in str(caught.value)
 
@@ -147,7 +149,7 @@ def test_all_that_is_missing_is_one_block_that_somebody_else_can_run(source_db: 
     )
     settings = settings_for(source_db, user=weak_role)
     wanted = [TablePattern("default", "s", "a"), *tables("b", "event")]
-    with pytest.raises(MoreRightsNeeded) as caught:
+    with pytest.raises(MissingRightsError) as caught:
         prepare(settings, wanted)
     block = str(caught.value).partition("\n\n")[2]
     assert block == sql_block(missing_sql(settings, wanted))
@@ -164,7 +166,7 @@ def test_what_a_role_may_do_itself_is_done_and_only_the_rest_is_left(source_db: 
     settings = settings_for(source_db, user=weak_role)
     source_db.execute(f"create table own (id int primary key); alter table own owner to {weak_role}")
     assert len(prepare(settings, tables("own")).done) == 1
-    with pytest.raises(MoreRightsNeeded) as caught:
+    with pytest.raises(MissingRightsError) as caught:
         prepare(settings, tables("a", "own"))
     assert [line.split(" TABLE ")[-1] for line in str(caught.value).splitlines()[2:]] == [
         'ONLY "public"."a";',
@@ -195,7 +197,7 @@ def test_an_administrator_publishes_and_grants_what_the_role_lacks(source_db: So
 def test_everything_that_a_role_lacks_is_named_at_once(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute("create table a (id int primary key); create publication headwater for table a")
     settings = settings_for(source_db, user=weak_role)
-    with connect(settings) as conn, pytest.raises(SourceNotReady) as caught:
+    with connect(settings) as conn, pytest.raises(SourceNotReadyError) as caught:
         check_source(conn, settings)
     text = str(caught.value)
     assert f'ALTER ROLE "{weak_role}" REPLICATION' in text
@@ -210,7 +212,7 @@ def test_only_the_tables_of_the_sync_config_have_to_be_readable(source_db: Sourc
     settings = settings_for(source_db, user=weak_role)
     with connect(settings) as conn:
         assert check_source(conn, settings, tables("a")) == []
-        with pytest.raises(SourceNotReady, match=r"may not read public\.secret"):
+        with pytest.raises(SourceNotReadyError, match=r"may not read public\.secret"):
             check_source(conn, settings)
 
 
@@ -221,7 +223,7 @@ def test_row_level_security_that_would_hide_rows_is_refused(source_db: SourceDb,
         f"grant select on a to {weak_role}; alter role {weak_role} replication"
     )
     settings = settings_for(source_db, user=weak_role)
-    with connect(settings) as conn, pytest.raises(SourceNotReady, match=rf'ALTER ROLE "{weak_role}" BYPASSRLS'):
+    with connect(settings) as conn, pytest.raises(SourceNotReadyError, match=rf'ALTER ROLE "{weak_role}" BYPASSRLS'):
         check_source(conn, settings)
     source_db.execute(f"alter role {weak_role} bypassrls")
     with connect(settings) as conn:
@@ -233,7 +235,7 @@ def test_a_server_without_logical_decoding_or_free_slots_is_refused(
 ) -> None:
     server = postgres_with(wal_level="replica", max_replication_slots="1", max_wal_senders="1")
     settings = SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable")
-    with pytest.raises(SourceNotReady) as caught:
+    with pytest.raises(SourceNotReadyError) as caught:
         prepare(settings, tables("a"))
     text = str(caught.value)
     assert "wal_level is replica" in text
@@ -246,7 +248,9 @@ def test_a_server_without_logical_decoding_or_free_slots_is_refused(
 def test_a_database_that_was_made_read_only_is_not_said_to_be_a_standby(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key)")
     source_db.execute(f"alter database {source_db.name} set default_transaction_read_only = on")
-    with pytest.raises(SourceUnreachable, match=r"though it is no standby.*SET default_transaction_read_only = off"):
+    with pytest.raises(
+        SourceUnreachableError, match=r"though it is no standby.*SET default_transaction_read_only = off"
+    ):
         prepare(settings_for(source_db), tables("a"))
 
 
@@ -260,18 +264,18 @@ def test_the_slot_that_is_ours_already_does_not_count_as_missing(
         conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot_name(settings)])
         assert prepare(settings, tables("a")).tables == ("public.a",)
         conn.execute("select pg_create_logical_replication_slot('other', 'pgoutput')")
-        with pytest.raises(SourceNotReady, match="0 of 2 replication slots are free, and 1 are needed"):
+        with pytest.raises(SourceNotReadyError, match="0 of 2 replication slots are free, and 1 are needed"):
             prepare(settings, tables("a"))
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"port": 1}, SourceUnreachable, "cannot be reached: connection to server .* Connection refused"),
-        ({"host": "no-such-host.invalid"}, SourceUnreachable, "cannot be reached: failed to resolve host"),
-        ({"database": "no_such_db"}, SourceRefused, "does not have the database .*set database"),
-        ({"user": "no_such_role"}, SourceRefused, "has no such role .*CREATE ROLE no_such_role"),
-        ({"sslmode": "verify-full"}, SourceRefused, "speaks no TLS.*sslmode: disable"),
+        ({"port": 1}, SourceUnreachableError, "cannot be reached: connection to server .* Connection refused"),
+        ({"host": "no-such-host.invalid"}, SourceUnreachableError, "cannot be reached: failed to resolve host"),
+        ({"database": "no_such_db"}, SourceRefusedError, "does not have the database .*set database"),
+        ({"user": "no_such_role"}, SourceRefusedError, "has no such role .*CREATE ROLE no_such_role"),
+        ({"sslmode": "verify-full"}, SourceRefusedError, "speaks no TLS.*sslmode: disable"),
     ],
 )
 def test_a_connection_that_fails_says_why(
@@ -290,9 +294,9 @@ def test_a_wrong_password_is_told_from_a_missing_one(postgres: EmbeddedPostgres,
     source_db.execute("select pg_reload_conf()")
     settings = {"user": f"{source_db.name}_locked"}
     try:
-        with pytest.raises(SourceRefused, match="asks for a password and none is configured"):
+        with pytest.raises(SourceRefusedError, match="asks for a password and none is configured"):
             _until_asked(source_db, settings)
-        with pytest.raises(SourceRefused, match="rejects user name or password"):
+        with pytest.raises(SourceRefusedError, match="rejects user name or password"):
             connect(settings_for(source_db, **settings, password="wrong"))
         connect(settings_for(source_db, **settings, password="right")).close()
     finally:

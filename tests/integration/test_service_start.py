@@ -15,7 +15,7 @@ from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from tests.support.command import Outcome, headwater, headwater_here
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
@@ -143,7 +143,7 @@ def test_a_typo_in_what_decides_is_not_served_and_what_comes_by_a_migration_is(
     assert started_with("delted_at IS NULL", ", exit_on_error: false") is None
     assert started_with("delted_at IS NULL", ", allow_missing: true") is not None
     assert started_with("delted_at IS NULL", table="yet_to_come") is not None, "it is streamed once it is there"
-    with pytest.raises(RuleErrors, match="HW_R302"):
+    with pytest.raises(SyncConfigError, match="HW_R302"):
         started_with("delted_at IS NULL")
     for command in ("serve", "replicate"):
         ended = headwater_here(command, cwd=tmp_path)

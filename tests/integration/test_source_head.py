@@ -11,7 +11,7 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceRefused, SourceSettings, SourceUnreachable
+from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError
 from headwater.source.head import SourceHead
 from tests.support.fix_postgres import SourceDb
 
@@ -70,7 +70,7 @@ def test_a_lost_connection_is_made_again(source_db: SourceDb) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind"), [({"port": 1}, SourceUnreachable), ({"database": "no_such_database"}, SourceRefused)]
+    ("changes", "kind"), [({"port": 1}, SourceUnreachableError), ({"database": "no_such_database"}, SourceRefusedError)]
 )
 def test_a_source_that_can_not_be_asked_is_named(
     source_db: SourceDb, changes: dict[str, object], kind: type[HeadwaterError]

@@ -20,7 +20,13 @@ from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
 from headwater.replication.versions import deploy_file
-from headwater.storage.contract.store import Lease, LeaseHeldError, LeaseLostError, Progress, StoreUnreachableError
+from headwater.storage.contract.store import (
+    Lease,
+    LeaseHeldError,
+    LeaseLostError,
+    SourceProgress,
+    StoreUnreachableError,
+)
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite.writer import SqliteWriter
@@ -240,7 +246,7 @@ def test_a_long_transaction_does_not_cost_the_lease(tmp_path: Path) -> None:
     lease = first.acquire("default", "first", LEASE_SECONDS)
     flush = first.begin(lease)
     first._db.execute("update leases set expires_at = 0")  # as if it had taken longer than that
-    flush.commit("default", Progress(Lsn(1000)))
+    flush.commit("default", SourceProgress(Lsn(1000)))
     with pytest.raises(LeaseHeldError):
         second.acquire("default", "second", LEASE_SECONDS)
     first.close()

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.source.connect import SourceRefused, SourceSettings, connect
+from headwater.source.connect import SourceRefusedError, SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
@@ -56,7 +56,7 @@ def encrypted(settings: SourceSettings) -> bool:
 
 
 def refusal(settings: SourceSettings, **changes: str) -> str:
-    with pytest.raises(SourceRefused) as caught:
+    with pytest.raises(SourceRefusedError) as caught:
         connect(replace(settings, **changes))  # type: ignore[arg-type]
     assert caught.value.fix
     return str(caught.value)

@@ -16,7 +16,7 @@ import pytest
 from headwater.source.upload.apply import Uploads as Uploaded
 from headwater.source.upload.entries import Device as Sender
 from headwater.source.upload.entries import Json, entry_of, transaction_of
-from headwater.source.upload.errors import TryLater
+from headwater.source.upload.errors import UploadRetryError
 from tests.support.fix_api import Endpoint
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES, RULE, Uploads, delete, patch, put
@@ -53,7 +53,7 @@ def test_those_behind_a_locked_table_do_not_keep_the_connections(
             sender = Sender(user, "c", json.dumps({"sub": user}))
             takes.append(taking.take(sender, transaction_of([entry_of(1, row)])))
         answers = await asyncio.gather(*takes, return_exceptions=True)
-        return [each.what if isinstance(each, TryLater) else str(each) for each in answers]
+        return [each.what if isinstance(each, UploadRetryError) else str(each) for each in answers]
 
     async def run() -> None:
         taking = Uploaded(settings)

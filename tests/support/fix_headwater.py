@@ -98,7 +98,7 @@ class Deployment:
     keep_stopped: float = 600.0
     sampling: SamplingSettings = field(default_factory=lambda: SamplingSettings(enabled=False))
     storage: PostgresAddress | None = None
-    poison_changes: Literal["skip", "stop"] = "skip"
+    on_apply_error: Literal["skip", "stop"] = "skip"
     publications: tuple[str, ...] = ("headwater",)
     slot_prefix: str = ""  # by the name of the database
     intervals: PollIntervals = field(default_factory=lambda: HASTY)
@@ -126,7 +126,7 @@ class Deployment:
             password=self.password,
             sslmode="disable",
             slot_prefix=self.slot_prefix or f"hw_{self.source.name}_",
-            poison_changes=self.poison_changes,
+            on_apply_error=self.on_apply_error,
             publications=self.publications,
             heartbeat_seconds=self.heartbeat_seconds,
             batch_bytes=self.batch_bytes,

@@ -70,8 +70,8 @@ def only_renamed(before: Relation, after: Relation) -> bool:
 
 
 def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
-    """The plans, each without the row sides that an earlier one has. Raises RuleErrors when two different row sides
-    share a name."""
+    """The plans, each without the row sides that an earlier one has. Raises SyncConfigError when two different row
+    sides share a name."""
     known: dict[str, str] = {}
     kept = []
     for plan in plans:

@@ -33,7 +33,7 @@ from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.open import open_store
 from headwater.telemetry.log_facts import process_facts
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.versions import sides
 
 
@@ -106,7 +106,7 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
     try:
         yaml = config.sync_text()
         return OwnConfig(yaml, sides(compile_config(yaml).plan))
-    except (ConfigError, RuleErrors):
+    except (ConfigError, SyncConfigError):
         return None
 
 

@@ -55,7 +55,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_store
 from headwater.storage.sql.stats import MissingRight
 from headwater_rules.compiler.compile import compile_config, findings_in
-from headwater_rules.errors import RuleCode, RuleErrors, Severity
+from headwater_rules.errors import RuleCode, Severity, SyncConfigError
 from headwater_rules.plan import TablePattern
 
 
@@ -130,7 +130,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
         compiled = compile_config(text)
     except ConfigError as error:
         return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         fix = config.sync_config.checked_by
         return None, [Result("rules", Level.FAIL, f"{where}: {each.message}", fix) for each in errors.errors]
     seen = see_schema(config.sources)

@@ -25,7 +25,7 @@ from headwater.codes import Kind
 from headwater.config import CONFIG_B64, SYNC_B64, ConfigSource
 from headwater.embedded import how_to_add
 from headwater.errors import HeadwaterError
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 
 _OF_SPARK = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "numpy"})
 
@@ -295,7 +295,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except RuleErrors as error:
+    except SyncConfigError as error:
         click.echo(error.render(), err=True)
         sys.exit(EXIT_ERROR)
     except HeadwaterError as error:

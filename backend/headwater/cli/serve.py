@@ -23,7 +23,7 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
@@ -76,12 +76,12 @@ class OwnRules:
 def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
     """The sync config. With `exit_on_error: false`, errors in it are logged, unless `quiet`, and None is returned.
 
-    Raises RuleErrors otherwise, and ConfigError when there is no sync config or it can't be read.
+    Raises SyncConfigError otherwise, and ConfigError when there is no sync config or it can't be read.
     """
     yaml = config.sync_text()
     try:
         return OwnRules(yaml, compile_config(yaml))
-    except RuleErrors as error:
+    except SyncConfigError as error:
         _refuse(config, error, quiet=quiet)
         return None
 
@@ -89,22 +89,22 @@ def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
 def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = False) -> OwnRules | None:
     """The sync config, if the columns by which it decides who gets rows are in the source, or may be missing, or if the
     store has taken this text already. With `exit_on_error: false`, the others are logged, and None is returned. Raises
-    RuleErrors otherwise."""
+    SyncConfigError otherwise."""
     assert config.sync_config is not None, "it has these rules"
     seen = see_schema(config.sources)
     if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml):
         return rules
     try:
         compile_config(rules.yaml, schema=seen.schema)
-    except RuleErrors as error:
+    except SyncConfigError as error:
         absent = [_with_way_out(each) for each in error.errors if each.code in _ABSENT_COLUMNS]
         if absent:
-            _refuse(config, RuleErrors(absent), quiet=quiet)
+            _refuse(config, SyncConfigError(absent), quiet=quiet)
             return None
     return rules
 
 
-def _refuse(config: ServiceConfig, error: RuleErrors, *, quiet: bool) -> None:
+def _refuse(config: ServiceConfig, error: SyncConfigError, *, quiet: bool) -> None:
     if config.sync_config is None or config.sync_config.exit_on_error:
         raise error
     if not quiet:

@@ -37,7 +37,7 @@ _LONGEST_STEP = 1.0  # of counted silence: when we did not run ourselves, childr
 SUPERVISED = "HEADWATER_SUPERVISED"
 """Set in the environment of a child, whose supervisor has already printed the config's warnings."""
 
-BEATS = "HEADWATER_BEATS"
+BEATS = "HEADWATER_HEARTBEAT_FD"
 """Set in the environment of a watched child: the file descriptor of the pipe for its beats."""
 
 EXIT_STOP = 1

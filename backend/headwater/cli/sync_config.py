@@ -12,14 +12,14 @@ import click
 from headwater.cli.options import to_json
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity
+from headwater_rules.errors import RuleCode, RuleError, Severity, SyncConfigError
 from headwater_rules.schema import SourceSchema
 
 
 class WrongRulesError(click.ClickException):
     """A sync config that does not compile: shown with the name of its file and all its errors."""
 
-    def __init__(self, origin: str, errors: RuleErrors, *, as_json: bool = False) -> None:
+    def __init__(self, origin: str, errors: SyncConfigError, *, as_json: bool = False) -> None:
         super().__init__(str(errors))
         self.origin = origin
         self.errors = errors
@@ -63,7 +63,7 @@ def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
     """Compile a sync config, called `origin` in messages. Raises WrongRulesError."""
     try:
         return compile_config(text)
-    except RuleErrors as error:
+    except SyncConfigError as error:
         raise WrongRulesError(origin, error, as_json=as_json) from None
 
 
@@ -81,5 +81,5 @@ def compare_rules(
 
     try:
         return compared(text, schema, allow_missing=allow_missing, advise=advise)
-    except RuleErrors as error:
+    except SyncConfigError as error:
         raise WrongRulesError(origin, error, as_json=as_json) from None

@@ -100,14 +100,14 @@ def _with_letters(configs: ConfigSource, work: Callable[[DeadLetters], Awaitable
 
 async def _retry(letters: DeadLetters, numbers: Sequence[int] | None) -> int:
     """Retry these dead letters, or all if None, each by itself. Returns the exit code: 1 when one is refused again."""
-    from headwater.source.upload.errors import Refused
+    from headwater.source.upload.errors import UploadRefusedError
 
     code = 0
     async for number in _numbers(letters, numbers):
         try:
             await letters.retry(number)
             click.echo(f"{number}: applied")
-        except Refused as refusal:
+        except UploadRefusedError as refusal:
             click.echo(f"{number}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
             code = 1
     return code

@@ -36,7 +36,7 @@ _SIZES: Final = {"B": 21, "C": 26}
 _TUPLE_MARKS: Final = {"I": ("N",), "U": ("KON", "N"), "D": ("KO",)}
 
 
-class Cursor:
+class ByteCursor:
     """Reads one message from its first field on. Reading past its end raises DecodeError."""
 
     def __init__(self, payload: bytes) -> None:
@@ -82,7 +82,7 @@ class Cursor:
 
 
 def read_relation(payload: bytes) -> Relation:
-    cursor = Cursor(payload)
+    cursor = ByteCursor(payload)
     oid = cursor.number(_U32)
     schema = _namespace(cursor)
     name = cursor.string()
@@ -97,27 +97,27 @@ def read_relation(payload: bytes) -> Relation:
     return Relation(oid, schema, name, identity, columns)
 
 
-def _read_column(cursor: Cursor, full: bool) -> Column:
+def _read_column(cursor: ByteCursor, full: bool) -> Column:
     key = bool(cursor.number(_U8) & _KEY_FLAG) or full
     return Column(cursor.string(), cursor.number(_U32), cursor.number(_I32), key)
 
 
 def read_type(payload: bytes) -> TypeInfo:
-    cursor = Cursor(payload)
+    cursor = ByteCursor(payload)
     info = TypeInfo(cursor.number(_U32), _namespace(cursor), cursor.string())
     cursor.end()
     return info
 
 
 def read_origin(payload: bytes) -> OriginMessage:
-    cursor = Cursor(payload)
+    cursor = ByteCursor(payload)
     origin = OriginMessage(Lsn(cursor.number(_U64)), cursor.string())
     cursor.end()
     return origin
 
 
 def read_logical_message(payload: bytes) -> LogicalMessage:
-    cursor = Cursor(payload)
+    cursor = ByteCursor(payload)
     transactional = bool(cursor.number(_U8) & _TRANSACTIONAL_FLAG)
     lsn = Lsn(cursor.number(_U64))
     prefix = cursor.string()
@@ -127,7 +127,7 @@ def read_logical_message(payload: bytes) -> LogicalMessage:
 
 
 def read_truncated_oids(payload: bytes) -> tuple[int, ...]:
-    cursor = Cursor(payload)
+    cursor = ByteCursor(payload)
     count = cursor.number(_U32)
     cursor.number(_U8)  # CASCADE and RESTART IDENTITY: Postgres lists every table it emptied
     if len(payload) - cursor.at != 4 * count:
@@ -135,7 +135,7 @@ def read_truncated_oids(payload: bytes) -> tuple[int, ...]:
     return tuple(cursor.number(_U32) for _ in range(count))
 
 
-def _namespace(cursor: Cursor) -> str:
+def _namespace(cursor: ByteCursor) -> str:
     """pgoutput writes pg_catalog as an empty name."""
     return cursor.string() or "pg_catalog"
 
@@ -150,7 +150,7 @@ def explain(payload: bytes, relations: Mapping[int, Relation]) -> DecodeError:
 
 def _explain(payload: bytes, relations: Mapping[int, Relation]) -> DecodeError:
     """Raises what it finds. Returns a general error when it finds nothing."""
-    cursor = Cursor(payload)
+    cursor = ByteCursor(payload)
     if not payload:
         raise cursor.failure("is empty", at=0)
     if cursor.type not in _NAMES:
@@ -164,7 +164,7 @@ def _explain(payload: bytes, relations: Mapping[int, Relation]) -> DecodeError:
     return cursor.failure("is malformed")
 
 
-def _explain_row(cursor: Cursor, relations: Mapping[int, Relation]) -> None:
+def _explain_row(cursor: ByteCursor, relations: Mapping[int, Relation]) -> None:
     relation = relations.get(cursor.number(_U32))
     if relation is None:
         raise _unknown_relation(cursor)
@@ -179,7 +179,7 @@ def _explain_row(cursor: Cursor, relations: Mapping[int, Relation]) -> None:
     cursor.end()
 
 
-def _explain_tuple(cursor: Cursor, relation: Relation) -> None:
+def _explain_tuple(cursor: ByteCursor, relation: Relation) -> None:
     start = cursor.at
     width = cursor.number(_U16)
     if width != len(relation.columns):
@@ -195,7 +195,7 @@ def _explain_tuple(cursor: Cursor, relation: Relation) -> None:
             raise cursor.failure(f"has an unknown kind of value in column {number}", at=cursor.at - 1)
 
 
-def _explain_truncate(cursor: Cursor, relations: Mapping[int, Relation]) -> None:
+def _explain_truncate(cursor: ByteCursor, relations: Mapping[int, Relation]) -> None:
     count = cursor.number(_U32)
     cursor.number(_U8)
     for _ in range(count):
@@ -203,7 +203,7 @@ def _explain_truncate(cursor: Cursor, relations: Mapping[int, Relation]) -> None
             raise _unknown_relation(cursor)
 
 
-def _unknown_relation(cursor: Cursor) -> DecodeError:
+def _unknown_relation(cursor: ByteCursor) -> DecodeError:
     fix = "restart the stream, so that the source describes its tables again"
     return cursor.failure("names a table that no relation message described", fix, cursor.at - 4)
 

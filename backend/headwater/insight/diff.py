@@ -11,7 +11,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.stats import DefinitionStats
 from headwater_rules.compiler.advice import BucketPerRow, ForEverybody, buckets_per_row
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import SourceSchema
 from headwater_rules.versions import ChangeKind, Comparison, DefinitionChange, DefinitionKind, compare, only
@@ -114,10 +114,10 @@ def compared(
     text: str, schema: SourceSchema | None, *, allow_missing: bool = False, advise: bool = False
 ) -> tuple[Compiled, tuple[RuleError, ...]]:
     """A sync config, and the findings in it as compared with the source's tables. That a table is not published or may
-    not be read is no error here, even of a strict config, since it can be mended later. Raises RuleErrors."""
+    not be read is no error here, even of a strict config, since it can be mended later. Raises SyncConfigError."""
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise)
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         if any(each.code is not RuleCode.NOT_SENT for each in errors.errors):
             raise
         return compile_config(text, advise=advise), errors.findings

@@ -121,7 +121,7 @@ class OwnSlot:
 
         When it ended since the source shuts down, Postgres waits until the stream has brought everything and all is
         confirmed. That may take the source offline for as long as a large transaction is applied, so it gets some
-        seconds only: then SourceUnreachable is raised. Also raises what `claim` raises."""
+        seconds only: then SourceUnreachableError is raised. Also raises what `claim` raises."""
         if self._ended_at is None:
             if not _has_ended(self._conn):
                 return

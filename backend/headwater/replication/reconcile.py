@@ -16,7 +16,7 @@ from headwater.replication.tables.changes import NameBook, adapt, distrust_named
 
 
 def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
-    """Make the store's tables what the last look at the catalog found, if they differ. Raises PublicationUnusable and
+    """Make the store's tables what the last look at the catalog found, if they differ. Raises PublicationError and
     KeyNotSentError."""
     stream, schema = context.stream, context.stream.schema
     if stream.recording.take_marked():

@@ -11,7 +11,7 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError
-from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.publications import PublicationError
 from headwater.source.slot import SlotLostError
 from headwater.source.stream import SilentError
 from headwater.storage.contract.store import BucketKeyTakenError, LeaseLostError
@@ -53,7 +53,7 @@ class Recovery:
             self.patience = min(self.patience * 2, _LONGEST_PATIENCE)
         elif error.kind is Kind.RESYNC:
             self.must_read = True
-        elif error.kind is not Kind.RETRY and not self.followed and not isinstance(error, PublicationUnusable):
+        elif error.kind is not Kind.RETRY and not self.followed and not isinstance(error, PublicationError):
             raise error
 
     def pause(self, started: float, stop: threading.Event, error: HeadwaterError) -> None:

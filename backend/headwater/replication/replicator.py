@@ -53,7 +53,7 @@ from headwater.storage.contract.store import (
 from headwater.storage.contract.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import SyncPlan
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class _LeaseHolder:
             return
         try:
             plan = compile_config(version.yaml).plan
-        except RuleErrors as error:
+        except SyncConfigError as error:
             self._store.mark_version(self._lease, version.id, VersionState.FAILED, str(error))
             raise
         self._bulk.warm_up()

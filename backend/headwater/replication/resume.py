@@ -17,7 +17,7 @@ from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.tables.changes import NameBook, distrust
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import published_tables
-from headwater.source.connect import SourceSettings, SourceUnreachable, connect
+from headwater.source.connect import SourceSettings, SourceUnreachableError, connect
 from headwater.source.slot import (
     SlotError,
     SlotLostError,
@@ -49,11 +49,11 @@ class SlotResume:
     ) -> None:
         """Make sure that the stream can be followed from `store.source_state`, which this may change. `plans` decide
         which tables are followed; `slot_lost` says that the slot exists but can't be read. Raises SourceReplacedError
-        when a snapshot is needed, PublicationUnusable while a new slot would not help, SlotForeignError while another
-        service has the slot, SourceUnreachable while the source is a standby."""
+        when a snapshot is needed, PublicationError while a new slot would not help, SlotForeignError while another
+        service has the slot, SourceUnreachableError while the source is a standby."""
         with connect(self._source) as conn:
             if conn.execute("select pg_is_in_recovery()").fetchall() == [(True,)]:
-                raise SourceUnreachable(
+                raise SourceUnreachableError(
                     "the source is a standby", self._source.address, "waiting until it is promoted to primary"
                 )
             identity = system_identity(conn)

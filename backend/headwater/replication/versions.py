@@ -17,7 +17,7 @@ from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import Deciding, SyncPlan, TablePattern
 from headwater_rules.versions import only, sides
 
@@ -145,7 +145,7 @@ def forget_half_built(store: StoreWriter, lease: Lease) -> None:
 
 @lru_cache(maxsize=16)
 def plan_of(yaml: str) -> SyncPlan:
-    """The plan of a sync config. Cached, since it is needed several times a second. Raises RuleErrors."""
+    """The plan of a sync config. Cached, since it is needed several times a second. Raises SyncConfigError."""
     return compile_config(yaml).plan
 
 
@@ -167,6 +167,6 @@ def _present(store: StoreWriter) -> list[SyncPlan]:
 def _compiled(version: ConfigVersion) -> SyncPlan | None:
     try:
         return plan_of(version.yaml)
-    except RuleErrors as error:
+    except SyncConfigError as error:
         _log.warning("version %d of the sync config does not compile any more: %s", version.id, error)
         return None

@@ -53,7 +53,7 @@ class SourceSettings:
     publications: Annotated[tuple[str, ...], Meta()] = ("headwater",)
     slot_prefix: Annotated[str, Meta(extra={"key": "slot_name_prefix"})] = "headwater_"
     heartbeat_seconds: Annotated[int, Meta(ge=5, le=60, extra={"key": "heartbeat_interval_seconds"})] = 60
-    poison_changes: Annotated[Literal["skip", "stop"], Meta()] = "skip"  # a transaction that can't be applied
+    on_apply_error: Annotated[Literal["skip", "stop"], Meta()] = "skip"  # a transaction that can't be applied
     batch_bytes: int = 64 << 20  # bytes of rows that bulk work or the stream have in memory; see `piece_bytes`
     debug_api: Annotated[bool, Meta()] = False  # operators may read it by SQL
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
@@ -70,13 +70,13 @@ class SourceSettings:
         return self.batch_bytes // 4
 
 
-class SourceUnreachable(HeadwaterError):
+class SourceUnreachableError(HeadwaterError):
     """The source did not answer, or can't serve us now; the same call may succeed later."""
 
     code = "HW_2001"
 
 
-class SourceRefused(HeadwaterError):
+class SourceRefusedError(HeadwaterError):
     """The source refused, for a reason that waiting does not change."""
 
     code = "HW_2002"
@@ -134,7 +134,7 @@ def connect(
     settings: SourceSettings, *, application_name: str = "headwater", patient: bool = False
 ) -> psycopg.Connection:
     """An ordinary connection in autocommit mode. With `patient`, statements may wait for locks for any time. Raises
-    SourceUnreachable (try again) or SourceRefused (do not)."""
+    SourceUnreachableError (try again) or SourceRefusedError (do not)."""
     try:
         conn = _Connection.connect(conninfo(settings, application_name=application_name), autocommit=True)
     except psycopg.Error as error:
@@ -310,7 +310,7 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
     state = getattr(error, "sqlstate", None)
     if isinstance(error, psycopg.DataError):  # its message quotes the value
         what = f"the source database answers with an error: {state}"
-        return SourceUnreachable(what, settings.address, "see the source's log")
+        return SourceUnreachableError(what, settings.address, "see the source's log")
     if re.search("unsupported startup parameter", text):
         return pooler_error(settings)
     if re.search("certificate verify failed", text):
@@ -343,12 +343,12 @@ def _of_state(settings: SourceSettings, state: str, routine: str, first: str) ->
     return _failed(settings, f"answers with an error: {first}", "see the source's log")
 
 
-def _refused(settings: SourceSettings, what: str, fix: str) -> SourceRefused:
-    return SourceRefused(f"the source database {what}", settings.address, _remedy(settings, fix))
+def _refused(settings: SourceSettings, what: str, fix: str) -> SourceRefusedError:
+    return SourceRefusedError(f"the source database {what}", settings.address, _remedy(settings, fix))
 
 
-def _failed(settings: SourceSettings, what: str, fix: str) -> SourceUnreachable:
-    return SourceUnreachable(f"the source database {what}", settings.address, _remedy(settings, fix))
+def _failed(settings: SourceSettings, what: str, fix: str) -> SourceUnreachableError:
+    return SourceUnreachableError(f"the source database {what}", settings.address, _remedy(settings, fix))
 
 
 def _remedy(settings: SourceSettings, fix: str) -> str:
@@ -360,7 +360,7 @@ def sql_name(name: str) -> str:
     return identifier(name)
 
 
-def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachable:
+def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachableError:
     """A standby refuses writes with the same words as a database that was made read-only, so it is asked what it is."""
     standby = None
     with suppress(HeadwaterError, psycopg.Error), connect(settings) as conn:
@@ -372,8 +372,8 @@ def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachable:
     return _failed(settings, f"is read-only, though it is no standby: {text}", _FULL_DISK)
 
 
-def _unreachable(settings: SourceSettings, text: str) -> SourceUnreachable:
-    return SourceUnreachable(
+def _unreachable(settings: SourceSettings, text: str) -> SourceUnreachableError:
+    return SourceUnreachableError(
         f"the source database cannot be reached: {text}",
         settings.address,
         "check that Postgres runs there, and hostname, port and firewall in replication.connections",
@@ -390,22 +390,22 @@ def _asked_again(settings: SourceSettings, text: str) -> HeadwaterError:
     return _unreachable(settings, text)
 
 
-def pooler_error(settings: SourceSettings) -> SourceRefused:
+def pooler_error(settings: SourceSettings) -> SourceRefusedError:
     """A connection pooler answers in place of Postgres."""
     known = known_pooler(settings.host, settings.port, settings.user)
-    return SourceRefused(
+    return SourceRefusedError(
         f"{known.name if known else 'a connection pooler'} answers, which passes on neither replication nor settings",
         settings.address,
         f"connect to Postgres itself: {known.direct if known else 'its own host and port, not those of the pooler'}",
     )
 
 
-def _untrusted(settings: SourceSettings) -> SourceRefused:
+def _untrusted(settings: SourceSettings) -> SourceRefusedError:
     why = why_untrusted(settings.host, settings.port, settings.cacert)
     fix = "renew the certificate of the server, or set this machine's clock" if _OUTDATED.search(why) else _AUTHORITY
     reason = f": {why}" if why else ""
     what = f"the source database shows a certificate that is not trusted here{reason}"
-    return SourceRefused(what, settings.address, fix)
+    return SourceRefusedError(what, settings.address, fix)
 
 
 _OUTDATED = re.compile("expired|not yet valid")

@@ -9,7 +9,7 @@ from typing import LiteralString
 import psycopg
 
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, SourceUnreachable, connection_error, conninfo
+from headwater.source.connect import SourceSettings, SourceUnreachableError, connection_error, conninfo
 
 ANSWER_SECONDS = 10.0
 """How long a source may take to answer, a new connection included."""
@@ -33,7 +33,7 @@ class SourceHead:
 
     async def advance_past(self) -> Mapping[str, Lsn]:
         """By tag, a position that is not before the commit of any transaction from before the call. Writes a record
-        beyond it, so that even an idle stream passes it. Raises SourceUnreachable or SourceRefused."""
+        beyond it, so that even an idle stream passes it. Raises SourceUnreachableError or SourceRefusedError."""
         positions = await asyncio.gather(*(link.advance() for link in self._links))
         return {link.tag: lsn for link, lsn in zip(self._links, positions, strict=True)}
 
@@ -58,7 +58,7 @@ class _Link:
                 return await self._advance()
         except TimeoutError:
             await self.close()
-            raise SourceUnreachable(
+            raise SourceUnreachableError(
                 f"the source database did not answer within {ANSWER_SECONDS:.0f} s",
                 self._settings.address,
                 "check that Postgres runs there and is not overloaded",

@@ -16,7 +16,7 @@ from psycopg import pq
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings, SourceUnreachable, dial, pooler_error, source_errors, sql_name
+from headwater.source.connect import SourceSettings, SourceUnreachableError, dial, pooler_error, source_errors, sql_name
 
 _STOPPED_SECONDS = 0.5  # how often to look whether to stop
 READERS = "headwater snapshot"
@@ -310,7 +310,7 @@ def _creation_error(result: pq.abc.PGresult | None, name: str, settings: SourceS
     where = settings.address
     match state.decode():
         case "53400":
-            return SourceUnreachable(
+            return SourceUnreachableError(
                 "the source database has no free replication slot",
                 where,
                 "drop one that nobody reads (pg_replication_slots), or run ALTER SYSTEM SET max_replication_slots = …"

@@ -134,7 +134,7 @@ def _may_fire(conn: psycopg.Connection) -> bool:
 
 def install(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
     """Create the triggers unless they exist, as `admin`, or else as the role of `settings`. Returns a warning where the
-    role may not. Raises SourceUnreachable or SourceRefused."""
+    role may not. Raises SourceUnreachableError or SourceRefusedError."""
     with connect(admin or settings, patient=True) as conn:
         if triggers_on(conn):
             return Installed()
@@ -148,7 +148,7 @@ def missing_sql(settings: SourceSettings, admin: SourceSettings | None = None) -
 
 
 def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
-    """Drop the triggers and all that belongs to them. Raises SourceUnreachable or SourceRefused."""
+    """Drop the triggers and all that belongs to them. Raises SourceUnreachableError or SourceRefusedError."""
     with connect(admin or settings, patient=True) as conn:
         there = conn.execute(
             "select exists (select from pg_event_trigger where evtname = any(%s))"

@@ -30,19 +30,19 @@ class ConnectError(ClientError):
     code = "HWC_CONNECT"
 
 
-class SyncedElsewhere(ClientError):
+class SyncedElsewhereError(ClientError):
     """Another process, or another `Database` of this one, syncs the file. This one waits until that ends."""
 
     code = "HWC_SYNCED_ELSEWHERE"
 
 
-class Unreachable(ClientError):
+class UnreachableError(ClientError):
     """The server could not be reached, or the connection broke. It is tried again."""
 
     code = "HWC_UNREACHABLE"
 
 
-class Refused(ClientError):
+class RefusedError(ClientError):
     """The server answered with an error. It is tried again, not before `retry_after` seconds if the server named some.
     `status` is that of HTTP, None over a websocket."""
 
@@ -57,7 +57,7 @@ class Refused(ClientError):
         return f"[{self.code}] {self.path} {answered}: {self.text[:500]}"
 
 
-class TokenRefused(Refused):
+class TokenRefusedError(RefusedError):
     """The server no longer accepts the token. A new one is fetched."""
 
     code = "HWC_TOKEN_REFUSED"
@@ -69,7 +69,7 @@ class ProtocolError(ClientError):
     code = "HWC_PROTOCOL"
 
 
-class ChecksumMismatch(ClientError):
+class ChecksumMismatchError(ClientError):
     """Buckets do not add up to what the server says. They were removed, and are downloaded again."""
 
     code = "HWC_CHECKSUM"
@@ -82,19 +82,19 @@ class ChecksumMismatch(ClientError):
         return f"[{self.code}] checksums differ, downloading these buckets again: {', '.join(self.buckets)}"
 
 
-class UploadStuck(ClientError):
+class UploadStuckError(ClientError):
     """`upload_data` returned without completing the transaction at the head of the queue. It is tried again."""
 
     code = "HWC_UPLOAD_STUCK"
 
 
-class Retired(ClientError):
+class RetiredError(ClientError):
     """Sync was ended before this could be written or uploaded. It comes again with the next connection."""
 
     code = "HWC_RETIRED"
 
 
-class MissingExtra(ClientError):
+class MissingExtraError(ClientError):
     """A package that this needs is not installed."""
 
     code = "HWC_MISSING_EXTRA"
@@ -107,7 +107,7 @@ class MissingExtra(ClientError):
         return f"[{self.code}] {self.what} needs one more package: pip install 'headwater-client[{self.extra}]'"
 
 
-class NotSynced(ClientError):
+class NotSyncedError(ClientError):
     """What was waited for did not come in time."""
 
     code = "HWC_NOT_SYNCED"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headwater_client.errors import Refused
+from headwater_client.errors import RefusedError
 
 T = TypeVar("T")
 
@@ -59,5 +59,5 @@ class Backoff:
         """Seconds until the next attempt, after this error: no fewer than the server named, up to `longest`."""
         wait = min(self.longest, self.first * 2.0 ** min(self._failures, 20)) * random.uniform(0.5, 1.0)
         self._failures += 1
-        asked = error.retry_after if isinstance(error, Refused) else None
+        asked = error.retry_after if isinstance(error, RefusedError) else None
         return wait if asked is None else max(wait, min(self.longest, asked * random.uniform(1.0, 1.5)))

@@ -21,7 +21,7 @@ from headwater_rules.compiler.variants import (
     draft_query,
     merged,
 )
-from headwater_rules.errors import Report, RuleCode, RuleError, RuleErrors, Severity, StoppedError
+from headwater_rules.errors import Report, RuleCode, RuleError, Severity, StoppedError, SyncConfigError
 from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS
 from headwater_rules.plan import RequestInput, Stream, SyncPlan, Variant
@@ -52,7 +52,7 @@ def compile_config(
 ) -> Compiled:
     """Compile a sync config. The same text always gives the same plan; the source's `schema` only adds findings, and so
     does `advise`, about rules that work but may be costly or give more than is meant. With `allow_missing`, what the
-    schema lacks is no error: a migration will add it. Raises RuleErrors with all errors."""
+    schema lacks is no error: a migration will add it. Raises SyncConfigError with all errors."""
     report = Report()
     try:
         config = read_config(load(text, report))
@@ -62,9 +62,9 @@ def compile_config(
             checks = SourceChecks(schema, custom_types=custom_types, allow_missing=allow_missing)
         return _compiled(config, default_schema, checks, report, advise=advise)
     except RuleError as error:
-        raise RuleErrors([*report.sorted_errors(), error], report.sorted_warnings()) from None
+        raise SyncConfigError([*report.sorted_errors(), error], report.sorted_warnings()) from None
     except StoppedError:
-        raise RuleErrors(report.sorted_errors(), report.sorted_warnings()) from None
+        raise SyncConfigError(report.sorted_errors(), report.sorted_warnings()) from None
 
 
 def findings_in(
@@ -73,7 +73,7 @@ def findings_in(
     """All that `compile_config` finds in a sync config, whether it compiles or not: errors, then warnings."""
     try:
         return compile_config(text, schema=schema, allow_missing=allow_missing, advise=advise).warnings
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         return errors.findings
 
 
@@ -86,7 +86,7 @@ def _compiled(
     if checks is not None:
         checks.report_to(report, strict=config.options.strict)
     if report.errors:
-        raise RuleErrors(report.sorted_errors(), report.sorted_warnings())
+        raise SyncConfigError(report.sorted_errors(), report.sorted_warnings())
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
     if advise:
         _advise(config, plan)

@@ -49,12 +49,12 @@ class RulesTest:
 
     @classmethod
     def of(cls, path: str | Path, *, default_schema: str = "public") -> RulesTest:
-        """Load a sync config from a file. Raises RuleErrors."""
+        """Load a sync config from a file. Raises SyncConfigError."""
         return cls.of_text(Path(path).read_text(encoding="utf-8"), default_schema=default_schema)
 
     @classmethod
     def of_text(cls, text: str, *, default_schema: str = "public") -> RulesTest:
-        """Load a sync config from its text. Raises RuleErrors."""
+        """Load a sync config from its text. Raises SyncConfigError."""
         return cls(compile_config(text, default_schema=default_schema).plan, default_schema=default_schema)
 
     def insert(self, table: str, /, *rows: Row, **columns: object) -> None:

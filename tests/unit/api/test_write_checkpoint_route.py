@@ -17,7 +17,7 @@ from headwater.api.errors import TooManyRequestsError
 from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.threads import StoreThreads
 from headwater.oplog.lsn import Lsn
-from headwater.source.connect import SourceUnreachable
+from headwater.source.connect import SourceUnreachableError
 from headwater.storage.contract.reader import WriteCheckpoint
 from tests.support.fix_api import RULES, Endpoint, PlayedHead, make_token, running
 from tests.support.fix_headwater import wait_until
@@ -134,7 +134,7 @@ def test_too_many_that_wait_are_told_to_come_later(memory_store: MemoryStore) ->
 def test_a_source_that_does_not_answer_is_503_and_the_next_try_works(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint.head.failure = SourceUnreachable("the source database cannot be reached: no route to db.internal")
+    endpoint.head.failure = SourceUnreachableError("the source database cannot be reached: no route to db.internal")
     answer = endpoint.write_checkpoint()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "HW_2001"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Database, UploadConnector
-from headwater_client.errors import Refused, Unreachable
+from headwater_client.errors import RefusedError, UnreachableError
 from headwater_client.timeouts import Backoff
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
@@ -35,8 +35,8 @@ def test_devices_that_lost_one_server_come_back_at_different_moments(monkeypatch
 def test_no_less_is_waited_than_the_server_asks_for_up_to_a_minute(
     asked: float | None, least: float, most: float
 ) -> None:
-    assert least <= Backoff(1.0).next(Refused("/sync/stream", 503, "full", asked)) <= most
-    assert Backoff(1.0).next(Unreachable("gone")) <= 1
+    assert least <= Backoff(1.0).next(RefusedError("/sync/stream", 503, "full", asked)) <= most
+    assert Backoff(1.0).next(UnreachableError("gone")) <= 1
 
 
 class Full(LittleServer):
@@ -76,5 +76,5 @@ def test_what_a_full_server_names_is_kept_by_the_error(tmp_path: Path, header: s
         database["todos"].insert({"title": "x"})
         database.wait_for_status(lambda status: None not in (status.download_error, status.upload_error), 30)
         for error in (database.status.download_error, database.status.upload_error):
-            assert isinstance(error, Refused)
+            assert isinstance(error, RefusedError)
             assert (error.status, error.retry_after) == (429, seconds)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, Schema
-from headwater_client.errors import ConnectError, Retired, SyncedElsewhere
+from headwater_client.errors import ConnectError, RetiredError, SyncedElsewhereError
 from headwater_client.protocol.lines import Data, Op
 from headwater_client.storage import layout, uploads
 from headwater_client.storage.connection import open_connection
@@ -242,7 +242,7 @@ def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:
     layout.prepare(connection)
     store = DeviceStore(connection, {})
     store.retired.set()
-    with pytest.raises(Retired):
+    with pytest.raises(RetiredError):
         store.save([Data("b", [Op("1", "PUT", 1, "todos", "1", "s", "{}")])])
     assert store.positions() == []
     connection.close()
@@ -285,14 +285,14 @@ def test_of_two_that_sync_one_file_the_second_waits_for_the_first(
     wait_until(lambda: server.streams == 1, "the first stream")
     with Database(tmp_path / "device.db") as second:
         second.connect(App(server.endpoint))
-        second.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhere), 20)
+        second.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhereError), 20)
         second["todos"].insert({"id": "of the second"})
         assert (server.streams, database["todos"].count) == (1, 1)
         database.disconnect()
         second.wait_for_status(lambda status: status.connected, 20)
         assert (server.streams, second.status.download_error) == (2, None)
         database.connect(App(server.endpoint))
-        database.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhere), 20)
+        database.wait_for_status(lambda status: isinstance(status.download_error, SyncedElsewhereError), 20)
         database.disconnect()  # who waits can leave
 
 

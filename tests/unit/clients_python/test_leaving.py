@@ -16,7 +16,7 @@ import pytest
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema, Statement
 from headwater_client.database import app_calls
 from headwater_client.database.database import CrudBatch
-from headwater_client.errors import ClientError, ConnectError, NotSynced
+from headwater_client.errors import ClientError, ConnectError, NotSyncedError
 from headwater_client.storage import connection as connections
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
@@ -226,7 +226,7 @@ def test_who_waits_for_a_sync_in_a_loop_can_be_cancelled(database: Database) -> 
     async def wait() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(database.wait_for_first_sync_async(), 0.05)
-        with pytest.raises(NotSynced):
+        with pytest.raises(NotSyncedError):
             await database.wait_for_first_sync_async(0.05)
         await asyncio.wait_for(database.wait_for_status_async(lambda status: not status.connected), 20)
 

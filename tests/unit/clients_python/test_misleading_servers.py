@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema
-from headwater_client.errors import ProtocolError, Refused
+from headwater_client.errors import ProtocolError, RefusedError
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 from tests.unit.clients_python.pauses import noted_pauses
@@ -167,7 +167,8 @@ def test_of_an_answer_without_end_the_beginning_is_read(database: Database, path
         database.connect(Uploading(server.endpoint), EAGER)
         database["todos"].insert({"title": "x"})
         database.wait_for_status(
-            lambda status: isinstance(status.download_error if path == "stream" else status.upload_error, Refused), 20
+            lambda status: isinstance(status.download_error if path == "stream" else status.upload_error, RefusedError),
+            20,
         )
         database.disconnect()
 

@@ -14,7 +14,7 @@ import pytest
 
 from headwater_client import Database, Refusal, UploadConnector
 from headwater_client.database import connector as connectors
-from headwater_client.errors import ProtocolError, Unreachable
+from headwater_client.errors import ProtocolError, UnreachableError
 
 
 @contextmanager
@@ -86,6 +86,6 @@ def test_an_answer_without_end_is_left(database: Database, monkeypatch: pytest.M
     answer = json.dumps({"transactions": [{}, {}]}) + " " * 500_000
     with answering(answer, drip=0.005) as endpoint:
         monkeypatch.setattr(connectors, limit, 0.2 if limit == "_SECONDS" else 1000)
-        with pytest.raises(Unreachable, match="without end"):
+        with pytest.raises(UnreachableError, match="without end"):
             UploadConnector(endpoint, "t").upload_data(database)
     assert database.uploads_waiting == 2

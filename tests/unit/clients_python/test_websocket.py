@@ -18,7 +18,14 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from headwater_client import ConnectOptions, Credentials
-from headwater_client.errors import ClientError, ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.errors import (
+    ClientError,
+    ConnectError,
+    ProtocolError,
+    RefusedError,
+    TokenRefusedError,
+    UnreachableError,
+)
 from headwater_client.protocol.rsocket import Requester
 from headwater_client.transport import websocket
 from headwater_client.transport.websocket import Websocket
@@ -155,7 +162,7 @@ def test_a_silent_server_is_left_once_it_does_not_answer(monkeypatch: pytest.Mon
             connection.send(rsocket.frame(0, rsocket.KEEPALIVE, 0, bytes(8)))
         heard.extend(connection)
 
-    with playing(play) as endpoint, pytest.raises(Unreachable, match="silent"):
+    with playing(play) as endpoint, pytest.raises(UnreachableError, match="silent"):
         read(endpoint)
     assert set(heard) == {rsocket.frame(0, rsocket.KEEPALIVE, rsocket.RESPOND, bytes(8))}
     assert len(heard) >= 5 + 3
@@ -186,18 +193,18 @@ def test_a_server_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
             while True:
                 connection.send(question)
 
-    with playing(play) as endpoint, pytest.raises(Unreachable):
+    with playing(play) as endpoint, pytest.raises(UnreachableError):
         read(endpoint)
 
 
 @pytest.mark.parametrize(
     ("stream", "text", "kind"),
     [
-        (0, "[PSYNC_S2103] the token has expired", TokenRefused),
-        (1, "[PSYNC_S2101] no key fits", TokenRefused),
-        (1, "[PSYNC_S2305] too many buckets", Refused),
-        (0, "[HW_6028] a frame is too short", Refused),
-        (0, "who are you?", TokenRefused),
+        (0, "[PSYNC_S2103] the token has expired", TokenRefusedError),
+        (1, "[PSYNC_S2101] no key fits", TokenRefusedError),
+        (1, "[PSYNC_S2305] too many buckets", RefusedError),
+        (0, "[HW_6028] a frame is too short", RefusedError),
+        (0, "who are you?", TokenRefusedError),
     ],
 )
 def test_the_code_of_an_error_says_whether_another_token_is_wanted(
@@ -213,16 +220,16 @@ def test_the_code_of_an_error_says_whether_another_token_is_wanted(
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(HTTPStatus.UNAUTHORIZED, TokenRefused), (HTTPStatus.BAD_GATEWAY, Refused)]
+    ("status", "kind"), [(HTTPStatus.UNAUTHORIZED, TokenRefusedError), (HTTPStatus.BAD_GATEWAY, RefusedError)]
 )
-def test_a_server_that_takes_no_websocket_is_told_by_its_status(status: HTTPStatus, kind: type[Refused]) -> None:
-    with playing(lambda _: None, status) as endpoint, pytest.raises(Refused) as caught:
+def test_a_server_that_takes_no_websocket_is_told_by_its_status(status: HTTPStatus, kind: type[RefusedError]) -> None:
+    with playing(lambda _: None, status) as endpoint, pytest.raises(RefusedError) as caught:
         read(endpoint)
     assert (type(caught.value), caught.value.status) == (kind, int(status))
 
 
 def test_a_connection_that_breaks_before_the_end_is_no_end() -> None:
-    with playing(lambda connection: connection.socket.close()) as endpoint, pytest.raises(Unreachable):
+    with playing(lambda connection: connection.socket.close()) as endpoint, pytest.raises(UnreachableError):
         read(endpoint)
 
 

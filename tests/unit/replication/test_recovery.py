@@ -13,13 +13,13 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.recovery import Recovery
-from headwater.source.catalog.publications import PublicationUnusable
-from headwater.source.connect import SourceUnreachable
+from headwater.source.catalog.publications import PublicationError
+from headwater.source.connect import SourceUnreachableError
 from headwater.source.slot import SlotError, SlotLostError
 from headwater.source.stream import SilentError
 from headwater.storage.contract.store import LeaseLostError
 
-AWAY = SourceUnreachable("the source does not answer", "db:5432")
+AWAY = SourceUnreachableError("the source does not answer", "db:5432")
 SILENT = SilentError("the source did not answer for 60 s")
 CHANGED = SchemaChangedError("another shape", "public.notes")
 
@@ -122,7 +122,7 @@ def test_a_wait_ends_when_somebody_says_stop() -> None:
         (SlotLostError("gone"), lambda recovery: recovery.slot_lost and not recovery.must_read),
         (SourceReplacedError("another cluster"), lambda recovery: recovery.must_read),
         (PoisonError("why", "default", None, Lsn(9)), lambda recovery: recovery.isolate_until == Lsn(9)),
-        (PublicationUnusable("dropped"), lambda recovery: recovery == Recovery()),
+        (PublicationError("dropped"), lambda recovery: recovery == Recovery()),
     ],
 )
 def test_an_error_says_what_the_next_attempt_begins_with(

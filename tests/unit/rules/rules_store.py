@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
@@ -26,9 +26,9 @@ def plan_of(*queries: str, stream: str = "s") -> SyncPlan:
     return compile_config("\n".join(lines) + "\n").plan
 
 
-def errors_of(text: str) -> RuleErrors:
+def errors_of(text: str) -> SyncConfigError:
     """What is wrong with a config that is refused."""
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(text)
     return caught.value
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.errors import RuleError, SyncConfigError
 from headwater_rules.evaluate.rows import TableProgram
 from headwater_rules.plan import Value
 from headwater_rules.results import RowResult
@@ -54,7 +54,7 @@ def failure_of(expression: str, *values: Value) -> str:
 
 def refusal_of(expression: str) -> RuleError:
     """Why a config with this expression is refused."""
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(f"config: {{edition: 3}}\nstreams:\n  s:\n    query: |\n      SELECT {expression} AS v FROM t\n")
     (error,) = caught.value.errors
     return error

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import ConversionOptions
 from headwater_rules.results import Subscription, SyncRequest
@@ -159,7 +159,7 @@ def test_a_table_between_the_client_and_the_data_does_not_silence_the_warning(co
 
     assert [each.code for each in compiled(parameters=parameters, data=data).warnings] == [RuleCode.DANGEROUS]
     assert compiled(parameters=parameters, data=data, tail=accepted).warnings == ()
-    with pytest.raises(RuleErrors, match="clients can send any value"):
+    with pytest.raises(SyncConfigError, match="clients can send any value"):
         compiled(parameters=parameters, data=data, head="config: {edition: 1, strict: true}")
 
 
@@ -227,7 +227,7 @@ def test_a_parameter_query_can_say_how_urgent_its_buckets_are() -> None:
 def test_what_is_wrong_in_a_definition_is_shown_where_it_stands(
     parameters: str, data: str, tail: str, message: str, marked: str
 ) -> None:
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compiled(parameters=[parameters], data=[data], tail=tail)
 
     (error,) = caught.value.errors
@@ -237,7 +237,7 @@ def test_what_is_wrong_in_a_definition_is_shown_where_it_stands(
 
 
 def test_parameter_queries_must_agree_on_their_names() -> None:
-    with pytest.raises(RuleErrors, match=r"this query gives `bucket\.b`, the first one `bucket\.a`"):
+    with pytest.raises(SyncConfigError, match=r"this query gives `bucket\.b`, the first one `bucket\.a`"):
         compiled(
             parameters=["SELECT request.user_id() AS a", "SELECT request.user_id() AS b"],
             data=["SELECT * FROM t WHERE x = bucket.a"],
@@ -373,7 +373,7 @@ def test_events_are_checked_and_said_to_have_no_effect() -> None:
     event = "event_definitions:\n  e:\n    payloads:\n      - SELECT id, {} FROM todos\n"
 
     found = compiled(data=["SELECT * FROM t"], tail=event.format("done"))
-    with pytest.raises(RuleErrors, match="unknown function `bad`"):
+    with pytest.raises(SyncConfigError, match="unknown function `bad`"):
         compiled(data=["SELECT * FROM t"], tail=event.format("bad(done) AS x"))
 
     assert [warning.code for warning in found.warnings] == [RuleCode.NO_EFFECT]
@@ -383,7 +383,7 @@ def test_events_are_checked_and_said_to_have_no_effect() -> None:
 @pytest.mark.parametrize("name", ["write_checkpoints", "checkpoint_requests"])
 def test_events_that_devices_would_wait_for_are_refused(name: str) -> None:
     event = f"event_definitions:\n  {name}:\n    payloads: [SELECT user_id, client_id, checkpoint FROM writes]\n"
-    with pytest.raises(RuleErrors, match=f"event `{name}` would number the writes"):
+    with pytest.raises(SyncConfigError, match=f"event `{name}` would number the writes"):
         compiled(data=["SELECT * FROM t"], tail=event)
 
 
@@ -419,7 +419,7 @@ def test_a_parameter_query_is_checked_whether_it_has_data_or_not(query: str) -> 
         text = f"bucket_definitions:\n  mine:\n    parameters: {query}\n    data: {data}\n"
         try:
             told = compile_config(text, schema=schema).warnings
-        except RuleErrors as errors:
+        except SyncConfigError as errors:
             told = (*errors.errors, *errors.warnings)
         return {(each.code, each.severity.value, each.message) for each in told if each.code is not RuleCode.NO_EFFECT}
 

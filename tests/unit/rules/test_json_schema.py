@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 import headwater_rules
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from tests.support.command import Outcome
 
 FILE = Path(headwater_rules.__file__).with_name("sync-config.schema.json")
@@ -31,7 +31,7 @@ BUCKET = "bucket_definitions: {b: {data: [SELECT id FROM t]}}\n"
 def structure_errors(text: str) -> list[str]:
     try:
         compile_config(text)
-    except RuleErrors as found:
+    except SyncConfigError as found:
         return [str(error) for error in found.errors if error.code in _OF_STRUCTURE]
     return []
 
@@ -170,7 +170,7 @@ def test_every_key_is_described_for_who_completes_it() -> None:
     ],
 )
 def test_the_schema_has_the_keys_that_the_compiler_knows(text: str, closed: dict[str, Any]) -> None:
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(text)
     (error,) = caught.value.errors
     assert error.suggestion == f"the keys here are {', '.join(sorted(closed['properties']))}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.plan import ConversionOptions
 from tests.unit.rules.rules_store import RuleStore, plan_of
 
@@ -296,7 +296,7 @@ def test_a_query_that_trusts_the_client_is_a_warning_or_in_strict_mode_an_error(
     assert [warning.code for warning in compiled(stream).warnings] == ([RuleCode.DANGEROUS] if dangerous else [])
     assert compiled(stream + "    accept_potentially_dangerous_queries: true\n").warnings == ()
     if dangerous:
-        with pytest.raises(RuleErrors, match="clients can send any value"):
+        with pytest.raises(SyncConfigError, match="clients can send any value"):
             compiled(stream, "edition: 3, strict: true")
 
 

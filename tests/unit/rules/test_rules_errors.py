@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from tests.support.examples import examples
 from tests.unit.rules.rules_store import errors_of
 
@@ -20,7 +20,7 @@ START = "config: {edition: 3}\nstreams:\n  s: "
 def attempt(text: str) -> tuple[RuleError, ...]:
     try:
         compile_config(text)
-    except RuleErrors as found:
+    except SyncConfigError as found:
         return found.errors
     return ()
 
@@ -337,5 +337,5 @@ def test_nonsense_is_refused_with_a_place_and_never_by_a_crash(words: list[str],
 @settings(deadline=None, max_examples=examples(200))
 @given(st.text(st.sampled_from("config: {edition3}\nstreams-[]|>\"'&*!%#,?\t é\x00"), max_size=60))
 def test_any_text_is_a_config_or_an_error(text: str) -> None:
-    with pytest.raises(RuleErrors):
+    with pytest.raises(SyncConfigError):
         compile_config(text)

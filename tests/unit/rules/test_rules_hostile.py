@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from tests.unit.rules.rules_store import errors_of
 
 HEAD = "config: {edition: 3}\nstreams:\n"
@@ -28,7 +28,7 @@ def child(text: str, told: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU, MOST_CPU))
     try:
         said = [each.render() for each in compile_config(text, advise=True).warnings]
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         said = [errors.render(), str(errors.to_dict())]
     # Not getrusage: it counts what the process was before it became this one, too
     (most,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import EvaluationError, RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import EvaluationError, RuleCode, RuleError, SyncConfigError
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.testing import RulesTest
@@ -26,7 +26,7 @@ def refusals(text: str) -> tuple[RuleError, ...]:
     """The errors of a text, each checked to be one that a person or an editor can use; none if it compiles."""
     try:
         compile_config(text)
-    except RuleErrors as found:
+    except SyncConfigError as found:
         errors = found.errors
     else:
         return ()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.plan import Value
 from headwater_rules.testing import RulesTest
 from tests.support.examples import examples
@@ -237,7 +237,7 @@ def _text(*arguments: Value) -> Value:
 def check(query: Query, steps: list[Change], asked: list[Request]) -> None:
     try:
         rules = RulesTest.of_text(query.config())
-    except RuleErrors as refused:
+    except SyncConfigError as refused:
         if {error.code for error in refused.errors} == {RuleCode.TOO_MANY}:
             return
         raise

@@ -10,7 +10,7 @@ import pytest
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.compiler.functions import KNOWN
-from headwater_rules.errors import EvaluationError, RuleErrors
+from headwater_rules.errors import EvaluationError, SyncConfigError
 from headwater_rules.evaluate import natives
 from headwater_rules.evaluate.engine import SqliteEngine, engine
 from headwater_rules.plan import Value
@@ -48,7 +48,7 @@ def test_a_rule_reaches_the_listed_functions_only() -> None:
 
     columns = ",\n".join(f"      {call} AS v{number}" for number, (_, call) in enumerate(calls))
     query = f"query: |\n      SELECT\n{columns}\n      FROM t\n"
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(f"config: {{edition: 3}}\nstreams:\n  s:\n    {query}")
     refused = {error.span.line for error in caught.value.errors if error.span}
     reached = {name for line, (name, _) in enumerate(calls, start=6) if line not in refused}

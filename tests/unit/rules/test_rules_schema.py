@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from headwater_rules.schema import SchemaFormatError, SourceColumn, SourceSchema, ValueKind, column_of
 
 SCHEMA = SourceSchema.from_json(
@@ -183,7 +183,7 @@ SELECT key AS id FROM "log_%" WHERE old IS NULL
 
 @pytest.mark.parametrize("query", _DECIDES.strip().splitlines())
 def test_what_is_not_there_is_an_error_where_it_decides_who_gets_rows(query: str) -> None:
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(yaml(query), schema=SCHEMA)
     assert {error.code for error in caught.value.errors} <= {RuleCode.NO_COLUMN, RuleCode.NO_TABLE}
 
@@ -204,7 +204,7 @@ def test_a_column_that_is_not_published_is_told_apart() -> None:
     notes = replace(SCHEMA.tables[0], unsent=("done", "size"))
     schema = SourceSchema.from_json(SourceSchema((notes,)).to_json())
     assert schema.tables == (notes,)
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(yaml("SELECT id, size FROM todos WHERE NOT done"), schema=schema)
     assert [(each.code, each.span and each.span.text) for each in caught.value.errors] == [
         (RuleCode.COLUMN_NOT_SENT, "done")
@@ -221,7 +221,7 @@ def test_a_table_of_a_wildcard_that_lacks_the_deciding_column_is_named() -> None
 
 def test_strict_rejects_what_is_not_there_but_not_what_is_a_choice() -> None:
     query = "SELECT title, picture FROM todos WHERE titel = 'x' AND size = '1'"
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(yaml(query, ", strict: true"), schema=SCHEMA)
     assert [error.code.name for error in caught.value.errors] == ["BLOB", "NO_COLUMN", "NEVER_EQUAL"]
     assert [warning.code.name for warning in caught.value.warnings] == ["NO_ID"]
@@ -239,7 +239,7 @@ def test_a_shared_query_tells_its_mistake_once() -> None:
         "config: {edition: 3}\nwith:\n  mine: SELECT idd FROM todos WHERE title = auth.user_id()\nstreams:\n"
         "  a: {query: SELECT id FROM todos WHERE id IN mine}\n  b: {query: SELECT id FROM todos WHERE id IN mine}\n"
     )
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(text, schema=SCHEMA)
     (error,) = caught.value.errors
     assert error.span is not None
@@ -304,7 +304,7 @@ bucket_definitions:
       - SELECT * FROM todos WHERE id = bucket.todo AND titel = 'x'
       - SELECT id FROM todo WHERE id = bucket.todo
 """
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(text, schema=SCHEMA)
     errors, others = caught.value.errors, caught.value.warnings
     assert [(each.code.name, each.span and each.span.text) for each in errors] == [

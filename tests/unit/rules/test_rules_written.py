@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.plan import SyncPlan
 from tests.unit.rules.rules_store import errors_of
 
@@ -125,7 +125,7 @@ def test_every_style_means_what_the_block_means(parts: list[tuple[str, str]], st
     for each in ("|", style):
         try:
             found.append(compile_config(config(sql, each)).plan)
-        except RuleErrors:
+        except SyncConfigError:
             found.append(None)
 
     assert found[0] == found[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater_rules.compiler import variants
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.evaluate import naming
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import (
@@ -248,8 +248,8 @@ def test_two_queries_under_one_short_name_are_refused(monkeypatch: pytest.Monkey
         variants, "bucket_digest", lambda *side: "0" * 8 + hashlib.sha256(real(*side).encode()).hexdigest()[8:]
     )
     old, new = plan(LISTS), plan(replace(LISTS, columns="id"))
-    with pytest.raises(RuleErrors, match=r"would share the name lists\.00000000; add a condition"):
+    with pytest.raises(SyncConfigError, match=r"would share the name lists\.00000000; add a condition"):
         compare(old, new)
-    with pytest.raises(RuleErrors, match="would share the name"):
+    with pytest.raises(SyncConfigError, match="would share the name"):
         check_names(new, sides(old))
     check_names(new, sides(new))

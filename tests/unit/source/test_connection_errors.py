@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from headwater.source.connect import SourceSettings, SourceUnreachable, connection_error
+from headwater.source.connect import SourceSettings, SourceUnreachableError, connection_error
 
 SOURCE = SourceSettings("db", "shop", "app")
 
@@ -21,7 +21,7 @@ def test_a_database_that_takes_no_writes_is_not_said_to_be_a_standby() -> None:
     """Hosting companies set default_transaction_read_only when the disk is full."""
     error = psycopg.errors.ReadOnlySqlTransaction("cannot execute CREATE PUBLICATION in a read-only transaction")
     told = connection_error(SOURCE, error)
-    assert isinstance(told, SourceUnreachable)
+    assert isinstance(told, SourceUnreachableError)
     assert "is read-only" in told.what
     assert "default_transaction_read_only" in told.fix
     assert "promote" not in told.fix

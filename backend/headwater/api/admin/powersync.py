@@ -30,7 +30,7 @@ from headwater.oplog.op import OpId
 from headwater.replication.health import SourceStatus, SourceStatuses
 from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
-from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.publications import PublicationError
 from headwater.source.catalog.schema import (
     NamedTable,
     SeenTable,
@@ -52,7 +52,7 @@ from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config, findings_in
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity
+from headwater_rules.errors import RuleCode, RuleError, Severity, SyncConfigError
 from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.schema import SourceSchema, ValueKind
 
@@ -344,7 +344,7 @@ def _trouble(
     publishable = to_publish(tables)
     try:
         absent = {table.oid for table in lacking(conn, settings.publications, publishable)}
-    except PublicationUnusable as error:
+    except PublicationError as error:
         finding = Finding(error.code, error.what, error.fix)
         return {table.oid: (finding,) for table in publishable}
     barred = unreadable(conn, readings(conn, publishable))
@@ -406,7 +406,7 @@ class DiagnosticsHandler:
         seen = look(self._settings.source, "")
         try:
             compiled = compile_config(request.sync_rules)
-        except RuleErrors as errors:
+        except SyncConfigError as errors:
             return RulesStatus((), tuple(rule_errors(errors.findings)))
         tag = self._settings.source.tag
         tables = seen.statuses(compiled.plan)
@@ -431,7 +431,7 @@ class DiagnosticsHandler:
         text = version.yaml if content else UNSET
         try:
             compiled = compile_config(version.yaml)
-        except RuleErrors as error:
+        except SyncConfigError as error:
             return RulesStatus((), tuple(rule_errors(error.findings)), text)
         active = version.state is VersionState.ACTIVE
         standing = next(each for each in self._standings.find() if each.source == seen.settings.tag)
@@ -583,7 +583,7 @@ class DeploysHandler:
 def _checked(text: str, schema: SourceSchema | None) -> SyncRulesResponse:
     try:
         plan = compile_config(text, schema=schema).plan
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         return SyncRulesResponse(valid=False, errors=tuple(str(error) for error in errors.errors))
     tables = [{"connectionTag": each.tag, "schema": each.schema, "name": each.name} for each in plan.tables()]
     return SyncRulesResponse(True, UNSET, _definitions(plan), tuple(tables), _outputs(plan))

@@ -11,7 +11,7 @@ from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import Compiled
-from headwater_rules.errors import RuleError, RuleErrors
+from headwater_rules.errors import RuleError, SyncConfigError
 from headwater_rules.schema import SourceSchema
 from headwater_rules.versions import check_names
 
@@ -122,7 +122,7 @@ class VersionsHandler:
             seen = see_schema(self._settings.sources)
             try:
                 checked = compared(chosen.yaml, seen.schema, allow_missing=True)
-            except RuleErrors as errors:  # of a strict config, which was served before all the same
+            except SyncConfigError as errors:  # of a strict config, which was served before all the same
                 checked = compiled(chosen.yaml), errors.findings
             return deploy(store, chosen.yaml, seen.note, checked)
 
@@ -138,11 +138,11 @@ def compared_rules(
     """`compared`, for a request. Raises PSYNC_R0001."""
     try:
         return compared(text, schema, allow_missing=allow_missing)
-    except RuleErrors as error:
+    except SyncConfigError as error:
         raise invalid(error) from None
 
 
-def invalid(error: RuleErrors) -> ApiError:
+def invalid(error: SyncConfigError) -> ApiError:
     """The error that lists everything that is wrong with a sync config."""
     return ApiError("Sync config parsing failed", fix="; ".join(map(str, error.errors)), code=INVALID_RULES)
 
@@ -153,7 +153,7 @@ def deploy(store: StoreWriter, text: str, note: str, checked: tuple[Compiled, tu
     before = {version.id for version in store.versions()}
     try:
         check_names(compiled.plan, store.complete_definitions())
-    except RuleErrors as error:
+    except SyncConfigError as error:
         raise invalid(error) from None
     version = store.deploy(text, Origin.COMMAND)
     return DeployResponse(

@@ -43,7 +43,7 @@ class StreamLimits:
 
     streams: Annotated[int, Meta(ge=1, extra={"key": "max_concurrent_connections"})] = 200
     per_user: Annotated[int, Meta(ge=1, extra={"key": "max_streams_per_user"})] = 50
-    stalled_seconds: Annotated[float, Meta(ge=1, extra={"key": "stalled_stream_seconds"})] = 60.0
+    stalled_seconds: Annotated[float, Meta(ge=1, extra={"key": "client_read_timeout_seconds"})] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class PlanCache:
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
     ) -> Resolution:
         """The buckets of a request. `left_out` has the keys of subscriptions that did not fit before. Raises
-        RuleErrors."""
+        SyncConfigError."""
         return resolve(
             self._plan(config),
             request,

@@ -22,7 +22,7 @@ from headwater.source.upload.entries import (
     sendable,
     transaction_of,
 )
-from headwater.source.upload.errors import BY_APP, BY_POSTGRES, Reason, TooSlow
+from headwater.source.upload.errors import BY_APP, BY_POSTGRES, Reason, WriteTimeoutError
 from headwater.source.upload.letters import Waiting
 from headwater.sync.request import MAX_CLIENT_ID
 
@@ -131,7 +131,7 @@ _BY_CODE: Final = {
     "HW_6114": _NOT_ALLOWED,
     "HW_6115": _FROM_A_COPY,
     "HW_6116": _FROM_A_COPY,
-    TooSlow.code: "This change is too large to be taken at once.",
+    WriteTimeoutError.code: "This change is too large to be taken at once.",
 }
 
 _BY_SQLSTATE: Final = {

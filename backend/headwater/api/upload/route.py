@@ -36,7 +36,7 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
-from headwater.source.upload.errors import Refused
+from headwater.source.upload.errors import UploadRefusedError
 from headwater.source.upload.letters import waiting_of
 from headwater.source.upload.settings import WAIT_SECONDS, UploadSettings
 
@@ -215,7 +215,7 @@ class UploadRoute:
         except HeadwaterError as error:
             # the inner error is for the log only
             if error.kind is not Kind.RETRY:
-                cause = f"{error.where} {error.sqlstate if isinstance(error, Refused) else ''}"
+                cause = f"{error.where} {error.sqlstate if isinstance(error, UploadRefusedError) else ''}"
                 wait = _Wait(error.code, cause, {"reason": str(error), "app_version": device.app_version or None})
                 if transaction is not None:
                     self._waiting.note(device, transaction, wait)

@@ -38,7 +38,7 @@ class Host:
 
 def recognised(source: SourceSettings, tables: Sequence[OutlinedTable], *, near: bool) -> tuple[Host, ...]:
     """What is known of this database: by the name of its host, by roles of the server, by tables. `near`: the server is
-    on this machine or in a network of one's own. Raises SourceUnreachable or SourceRefused."""
+    on this machine or in a network of one's own. Raises SourceUnreachableError or SourceRefusedError."""
     with connect(source) as conn:
         try:
             found = conn.execute(_FACTS).fetchone()

@@ -29,7 +29,7 @@ from headwater.source.slot import slot_name
 from headwater.storage.address import PostgresAddress
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import Compiled, compile_config, findings_in
-from headwater_rules.errors import RuleError, RuleErrors, Severity
+from headwater_rules.errors import RuleError, Severity, SyncConfigError
 from headwater_rules.plan import TablePattern
 from headwater_rules.schema import SourceSchema
 
@@ -110,7 +110,7 @@ def rules_outcomes(config: ServiceConfig, schema: SourceSchema | None) -> tuple[
         compiled = compile_config(text)
     except ConfigError as error:
         return None, [MigrationItem(Action.CHANGE, "rules", str(error), "correct sync_config.path")]
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         return None, [_of_rule(given, each) for each in errors.findings]
     found = [_of_rule(given, each) for each in findings_in(text, schema)]
     names = ", ".join(stream.name for stream in compiled.plan.streams)

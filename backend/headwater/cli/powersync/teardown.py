@@ -20,7 +20,7 @@ from headwater.storage.store import Store
 
 def test_connections(config: ServiceConfig) -> int:
     """Connect to each source and print its problems. Returns the exit code: 1 when a problem prevents replication.
-    Raises SourceUnreachable."""
+    Raises SourceUnreachableError."""
     ready = True
     for source in config.sources or (config.source(),):
         with connect(source, application_name="headwater test-connection") as conn:

@@ -16,7 +16,7 @@ from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema, schema_code
 from headwater_rules.describe.explain import explain, explanation_lines
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors, Severity, span_in
+from headwater_rules.errors import RuleCode, RuleError, Severity, SyncConfigError, span_in
 from headwater_rules.plan import SyncPlan
 from headwater_rules.schema import Language, SeenSchema, SourceSchema
 
@@ -67,7 +67,7 @@ def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> C
     name = "stdin" if str(file) == "-" else str(file)
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=True)
-    except RuleErrors as errors:
+    except SyncConfigError as errors:
         return Checked(name, None, errors.findings)
     return Checked(name, compiled.plan, compiled.warnings)
 
@@ -89,7 +89,7 @@ def _as_dict(checked: Sequence[Checked]) -> dict[str, object]:
         severity: [{"file": each.file, **finding.to_dict()} for each in checked for finding in each.having(severity)]
         for severity in Severity
     }
-    code = RuleErrors.code if found[Severity.FATAL] else None
+    code = SyncConfigError.code if found[Severity.FATAL] else None
     return {"code": code, "errors": found[Severity.FATAL], "warnings": found[Severity.WARNING]}
 
 

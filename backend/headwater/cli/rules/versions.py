@@ -23,7 +23,7 @@ from headwater.storage.contract.versions import ConfigVersion, Origin, VersionSt
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import findings_in
-from headwater_rules.errors import RuleCode, RuleErrors
+from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
 
@@ -83,7 +83,7 @@ def _print_lacking(config: ServiceConfig, text: str) -> None:
 def _refuse_clashes(store: StoreWriter, plan: SyncPlan, origin: str) -> None:
     try:
         check_names(plan, store.complete_definitions())
-    except RuleErrors as error:
+    except SyncConfigError as error:
         raise HeadwaterError(error.errors[0].message, origin, error.errors[0].suggestion, code="HW_8103") from error
 
 

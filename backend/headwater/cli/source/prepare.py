@@ -12,9 +12,9 @@ from headwater.cli.databases import with_login
 from headwater.insight.words import count
 from headwater.source import triggers
 from headwater.source.connect import SourceSettings
-from headwater.source.readiness.checks import SourceNotReady
+from headwater.source.readiness.checks import SourceNotReadyError
 from headwater.source.readiness.finding import Finding
-from headwater.source.readiness.prepare import NotAllowed, missing_sql, prepare, sql_block
+from headwater.source.readiness.prepare import PublishRefusedError, missing_sql, prepare, sql_block
 from headwater.source.upload.prepare import check_uploads, missing_for_uploads, prepare_uploads
 from headwater.source.upload.settings import UploadSettings
 from headwater_rules.compiler.compile import compile_config
@@ -49,7 +49,7 @@ def prepare_source(
     try:
         prepared = prepare(config.source(), tables, admin=admin, append_only=append_only, ran=_print_ran)
         installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
-    except (SourceNotReady, NotAllowed) as error:
+    except (SourceNotReadyError, PublishRefusedError) as error:
         if uploads is None:
             raise
         click.echo(f"headwater: {error}", err=True)  # what uploads need does not depend on it

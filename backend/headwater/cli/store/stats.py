@@ -17,7 +17,7 @@ from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.stats import BucketStats, StoreStats, TableStats
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.versions import sides
 
 _POSTGRES_EPOCH = 946_684_800  # 2000-01-01, in seconds since 1970
@@ -90,7 +90,7 @@ def _definitions(version: ConfigVersion) -> frozenset[str]:
     """Names of the row sides of a version; none if it does not compile."""
     try:
         return frozenset(sides(compile_config(version.yaml).plan))
-    except RuleErrors:
+    except SyncConfigError:
         return frozenset()
 
 

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Deploy(Job):
-    """Deploys one version. Raises RuleErrors when its text does not compile, or when another definition has the name of
-    one of its own."""
+    """Deploys one version. Raises SyncConfigError when its text does not compile, or when another definition has the
+    name of one of its own."""
 
     kind = JobKind.DEPLOY
 

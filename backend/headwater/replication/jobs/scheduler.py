@@ -45,7 +45,7 @@ from headwater.storage.contract.store import (
     StoreUnreachableError,
 )
 from headwater.storage.contract.versions import ConfigVersion, VersionState
-from headwater_rules.errors import RuleErrors
+from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides
 
@@ -308,7 +308,7 @@ class JobScheduler:
         try:
             with machine_errors():
                 outcome = queued.job.step()
-        except RuleErrors as error:
+        except SyncConfigError as error:
             self._give_up(queued, str(error))
             return
         except EngineError as error:

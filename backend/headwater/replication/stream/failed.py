@@ -57,7 +57,7 @@ class FailedTransactions:
         if any(failed.skipped and failed.lsn == lsn for failed in known):
             return True  # somebody asked for that since the stream began
         lately = sum(failed.skipped and failed.at > now - _MOST_SKIPS_SECONDS for failed in known)
-        skip = self._source.poison_changes == "skip" and lately < _MOST_SKIPS
+        skip = self._source.on_apply_error == "skip" and lately < _MOST_SKIPS
         if skip:
             self._mark_all_tables(lease, lsn)  # first: a skip without the marks would lose its changes
         others = [failed for failed in known if failed.lsn != lsn]

@@ -16,7 +16,7 @@ import psycopg
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.replication.intervals import PollIntervals
-from headwater.source.catalog.publications import PublicationUnusable
+from headwater.source.catalog.publications import PublicationError
 from headwater.source.catalog.published import (
     KeyNotSentError,
     PublishedTable,
@@ -136,7 +136,7 @@ class SchemaWatch:
 
     def take(self) -> tuple[PublishedTable, ...] | None:
         """The source's tables, if the last look found that they differ from the stored ones. Each result is returned
-        once. Raises PublicationUnusable and KeyNotSentError."""
+        once. Raises PublicationError and KeyNotSentError."""
         found, self._found = self._found, None
         if found is None or found.expected is not self._expected:
             return None
@@ -175,7 +175,7 @@ class SchemaWatch:
             tables = readable_tables(conn, self._source, expected.plans, expected.shapes.keys())
             if expected.met_by(tables):
                 return
-        except (PublicationUnusable, KeyNotSentError) as error:  # raised now, not when the stream meets it
+        except (PublicationError, KeyNotSentError) as error:  # raised now, not when the stream meets it
             self._found = _Found(expected, error=error)
             return
         self._found = _Found(expected, tuple(tables))

@@ -28,7 +28,7 @@ class Publication(NamedTuple):
     made: str
 
 
-class PublicationUnusable(HeadwaterError):
+class PublicationError(HeadwaterError):
     """The publications are missing, or contradict each other on a table."""
 
     code = "PSYNC_S1141"

@@ -17,7 +17,7 @@ from headwater.decode.types import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
 from headwater.source.catalog.leaves import Leaf
-from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationUnusable
+from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationError
 from headwater.source.catalog.read import CatalogRead, ColumnRow, TableRow, column_entries, read_catalog
 from headwater.source.catalog.shape import LeafShape, Shape, all_streamed, attached, digest, followed_on
 from headwater.source.connect import SourceSettings, connect, sql_name
@@ -97,7 +97,7 @@ def published_tables(
     """Every table that the publications publish, or `only` the one with this oid, by schema and name, from one
     consistent read of the catalog. Does not wait for locked tables.
 
-    Raises PublicationUnusable when a publication is missing, or two publish different columns of one table.
+    Raises PublicationError when a publication is missing, or two publish different columns of one table.
     """
     if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE or not conn.autocommit:
         read = read_catalog(conn, publications, only)
@@ -188,7 +188,7 @@ def _published(read: CatalogRead, table: TableRow, words: Expressions) -> Publis
 
 
 def _chosen(read: CatalogRead, table: TableRow) -> list[ColumnRow]:
-    """The columns of a table that its publications send. Raises PublicationUnusable when they differ."""
+    """The columns of a table that its publications send. Raises PublicationError when they differ."""
     attributes = read.columns[table.oid]
     selections = {
         member.publication: _selected(member, attributes, read.publications[member.publication])
@@ -196,7 +196,7 @@ def _chosen(read: CatalogRead, table: TableRow) -> list[ColumnRow]:
     }
     chosen = next(iter(selections.values()))
     if any(other != chosen for other in selections.values()):
-        raise PublicationUnusable(
+        raise PublicationError(
             f"publications {', '.join(selections)} publish different columns of one table",
             f"{table.schema}.{table.name}",
             "give it the same column list in each, or follow one publication only",

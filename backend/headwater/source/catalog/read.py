@@ -15,7 +15,7 @@ from headwater.source.catalog.leaves import TREE, Leaf, load_leaves
 from headwater.source.catalog.publications import (
     Membership,
     Publication,
-    PublicationUnusable,
+    PublicationError,
     load_publications,
     memberships,
 )
@@ -92,12 +92,12 @@ def column_entries(conn: psycopg.Connection, oids: Iterable[int]) -> set[tuple[i
 
 
 def read_catalog(conn: psycopg.Connection, publications: Sequence[str], only: int | None) -> CatalogRead:
-    """Read what the publications publish, or `only` the table with this oid. Raises PublicationUnusable when a
+    """Read what the publications publish, or `only` the table with this oid. Raises PublicationError when a
     publication is missing."""
     known = load_publications(conn, publications)
     for name in publications:
         if name not in known:
-            raise PublicationUnusable(
+            raise PublicationError(
                 f'publication "{name}" does not exist', conn.info.dbname, "run `headwater source prepare`"
             )
     members = memberships(conn, publications)

@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from headwater.decode.types import values_of
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.leaves import load_leaves
-from headwater.source.catalog.publications import PublicationUnusable, load_publications, memberships
+from headwater.source.catalog.publications import PublicationError, load_publications, memberships
 from headwater.source.catalog.published import load_types, published_tables
 from headwater.source.connect import SourceSettings, connect, connection_error, source_errors
 from headwater.source.readiness.finding import Finding, Reading, unreadable
@@ -45,7 +45,7 @@ order by n.nspname, c.relname, a.attnum
 
 
 def read_schema(settings: SourceSettings) -> SourceSchema:
-    """The tables of one source under its tag. Raises SourceUnreachable or SourceRefused."""
+    """The tables of one source under its tag. Raises SourceUnreachableError or SourceRefusedError."""
     with connect(settings) as conn:
         try:
             rows = conn.execute(_COLUMNS).fetchall()
@@ -78,7 +78,7 @@ def _sent_columns(conn: psycopg.Connection, settings: SourceSettings) -> dict[in
     """The columns of each published table whose values we get, by oid. Nothing where they can't be told now."""
     try:
         published = published_tables(conn, settings.publications)
-    except PublicationUnusable:
+    except PublicationError:
         return {}
     return {
         each.relation.oid: frozenset(column.name for column in each.relation.columns)
@@ -227,7 +227,7 @@ def lacking_statements(conn: psycopg.Connection, settings: SourceSettings) -> di
     publications can't be used at all."""
     try:
         published = {table.relation.oid: Reading.of(table) for table in published_tables(conn, settings.publications)}
-    except PublicationUnusable:
+    except PublicationError:
         return {}
     tables = to_publish(all_tables(conn))
     missing = {
@@ -364,7 +364,7 @@ def identity_columns(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int,
 
 
 def read_overview(settings: SourceSettings) -> list[SeenTable]:
-    """The tables of a source, by schema and name. Raises SourceUnreachable or SourceRefused."""
+    """The tables of a source, by schema and name. Raises SourceUnreachableError or SourceRefusedError."""
     with connect(settings) as conn, source_errors(settings):
         rows = conn.execute(_OVERVIEW).fetchall()
         types = load_types(conn, {row[3] for row in rows})
@@ -416,7 +416,7 @@ order by k.conrelid, a.attnum
 
 
 def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
-    """All tables but partitions, in the order of their names. Raises SourceUnreachable or SourceRefused."""
+    """All tables but partitions, in the order of their names. Raises SourceUnreachableError or SourceRefusedError."""
     schema = read_schema(settings)
     references: dict[int, list[Reference]] = defaultdict(list)
     computed: dict[int, set[str]] = defaultdict(set)

@@ -28,7 +28,7 @@ SPARED = frozenset({"HW_2018", "HW_2030", "HW_R302", "PSYNC_S1145"})
 SLOTS = 2  # the stream's own, and a temporary one that a re-sync needs
 
 
-class SourceNotReady(HeadwaterError):
+class SourceNotReadyError(HeadwaterError):
     """The source does not allow replication yet. Lists everything that is missing, not only the first."""
 
     code = "HW_2003"
@@ -48,7 +48,7 @@ class SourceNotReady(HeadwaterError):
 def check_source(
     conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
 ) -> list[Finding]:
-    """`source_findings`, if all of them are warnings. Raises SourceNotReady with the fatal ones."""
+    """`source_findings`, if all of them are warnings. Raises SourceNotReadyError with the fatal ones."""
     return raise_if_fatal(source_findings(conn, settings, patterns), settings)
 
 
@@ -76,10 +76,10 @@ def source_findings(
 
 
 def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> list[Finding]:
-    """The findings, if all are warnings; else raises SourceNotReady with the fatal ones."""
+    """The findings, if all are warnings; else raises SourceNotReadyError with the fatal ones."""
     fatal = tuple(finding for finding in findings if finding.fatal)
     if fatal:
-        raise SourceNotReady(settings.address, fatal)
+        raise SourceNotReadyError(settings.address, fatal)
     return list(findings)
 
 

@@ -27,7 +27,7 @@ from headwater.source.catalog.schema import (
     to_publish,
 )
 from headwater.source.connect import SourceSettings, connect, connection_error
-from headwater.source.readiness.checks import SourceNotReady, check_source, raise_if_fatal, server_findings
+from headwater.source.readiness.checks import SourceNotReadyError, check_source, raise_if_fatal, server_findings
 from headwater.source.readiness.finding import Finding, Reading, unreadable
 from headwater_rules.plan import TablePattern
 
@@ -41,13 +41,13 @@ class Prepared:
     tables: tuple[str, ...]
 
 
-class NotAllowed(HeadwaterError):
+class PublishRefusedError(HeadwaterError):
     """The tables can't be published as requested; the fix says how they can."""
 
     code = "HW_2004"
 
 
-class MoreRightsNeeded(SourceNotReady):
+class MissingRightsError(SourceNotReadyError):
     """Our rights are not enough. The message ends with the missing SQL, for somebody who may run it."""
 
     def __str__(self) -> str:
@@ -76,9 +76,8 @@ def prepare(
     our role REPLICATION and BYPASSRLS where it needs them. `ran` is called with each statement once it is done. A table
     without a key is published only with `append_only`, because Postgres refuses updates and deletes of it from then on.
 
-    Raises MoreRightsNeeded with the SQL that the role may not run; NotAllowed when tables can't be published;
-    SourceNotReady, SourceUnreachable or SourceRefused.
-    """
+    Raises MissingRightsError with the SQL that the role may not run; PublishRefusedError when tables can't be
+    published; SourceNotReadyError, SourceUnreachableError or SourceRefusedError."""
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
         before = _missing(ours, conn, settings, tables, append_only=append_only)
         wanted = (*(_of_roles(before.findings) if admin is not None else ()), *before.statements)
@@ -89,7 +88,7 @@ def prepare(
                 ran(statement)
         after = _missing(ours, conn, settings, tables, append_only=append_only) if wanted else before
         if after.findings or after.statements:
-            raise MoreRightsNeeded(settings.address, (*after.findings, *_refused(conn, after.statements)))
+            raise MissingRightsError(settings.address, (*after.findings, *_refused(conn, after.statements)))
         warnings = check_source(ours, settings, tables)
         published = published_tables(ours, settings.publications)
     return Prepared(tuple(done), tuple(warnings), tuple(table.qualified_name for table in published))
@@ -102,7 +101,7 @@ def missing_sql(
     admin: SourceSettings | None = None,
     append_only: bool = False,
 ) -> tuple[str, ...]:
-    """The statements that `prepare` would run or ask for. Raises what `prepare` raises, but for MoreRightsNeeded."""
+    """The statements that `prepare` would run or ask for. Raises what `prepare` raises, but for MissingRightsError."""
     with connect(settings) as ours, connect(admin or settings) as conn:
         found = _missing(ours, conn, settings, tables, append_only=append_only)
     return (*(statement for finding in found.findings for statement in finding.sql), *found.statements)
@@ -159,7 +158,7 @@ def _publication(conn: psycopg.Connection, settings: SourceSettings, missing: Se
         create = sql.SQL("CREATE PUBLICATION {} {} WITH (publish_via_partition_root = true)")
         return [" ".join(create.format(sql.Identifier(name), target).as_string(conn).split())]
     if missing is None:
-        raise NotAllowed(
+        raise PublishRefusedError(
             f'publication "{name}" exists for some tables only',
             settings.address,
             f"drop it first, DROP PUBLICATION {sql.Identifier(name).as_string(conn)}, or name the tables",
@@ -201,7 +200,7 @@ def _rights(
 def _refuse_unpublishable(settings: SourceSettings, tables: Sequence[NamedTable]) -> None:
     for table in tables:
         if not table.publishable:
-            raise NotAllowed(
+            raise PublishRefusedError(
                 f"{table.qualified_name} is {table.form}, which Postgres cannot publish",
                 settings.address,
                 "name the ordinary tables it is made of in the sync config",
@@ -216,7 +215,7 @@ def _refuse_keyless(
         return
     names = ", ".join(table.qualified_name for table in keyless)
     alter = "; ".join(identity_statement(conn, table) for table in keyless)
-    raise NotAllowed(
+    raise PublishRefusedError(
         f"published, Postgres would refuse updates and deletes of {names}: nothing identifies their rows",
         settings.address,
         f"add a primary key, or run {alter}; if rows are only ever inserted, pass --append-only",
@@ -233,7 +232,7 @@ def _run(conn: psycopg.Connection, settings: SourceSettings, statement: str) -> 
         raise connection_error(settings, error) from error
     except psycopg.Error as error:
         reason = error.diag.message_primary or type(error).__name__
-        raise NotAllowed(f"Postgres refuses {statement}: {reason}", settings.address) from error
+        raise PublishRefusedError(f"Postgres refuses {statement}: {reason}", settings.address) from error
     return True
 
 

@@ -23,21 +23,22 @@ from headwater.source.upload.errors import (
     Held,
     Mender,
     Reason,
-    Refused,
-    TooSlow,
-    TryLater,
-    Waits,
+    UploadBlockedError,
+    UploadRefusedError,
+    UploadRetryError,
+    WriteTimeoutError,
     mender_of,
     name_of,
     refused_by_postgres,
 )
 from headwater.source.upload.policies import apply_writes, naming, rule_for
-from headwater.source.upload.settings import Connections, UploadSettings, become, begin
+from headwater.source.upload.settings import UploadConnections, UploadSettings, become, begin
 from headwater.source.upload.shape import TableShape, read_shapes
 from headwater.source.upload.statements import shown, unknown_names
 
 ATTEMPTS = 4
-"""How often a transaction is tried that fails with a deadlock or serialization failure, before TryLater is raised."""
+"""How often a transaction is tried that fails with a deadlock or serialization failure, before UploadRetryError is
+raised."""
 
 SECONDS = 60.0
 """Time limit of the writes of one transaction, and of all that one attempt waits for before."""
@@ -86,18 +87,19 @@ class SlowTables:
 
     @contextmanager
     def turn(self, user_id: str, tables: Collection[str]) -> Iterator[None]:
-        """Write to these tables while the context is open. Raises TryLater when another transaction tries already."""
+        """Write to these tables while the context is open. Raises UploadRetryError when another transaction tries
+        already."""
         slow = {name for name in tables if len(self._held_up.get(name, ())) > 1}
         if taken := slow & self._trying:
-            raise TryLater(f"others wait already to write to {min(taken)}", fix=_SEND_AGAIN)
+            raise UploadRetryError(f"others wait already to write to {min(taken)}", fix=_SEND_AGAIN)
         self._trying |= slow
         try:
             yield
         except HeadwaterError as error:
-            if isinstance(error, TooSlow) or (isinstance(error, TryLater) and error.held_up):
+            if isinstance(error, WriteTimeoutError) or (isinstance(error, UploadRetryError) and error.held_up):
                 for name in tables:
                     self._held_up.setdefault(name, set()).add(user_id)
-            elif isinstance(error, Refused):
+            elif isinstance(error, UploadRefusedError):
                 self._through(tables)
             raise
         else:
@@ -115,7 +117,7 @@ class Uploads:
 
     def __init__(self, settings: UploadSettings) -> None:
         self._settings = settings
-        self._connections = Connections(settings)
+        self._connections = UploadConnections(settings)
         self._slow = SlowTables()
         self._unknown: Counter[tuple[str, str, str]] = Counter()
         self._forgetting: asyncio.Task[None] | None = None
@@ -135,8 +137,9 @@ class Uploads:
     async def take(self, device: Device, transaction: ClientTransaction) -> Outcome:
         """Apply the transaction, or park it. Both are recorded, so sending the same transaction again changes nothing.
 
-        Raises TryLater, TooSlow, HW_6124 or SourceUnreachable when the device should send it again; Waits,
-        HW_6120, HW_6121 or SourceRefused when somebody has to mend something first. Then nothing was written.
+        Raises UploadRetryError, WriteTimeoutError, HW_6124 or SourceUnreachableError when the device should send it
+        again; UploadBlockedError, HW_6120, HW_6121 or SourceRefusedError when somebody has to mend something first.
+        Then nothing was written.
         """
         self._forget_now_and_then()
         types = [entry.fields.get("type") for entry in transaction.entries]
@@ -144,9 +147,9 @@ class Uploads:
         try:
             with self._slow.turn(device.sub, tables):
                 return await self._applied(device, transaction)
-        except Refused as refusal:
+        except UploadRefusedError as refusal:
             why = refusal
-        if isinstance(why, Waits) and not await self._waited(device, transaction, why):
+        if isinstance(why, UploadBlockedError) and not await self._waited(device, transaction, why):
             raise why
         letter = await self.tried(lambda conn: self._park(conn, device, transaction, why))
         if letter is None:
@@ -156,7 +159,7 @@ class Uploads:
     async def _applied(self, device: Device, transaction: ClientTransaction) -> Outcome:
         try:
             return await self.tried(lambda conn: self._apply(conn, device, transaction))
-        except Refused as refusal:
+        except UploadRefusedError as refusal:
             if refusal.sqlstate != _UNIQUE:
                 raise
         # another device may have inserted the row just now, and then this is an update
@@ -173,13 +176,13 @@ class Uploads:
                 async with asyncio.timeout(2 * SECONDS), self._connections.use() as conn:
                     return await work(conn)
             except TimeoutError:
-                raise TryLater(f"the upload took more than {2 * SECONDS:.0f} s", fix=_SEND_AGAIN) from None
+                raise UploadRetryError(f"the upload took more than {2 * SECONDS:.0f} s", fix=_SEND_AGAIN) from None
             except psycopg.Error as error:
                 if mender_of(error) is not Mender.NOBODY:
                     raise refused_by_postgres(error) from None
                 again = (conn is not None and conn.closed) or error.sqlstate in _LOST_A_RACE
                 if attempt == ATTEMPTS or not again:
-                    later = TryLater(f"the source can't apply it now: {name_of(error)}", fix=_SEND_AGAIN)
+                    later = UploadRetryError(f"the source can't apply it now: {name_of(error)}", fix=_SEND_AGAIN)
                     later.held_up = error.sqlstate in _TIME_OUTS
                     raise later from None
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
@@ -212,7 +215,7 @@ class Uploads:
                 self._unknown[key if has_room else ("other", "other", "other")] += 1
 
     async def _park(
-        self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction, refusal: Refused
+        self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction, refusal: UploadRefusedError
     ) -> int | None:
         failpoint("upload.before_park")
         async with conn.transaction():
@@ -222,7 +225,7 @@ class Uploads:
         failpoint("upload.after_park_commit")
         return letter
 
-    async def _waited(self, device: Device, transaction: ClientTransaction, cause: Waits) -> bool:
+    async def _waited(self, device: Device, transaction: ClientTransaction, cause: UploadBlockedError) -> bool:
         """Record that a transaction waits. Returns whether it has waited long enough."""
 
         async def hold(conn: psycopg.AsyncConnection) -> Held:
@@ -256,8 +259,8 @@ _SEND_AGAIN = "send it again"
 
 @asynccontextmanager
 async def _limited(seconds: int) -> AsyncIterator[None]:
-    """Raise TooSlow where Postgres ends a statement for its time limit. It says the same of one that somebody else
-    ended, which passes."""
+    """Raise WriteTimeoutError where Postgres ends a statement for its time limit. It says the same of one that somebody
+    else ended, which passes."""
     began = time.monotonic()
     try:
         yield
@@ -267,16 +270,16 @@ async def _limited(seconds: int) -> AsyncIterator[None]:
         raise _too_slow(f"a statement of the transaction takes more than {seconds} s") from None
 
 
-def _too_slow(what: str) -> TooSlow:
+def _too_slow(what: str) -> WriteTimeoutError:
     fix = "have the app write less in one transaction, or look which trigger or policy takes so long"
-    return TooSlow(what, fix=fix, seconds=SECONDS)
+    return WriteTimeoutError(what, fix=fix, seconds=SECONDS)
 
 
 async def write_all(
     conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device, entries: Sequence[Entry]
 ) -> Sequence[tuple[TableShape, Write]]:
-    """Do the writes in order, as the device's user, and return them with their tables. Raises Refused with the op id of
-    the entry that failed."""
+    """Do the writes in order, as the device's user, and return them with their tables. Raises UploadRefusedError with
+    the op id of the entry that failed."""
     await become(conn, settings, device)
     ruled = []
     for entry in entries:

@@ -11,7 +11,7 @@ from enum import Enum
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]  # not in the stubs
 from typing import TypeAlias, TypeVar
 
-from headwater.source.upload.errors import Refused
+from headwater.source.upload.errors import UploadRefusedError
 
 DIGEST_BYTES = 16
 _PAYLOAD = ("op", "type", "id", "data", "old", "metadata")
@@ -96,11 +96,11 @@ def read_write(entry: Entry) -> Write:
     """Validate an entry. Raises HW_6111."""
     kind, table, row_id = entry.fields.get("op"), entry.fields.get("type"), entry.fields.get("id")
     if not isinstance(kind, str) or kind not in WriteKind.__members__:
-        raise Refused("op is not PUT, PATCH or DELETE", "op", code="HW_6111")
+        raise UploadRefusedError("op is not PUT, PATCH or DELETE", "op", code="HW_6111")
     if not isinstance(table, str):
-        raise Refused("type is not the name of a table", "type", code="HW_6111")
+        raise UploadRefusedError("type is not the name of a table", "type", code="HW_6111")
     if not isinstance(row_id, str) or not sendable(row_id):
-        raise Refused("the id of a row is not text that Postgres can hold", "id", code="HW_6111")
+        raise UploadRefusedError("the id of a row is not text that Postgres can hold", "id", code="HW_6111")
     data = _object(entry, "data") or {}
     return Write(entry.op_id, WriteKind[kind], table, row_id, data, _object(entry, "old"))
 
@@ -114,7 +114,7 @@ def _object(entry: Entry, name: str) -> Mapping[str, Json] | None:
     value = entry.fields.get(name)
     if value is None or isinstance(value, Mapping):
         return value
-    raise Refused(f"{name} is not an object", name, code="HW_6111")
+    raise UploadRefusedError(f"{name} is not an object", name, code="HW_6111")
 
 
 def _hash(content: bytes) -> bytes:

@@ -1,5 +1,6 @@
-"""Why an upload is not applied, by who can mend it: the user, whose write is refused and parked (Refused); the operator
-or the app's developer, for whom it waits (Waits); or nobody, since it passes (TryLater)."""
+"""Why an upload is not applied, by who can mend it: the user, whose write is refused and parked (UploadRefusedError);
+the operator or the app's developer, for whom it waits (UploadBlockedError); or nobody, since it passes
+(UploadRetryError)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ MOST_SAID = 1000
 """Characters of a message of Postgres that are kept: it may quote a value of any size."""
 
 
-class Refused(HeadwaterError):
+class UploadRefusedError(HeadwaterError):
     """This transaction can't be applied, however often it is sent.
 
     `op_id` is the entry that failed, if known. `sqlstate` and `said` come from Postgres. `said` may contain a value of
@@ -72,7 +73,7 @@ class Held:
     hours: float
 
 
-class Waits(Refused):
+class UploadBlockedError(UploadRefusedError):
     """This transaction can't be applied before an operator or the app's developer mends something. It is not parked
     until it has waited for long."""
 
@@ -81,7 +82,7 @@ class Waits(Refused):
         return held.hours >= park_after_hours
 
 
-class WriteFailed(Waits):
+class WriteFailedError(UploadBlockedError):
     """Postgres fails to do the write, through no fault of its values: a missing grant or default, a broken policy,
     trigger or function."""
 
@@ -89,7 +90,7 @@ class WriteFailed(Waits):
     verb: str = "SELECT"  # what it may lack the right for: a policy selects, a trigger does what its statement says
 
 
-class TooSlow(Waits):
+class WriteTimeoutError(UploadBlockedError):
     """The writes of one transaction, or a statement of them, take longer than the time limit. It is tried again, and
     parked when that fails `seconds` or more after the first time: a source that is slow for a moment is no reason."""
 
@@ -103,7 +104,7 @@ class TooSlow(Waits):
         return held.tries > 1 and held.hours * 3600 >= self._seconds
 
 
-class TryLater(HeadwaterError):
+class UploadRetryError(HeadwaterError):
     """The source can't apply the upload now: a lock, a deadlock, a lost connection. Sending it again may succeed."""
 
     code = "HW_6130"
@@ -165,7 +166,7 @@ def mender_of(error: psycopg.Error, nulls: Container[str] = ()) -> Mender:
 
 def refused_by_postgres(
     error: psycopg.Error, table: str = "", nulls: Container[str] = (), op_id: int | None = None
-) -> Refused:
+) -> UploadRefusedError:
     """Turn an error of Postgres that does not pass into ours. `what` names only the condition, and objects of the
     schema; `said` is Postgres' own message, which may contain a value of the row."""
     said, context = error.diag.message_primary or "", error.diag.context or ""
@@ -177,7 +178,7 @@ def refused_by_postgres(
     what = f"Postgres can't do this write: {name_of(error)}{named}"
     by_policy = error.diag.source_function == _POLICY
     fix = (_BEHIND if by_policy else _FIXES.get(state, _MEND)).format(table=place or table)
-    failed = WriteFailed(what, table or place, fix, sqlstate=state, said=said, op_id=op_id)
+    failed = WriteFailedError(what, table or place, fix, sqlstate=state, said=said, op_id=op_id)
     if by_policy:
         failed.verb = ""
     elif verb := re.search(r"\b(insert|update|delete)\b", context, re.IGNORECASE):
@@ -185,11 +186,11 @@ def refused_by_postgres(
     return failed
 
 
-def refused_for_values(error: psycopg.Error, op_id: int | None) -> Refused:
+def refused_for_values(error: psycopg.Error, op_id: int | None) -> UploadRefusedError:
     """An error of Postgres that the user has to know."""
     code = BY_APP if error.diag.source_function == _RAISED else BY_POSTGRES
     what, said = f"Postgres refused the write: {name_of(error)}", error.diag.message_primary or ""
-    return Refused(what, _place(error), code=code, sqlstate=error.sqlstate or "", said=said, op_id=op_id)
+    return UploadRefusedError(what, _place(error), code=code, sqlstate=error.sqlstate or "", said=said, op_id=op_id)
 
 
 def _place(error: psycopg.Error) -> str:
@@ -199,11 +200,11 @@ def _place(error: psycopg.Error) -> str:
     return ".".join(name for name in names if name)
 
 
-def failed_in_policy(error: psycopg.Error, table: str, op_id: int) -> WriteFailed:
+def failed_in_policy(error: psycopg.Error, table: str, op_id: int) -> WriteFailedError:
     """An error with one of the UNREADABLE codes that no value of the write explains."""
     what = f"a policy or default of the table fails: {name_of(error)}"
     fix = f"{_MEND}: such as a claim of the token that is cast to a type which it does not have"
-    return WriteFailed(what, table, fix, sqlstate=error.sqlstate or "", op_id=op_id)
+    return WriteFailedError(what, table, fix, sqlstate=error.sqlstate or "", op_id=op_id)
 
 
 UNREADABLE: Final = ("22P02", "22007", "22008", "22023")

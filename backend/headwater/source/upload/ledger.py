@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError
 from headwater.source.connect import connect, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload.entries import DIGEST_BYTES, ClientTransaction, Device, Entry
-from headwater.source.upload.errors import Held, Reason, Refused, Waits, WriteFailed
+from headwater.source.upload.errors import Held, Reason, UploadBlockedError, UploadRefusedError, WriteFailedError
 from headwater.source.upload.settings import UploadSettings
 
 PRUNE_EVERY = 256
@@ -108,7 +108,7 @@ select id, state from headwater_upload.dead_letters where client = %s and first_
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class DeviceRecord:
     """A device's row in `clients`. Records of op ids up to `pruned_to` may have been deleted, so the lack of a record
     there does not mean that the op was never applied."""
 
@@ -147,7 +147,7 @@ def prepared() -> Iterator[None]:
         raise HeadwaterError(what, "headwater_upload", PREPARE, code="HW_6120") from None
 
 
-async def open_client(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> Client:
+async def open_client(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> DeviceRecord:
     """Lock the device's row until the transaction ends, inserting it if it is missing. Raises HW_6120, or
     HW_6125."""
     with prepared():
@@ -156,7 +156,7 @@ async def open_client(conn: psycopg.AsyncConnection, settings: UploadSettings, d
         made, *client = row
         if made:
             await _check_devices(conn, settings, device)
-    return Client(*client)
+    return DeviceRecord(*client)
 
 
 async def _check_devices(conn: psycopg.AsyncConnection, settings: UploadSettings, device: Device) -> None:
@@ -175,24 +175,26 @@ async def _check_devices(conn: psycopg.AsyncConnection, settings: UploadSettings
         )
 
 
-async def known(conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction) -> Known:
+async def known(conn: psycopg.AsyncConnection, client: DeviceRecord, transaction: ClientTransaction) -> Known:
     """Find out which entries were recorded before. Raises HW_6115 or HW_6116."""
     taken = await _taken(conn, client, transaction)
     for entry in transaction.entries:
         if entry.op_id in taken and taken[entry.op_id].digest != entry.digest:
-            raise Refused("the device used this op id before, for another change", op_id=entry.op_id, code="HW_6115")
+            raise UploadRefusedError(
+                "the device used this op id before, for another change", op_id=entry.op_id, code="HW_6115"
+            )
     new = tuple(entry for entry in transaction.entries if entry.op_id not in taken)
     for entry in new:
         if entry.op_id <= client.pruned_to:
             what = "the op id is older than what is remembered of this device"
-            raise Refused(what, op_id=entry.op_id, code="HW_6116")
+            raise UploadRefusedError(what, op_id=entry.op_id, code="HW_6116")
     return Known(new, max((op.letter for op in taken.values() if op.letter is not None), default=None))
 
 
 async def note(
     conn: psycopg.AsyncConnection,
     settings: UploadSettings,
-    client: Client,
+    client: DeviceRecord,
     entries: Sequence[Entry],
     letter: int | None = None,
 ) -> None:
@@ -224,7 +226,7 @@ async def park(
     settings: UploadSettings,
     device: Device,
     transaction: ClientTransaction,
-    refusal: Refused,
+    refusal: UploadRefusedError,
 ) -> int | None:
     """Park the whole transaction, once. Returns its dead letter; None when it was applied or discarded meanwhile."""
     client = await open_client(conn, settings, device)
@@ -271,7 +273,7 @@ async def _check_room(conn: psycopg.AsyncConnection, settings: UploadSettings, d
 
 
 async def not_applied(
-    conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction
+    conn: psycopg.AsyncConnection, client: DeviceRecord, transaction: ClientTransaction
 ) -> tuple[Entry, ...]:
     """The entries of a parked transaction, without those that were applied as part of another transaction."""
     taken = await _taken(conn, client, transaction)
@@ -281,7 +283,7 @@ async def not_applied(
     )
 
 
-async def _taken(conn: psycopg.AsyncConnection, client: Client, transaction: ClientTransaction) -> dict[int, _Op]:
+async def _taken(conn: psycopg.AsyncConnection, client: DeviceRecord, transaction: ClientTransaction) -> dict[int, _Op]:
     """The transaction's op ids that are recorded, with their records."""
     with prepared():
         found = await conn.execute(_KNOWN, [client.number, transaction.first_op, transaction.last_op])
@@ -360,14 +362,14 @@ _ASKED = "with asked (role, verb, names) as (values (%s::text, %s::text, %s::tex
 async def hold(
     conn: psycopg.AsyncConnection,
     settings: UploadSettings,
-    client: Client,
+    client: DeviceRecord,
     device: Device,
     transaction: ClientTransaction,
-    cause: Waits,
+    cause: UploadBlockedError,
 ) -> Held:
     """Record that the device's transaction waits for this, and return for how long it has. Gives the cause the
     statement that mends it, where it is a missing grant."""
-    if isinstance(cause, WriteFailed) and cause.sqlstate == "42501" and cause.verb:
+    if isinstance(cause, WriteFailedError) and cause.sqlstate == "42501" and cause.verb:
         asked = [settings.role, cause.verb, _named(cause.what)]
         grant = await (await conn.execute(_ASKED + _LACKING, asked)).fetchone()
         cause.fix = cause.fix if grant is None else f"run {grant[0]}"
@@ -393,8 +395,8 @@ _KINDS = "(?:table|view|sequence|schema|function|procedure)"
 
 
 def waiting(settings: UploadSettings) -> list[Finding]:
-    """What uploads wait for, and somebody has to mend: one finding for each cause. Raises SourceUnreachable or
-    SourceRefused."""
+    """What uploads wait for, and somebody has to mend: one finding for each cause. Raises SourceUnreachableError or
+    SourceRefusedError."""
     with connect(settings.login) as conn, source_errors(settings.login), prepared():
         is_there = conn.execute("select to_regclass('headwater_upload.waiting') is not null").fetchone()
         rows = conn.execute(_CAUSES).fetchall() if is_there == (True,) else []

@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError
 from headwater.source.upload import ledger
 from headwater.source.upload.apply import Uploads, write_all
 from headwater.source.upload.entries import ClientTransaction, Device, Number, entry_of, read_json, transaction_of
-from headwater.source.upload.errors import Reason, Refused
+from headwater.source.upload.errors import Reason, UploadRefusedError
 from headwater.source.upload.settings import UploadSettings, begin
 
 PAGE = 100
@@ -53,7 +53,7 @@ where id = %s and state = 'parked'
 """
 
 
-class UnknownLetter(HeadwaterError):
+class UnknownLetterError(HeadwaterError):
     """No dead letter with this number waits: it was retried or discarded, or never existed."""
 
     code = "HW_6123"
@@ -115,21 +115,21 @@ class DeadLetters:
         return await self._uploads.tried(lambda conn: self._waiting(conn, after, limit))
 
     async def one(self, letter: int) -> tuple[DeadLetter, str]:
-        """A waiting dead letter, and its entries as JSON. Raises UnknownLetter."""
+        """A waiting dead letter, and its entries as JSON. Raises UnknownLetterError."""
         return await self._uploads.tried(lambda conn: self._one(conn, letter))
 
     async def retry(self, letter: int) -> None:
-        """Apply a dead letter now, as its user, with the claims of its token. Raises UnknownLetter, Refused when it
-        still can't be applied, or what `Uploads.take` raises."""
+        """Apply a dead letter now, as its user, with the claims of its token. Raises UnknownLetterError,
+        UploadRefusedError when it still can't be applied, or what `Uploads.take` raises."""
         try:
             await self._uploads.tried(lambda conn: self._retry(conn, letter))
-        except Refused as refusal:
+        except UploadRefusedError as refusal:
             reason = refusal
             await self._uploads.tried(lambda conn: self._failed(conn, letter, reason))
             raise
 
     async def discard(self, letter: int) -> None:
-        """Give a dead letter up and delete its contents. Raises UnknownLetter, or what `Uploads.take` raises."""
+        """Give a dead letter up and delete its contents. Raises UnknownLetterError, or what `Uploads.take` raises."""
         await self._uploads.tried(lambda conn: self._discard(conn, letter))
 
     async def _waiting(self, conn: psycopg.AsyncConnection, after: int, limit: int) -> list[DeadLetter]:
@@ -141,7 +141,7 @@ class DeadLetters:
         found = await self._waiting(conn, letter - 1, 1)
         row = await (await conn.execute(_PAYLOAD, [letter])).fetchone()
         if row is None or not found or found[0].id != letter:
-            raise UnknownLetter(letter)
+            raise UnknownLetterError(letter)
         return found[0], row[0]
 
     async def _retry(self, conn: psycopg.AsyncConnection, letter: int) -> None:
@@ -150,7 +150,7 @@ class DeadLetters:
             with ledger.prepared():
                 row = await (await conn.execute(_DEVICE, [letter])).fetchone()
             if row is None:
-                raise UnknownLetter(letter)
+                raise UnknownLetterError(letter)
             device, transaction = Device(*row[:3]), transaction_in(row[3])
             client = await ledger.open_client(conn, self._settings, device)
             entries = await ledger.not_applied(conn, client, transaction)
@@ -158,7 +158,7 @@ class DeadLetters:
             if entries:
                 await write_all(conn, self._settings, device, entries)
 
-    async def _failed(self, conn: psycopg.AsyncConnection, letter: int, refusal: Refused) -> None:
+    async def _failed(self, conn: psycopg.AsyncConnection, letter: int, refusal: UploadRefusedError) -> None:
         reason = refusal.reason
         why = [reason.code, reason.sqlstate, reason.message, reason.op_id]
         await conn.execute(_FAILED, [*why, letter])
@@ -172,7 +172,7 @@ class DeadLetters:
         with ledger.prepared():
             row = await (await conn.execute(_SETTLE, [state, letter])).fetchone()
             if row is None:
-                raise UnknownLetter(letter)
+                raise UnknownLetterError(letter)
             await conn.execute(_RELEASE, [row[0], letter])
 
 

@@ -24,9 +24,9 @@ from headwater.source.upload.errors import (
     NOT_ALLOWED,
     UNREADABLE,
     Mender,
-    Refused,
-    Waits,
-    WriteFailed,
+    UploadBlockedError,
+    UploadRefusedError,
+    WriteFailedError,
     failed_in_policy,
     mender_of,
     refused_by_postgres,
@@ -34,7 +34,7 @@ from headwater.source.upload.errors import (
 )
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 from headwater.source.upload.shape import TableShape, check_function
-from headwater.source.upload.statements import Statement, Values
+from headwater.source.upload.statements import SqlStatement, Values
 
 BATCH = 500
 """How many writes are sent at a time."""
@@ -103,7 +103,7 @@ class _Sent:
         """Whether a statement has no result."""
         return any(cursor.statusmessage is None for cursor in self.cursors)
 
-    async def run(self, conn: psycopg.AsyncConnection, statement: Statement) -> psycopg.AsyncCursor[TupleRow]:
+    async def run(self, conn: psycopg.AsyncConnection, statement: SqlStatement) -> psycopg.AsyncCursor[TupleRow]:
         cursor = conn.cursor()
         self.cursors.append(cursor)
         return await cursor.execute(statement.query, statement.parameters)
@@ -117,9 +117,11 @@ def rule_for(tables: Mapping[str, TableRule], write: Write) -> TableRule:
     """The rule of the write's table. Raises HW_6110 when the table or the operation is not allowed."""
     rule = tables.get(write.table)
     if rule is None:
-        raise Refused("upload.tables does not have the table", statements.shown(write.table), code="HW_6110")
+        raise UploadRefusedError("upload.tables does not have the table", statements.shown(write.table), code="HW_6110")
     if _NEEDED[write.kind] not in rule.operations:
-        raise Refused(f"upload.tables does not allow {write.kind.value}", rule.qualified_name, code="HW_6110")
+        raise UploadRefusedError(
+            f"upload.tables does not allow {write.kind.value}", rule.qualified_name, code="HW_6110"
+        )
     return rule
 
 
@@ -128,14 +130,14 @@ def naming(op_id: int) -> Iterator[None]:
     """Add the op id to refusals."""
     try:
         yield
-    except Refused as refusal:
+    except UploadRefusedError as refusal:
         refusal.op_id = op_id
         raise
 
 
 async def apply_writes(conn: psycopg.AsyncConnection, writes: Sequence[tuple[TableShape, Write]]) -> None:
-    """Do the writes in order, except those that a conflict policy leaves out. Raises Refused with the op id of what
-    failed, or psycopg.Error for what passes."""
+    """Do the writes in order, except those that a conflict policy leaves out. Raises UploadRefusedError with the op id
+    of what failed, or psycopg.Error for what passes."""
     for start in range(0, len(writes), BATCH):
         batch = writes[start : start + BATCH]
         end = _END if start + BATCH >= len(writes) else ""
@@ -165,7 +167,7 @@ async def _attempt(
                 try:
                     with naming(write.op_id):
                         await _send(conn, each, permissions)
-                except Refused:
+                except UploadRefusedError:
                     await pipeline.sync()  # an earlier write that failed is the reason
                     raise
                 failpoint("upload.after_write")
@@ -181,13 +183,13 @@ async def _attempt(
             await _judge(each)
 
 
-async def _refusal(conn: psycopg.AsyncConnection, failed: _Sent, error: psycopg.Error) -> Refused:
+async def _refusal(conn: psycopg.AsyncConnection, failed: _Sent, error: psycopg.Error) -> UploadRefusedError:
     """The refusal of a write that failed. Looks whether its values fail in the same way by themselves: if so, it is for
     the user, and else something that the write met, such as a policy."""
     shape, values = failed.shape, failed.values
     table, nulls = shape.rule.qualified_name, {name for name, value in values.items() if value is None}
     refusal, op_id = refused_by_postgres(error, table, nulls, failed.write.op_id), failed.write.op_id
-    if error.sqlstate == NOT_ALLOWED or not (error.sqlstate in UNREADABLE or isinstance(refusal, WriteFailed)):
+    if error.sqlstate == NOT_ALLOWED or not (error.sqlstate in UNREADABLE or isinstance(refusal, WriteFailedError)):
         return refusal
     await conn.execute(_UNDO)
     is_policys = error.sqlstate in UNREADABLE and not (_in_function(failed) or await _is_of_trigger(conn, error))
@@ -253,7 +255,9 @@ async def _send(conn: psycopg.AsyncConnection, sent: _Sent, permissions: _Permis
             return
         sent.values = values = decided
     if rule.conflict is Conflict.REJECT_CHANGED and sent.old is None and write.kind is not WriteKind.PUT:
-        raise Waits("the app sends no previous values to compare", rule.qualified_name, _TRACK, code="HW_6149")
+        raise UploadBlockedError(
+            "the app sends no previous values to compare", rule.qualified_name, _TRACK, code="HW_6149"
+        )
     if permissions is not None:
         if Operation.UPDATE in rule.operations:  # what is seen has to hold until the write, which may wait for others
             await sent.run(conn, statements.lock(shape, write.row_id))
@@ -268,7 +272,7 @@ _TRACK: Final = (
 )
 
 
-def _changes(shape: TableShape, write: Write, values: Values, old: Values | None) -> list[Statement]:
+def _changes(shape: TableShape, write: Write, values: Values, old: Values | None) -> list[SqlStatement]:
     """The statements of a write. A PUT is an update where there is a row, and else a plain insert."""
     row_id, rule = write.row_id, shape.rule
     match write.kind:
@@ -294,7 +298,7 @@ async def _judge(sent: _Sent) -> None:
     rule, kind = sent.shape.rule, sent.write.kind
     where, is_strict = rule.qualified_name, rule.conflict is Conflict.REJECT_CHANGED
     if sent.same_key is not None and await sent.same_key.fetchone() != (True,):
-        raise Refused("the key of a row can't be changed", where, code="HW_6110")
+        raise UploadRefusedError("the key of a row can't be changed", where, code="HW_6110")
     if not sent.changes or any(cursor.rowcount for cursor in sent.changes):
         return
     if rule.accept_zero_rows and not is_strict:
@@ -304,17 +308,17 @@ async def _judge(sent: _Sent) -> None:
     row = await sent.look.fetchone()
     if row is None:
         if kind is WriteKind.PATCH and not rule.skip_gone:
-            raise Refused("the row is gone, or this user can't see it", where, code="HW_6113")
+            raise UploadRefusedError("the row is gone, or this user can't see it", where, code="HW_6113")
         return
     is_same, is_permitted = row
     if kind is WriteKind.PUT and is_strict:
-        raise Refused("a row with this id exists already", where, code="HW_6112")
+        raise UploadRefusedError("a row with this id exists already", where, code="HW_6112")
     if kind is WriteKind.PUT and len(sent.changes) == 1:  # it was only to be inserted
         return
     if not is_same:
-        raise Refused("the row was changed since the device read it", where, code="HW_6112")
+        raise UploadRefusedError("the row was changed since the device read it", where, code="HW_6112")
     if not is_permitted and not rule.accept_zero_rows:
-        raise Refused(f"row-level security prevented this {kind.value}", where, code="HW_6114")
+        raise UploadRefusedError(f"row-level security prevented this {kind.value}", where, code="HW_6114")
 
 
 async def _decided(conn: psycopg.AsyncConnection, sent: _Sent, data: Values) -> Values | None:
@@ -328,5 +332,5 @@ async def _decided(conn: psycopg.AsyncConnection, sent: _Sent, data: Values) -> 
     answer = read_json(row[0])
     if not isinstance(answer, Mapping):
         what = "the conflict function returned neither an object nor null"
-        raise Waits(what, shape.rule.qualified_name, "correct the function", code="HW_6122")
+        raise UploadBlockedError(what, shape.rule.qualified_name, "correct the function", code="HW_6122")
     return {name: value for name, value in answer.items() if name not in (*shape.key, "id")}

@@ -18,11 +18,19 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.upload import ledger, statements
 from headwater.source.upload.entries import Device, entry_of, transaction_of
-from headwater.source.upload.errors import Mender, Refused, mender_of
+from headwater.source.upload.errors import Mender, UploadRefusedError, mender_of
 from headwater.source.upload.ledger import CREATE as CREATE_WAITING
-from headwater.source.upload.settings import Conflict, Connections, Operation, TableRule, UploadSettings, become, begin
+from headwater.source.upload.settings import (
+    Conflict,
+    Operation,
+    TableRule,
+    UploadConnections,
+    UploadSettings,
+    become,
+    begin,
+)
 from headwater.source.upload.shape import FUNCTION_ARGUMENTS, TableShape, needed_rights, read_shapes
-from headwater.source.upload.statements import Statement
+from headwater.source.upload.statements import SqlStatement
 
 SCHEMA = "headwater_upload"
 
@@ -486,7 +494,7 @@ def _listed(names: Sequence[str], what: str) -> str:
 
 async def _try(settings: UploadSettings, tables: dict[TableRule, list[_Column]]) -> list[Finding]:
     """Do what an upload does, in a transaction that is rolled back."""
-    connections, found = Connections(settings), list[Finding]()
+    connections, found = UploadConnections(settings), list[Finding]()
     device = Device("", f"headwater check {uuid4()}", "{}")  # of its own, so that checks do not wait for each other
     try:
         async with connections.use() as conn, conn.transaction(force_rollback=True):
@@ -509,7 +517,7 @@ async def _try_records(conn: psycopg.AsyncConnection, settings: UploadSettings, 
     ((waiting, oldest),) = await (await conn.execute(_WAITING)).fetchall()
     client = await ledger.open_client(conn, settings, device)
     await ledger.note(conn, settings, client, [entry_of(1, {})])
-    await ledger.park(conn, settings, device, transaction_of([entry_of(2, {})]), Refused("tried"))
+    await ledger.park(conn, settings, device, transaction_of([entry_of(2, {})]), UploadRefusedError("tried"))
     if not waiting:
         return []
     more = " or more" if waiting == MOST_COUNTED else ""
@@ -536,7 +544,7 @@ async def _try_table(conn: psycopg.AsyncConnection, rule: TableRule, columns: Se
     return found
 
 
-def _writes(shape: TableShape, columns: Sequence[_Column]) -> Iterator[Statement]:
+def _writes(shape: TableShape, columns: Sequence[_Column]) -> Iterator[SqlStatement]:
     """The statements of uploads that write all that devices may."""
     rule, row_id = shape.rule, shape.rule.separator.join([""] * len(shape.key))
     named = [
@@ -556,7 +564,7 @@ def _writes(shape: TableShape, columns: Sequence[_Column]) -> Iterator[Statement
             sql.SQL(", ").join([statements.named(name) for name in names]),
             sql.SQL(", ").join([sql.Placeholder()] * len(names)),
         )
-        yield Statement(into, (None,) * len(names))
+        yield SqlStatement(into, (None,) * len(names))
     if Operation.UPDATE in rule.operations and updated:
         yield statements.update(shape, row_id, updated, old)
     if Operation.DELETE in rule.operations:

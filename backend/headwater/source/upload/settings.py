@@ -123,7 +123,7 @@ select set_config('request.jwt.claims', %s, true), set_config('request.jwt.claim
 """
 
 
-class Connections:
+class UploadConnections:
     """At most `max_connections` connections, kept open for the next upload. Not thread-safe: use it in one event
     loop."""
 
@@ -134,8 +134,8 @@ class Connections:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[psycopg.AsyncConnection]:
-        """Lend a connection without an open transaction; waits while all are in use. Raises SourceUnreachable or
-        SourceRefused when it has to connect and can't."""
+        """Lend a connection without an open transaction; waits while all are in use. Raises SourceUnreachableError or
+        SourceRefusedError when it has to connect and can't."""
         async with self._slots:
             conn = self._idle.pop() if self._idle else await self._connect()
             try:

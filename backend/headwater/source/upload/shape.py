@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from headwater.errors import HeadwaterError
-from headwater.source.upload.errors import Waits
+from headwater.source.upload.errors import UploadBlockedError
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 
 _TABLES = """
@@ -63,7 +63,7 @@ FUNCTION_ARGUMENTS = "text, text, text, jsonb, jsonb"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One column. `type_name` is its type in SQL, `base` the oid of the type below all domains, and `kind` the
     `typtype` of that. A `generated` column is one that Postgres alone may write; a `readable` one the upload role may
     select. Values of a `comparable` type have an `=` operator of their own."""
@@ -86,7 +86,7 @@ class TableShape:
     rule: TableRule
     oid: int
     key: tuple[str, ...]
-    columns: Mapping[str, Column] = field(default_factory=dict)
+    columns: Mapping[str, TableColumn] = field(default_factory=dict)
 
 
 async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
@@ -98,17 +98,19 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
     found = {wanted[row[0] - 1]: row[1:] for row in tables}
     oids = [row[0] for row in found.values()]
     of_columns, of_keys = await _fetch_all(conn, (_COLUMNS, [oids]), (_KEYS, [oids]))
-    columns: dict[int, dict[str, Column]] = {oid: {} for oid in oids}
+    columns: dict[int, dict[str, TableColumn]] = {oid: {} for oid in oids}
     for oid, name, type_name, generated, readable, *of_type in of_columns:
         base, kind, is_array, comparable = of_type
-        columns[oid][name] = Column(name, type_name, base, kind, is_array, generated, readable, comparable)
+        columns[oid][name] = TableColumn(name, type_name, base, kind, is_array, generated, readable, comparable)
     keys: dict[int, list[tuple[bool, tuple[str, ...]]]] = {oid: [] for oid in oids}
     for oid, primary, key in of_keys:
         keys[oid].append((primary, tuple(key)))
     shapes = {}
     for rule in wanted:
         if rule not in found:
-            raise Waits("the table is not in the source", rule.qualified_name, "correct upload.tables", code="HW_6122")
+            raise UploadBlockedError(
+                "the table is not in the source", rule.qualified_name, "correct upload.tables", code="HW_6122"
+            )
         oid, secured, owned, usage, rights = found[rule]
         _check_security(rule, secured=secured, owned=owned)
         _check_rights(rule, role, usage=usage, rights=rights)
@@ -134,7 +136,7 @@ def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
         return
     what = "it does not apply to the upload role, which owns the table" if owned else "the table has none"
     how = _sql(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
-    raise Waits(
+    raise UploadBlockedError(
         f"uploads need row-level security, and {what}",
         rule.qualified_name,
         f"run {how}, and create policies; or set row_security: false for the table, to let every user write every row",
@@ -153,7 +155,9 @@ def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights:
         else _sql("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
     )
     what = "the upload role lacks rights to the table"
-    raise Waits(what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`", code="HW_6122")
+    raise UploadBlockedError(
+        what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`", code="HW_6122"
+    )
 
 
 async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> None:
@@ -163,7 +167,7 @@ async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> Non
     (((there,),),) = await _fetch_all(conn, (_FUNCTION, [signature]))
     if not there:
         what = "the table's conflict function is missing, or the upload role may not call it"
-        raise Waits(what, rule.qualified_name, f"create {signature} returning jsonb", code="HW_6122")
+        raise UploadBlockedError(what, rule.qualified_name, f"create {signature} returning jsonb", code="HW_6122")
 
 
 def needed_rights(rule: TableRule) -> tuple[str, ...]:
@@ -184,11 +188,11 @@ def _key(rule: TableRule, unique: list[tuple[bool, tuple[str, ...]]]) -> tuple[s
         primary = next((key for is_primary, key in unique if is_primary), None)
         if primary is None:
             fix = "add one, or name a unique key as `key`"
-            raise Waits("the table has no primary key", rule.qualified_name, fix, code="HW_6122")
+            raise UploadBlockedError("the table has no primary key", rule.qualified_name, fix, code="HW_6122")
         return primary
     if not any(set(key) == set(rule.key) for _, key in unique):
         fix = f"create a unique index on {', '.join(rule.key)}"
-        raise Waits("the table's `key` has no unique index", rule.qualified_name, fix, code="HW_6122")
+        raise UploadBlockedError("the table's `key` has no unique index", rule.qualified_name, fix, code="HW_6122")
     return rule.key
 
 

@@ -10,12 +10,12 @@ from psycopg import sql
 
 from headwater.decode.types import Oid
 from headwater.source.upload.entries import Json, Number, read_json, sendable, write_json
-from headwater.source.upload.errors import Refused, Waits
-from headwater.source.upload.shape import FUNCTION_ARGUMENTS, Column, TableShape
+from headwater.source.upload.errors import UploadBlockedError, UploadRefusedError
+from headwater.source.upload.shape import FUNCTION_ARGUMENTS, TableColumn, TableShape
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class SqlStatement:
     """SQL with its parameters."""
 
     query: sql.Composed
@@ -42,7 +42,7 @@ def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
     parts = row_id.split(shape.rule.separator)
     if len(parts) != len(shape.key):
         what = f"the row id has {len(parts)} parts, but the key has {len(shape.key)} columns"
-        raise Refused(what, shape.rule.qualified_name, code="HW_6111")
+        raise UploadRefusedError(what, shape.rule.qualified_name, code="HW_6111")
     return dict(zip(shape.key, parts, strict=True))
 
 
@@ -79,7 +79,7 @@ def is_writable(shape: TableShape, name: str) -> bool:
     return name in shape.key or (name in shape.columns and not shape.columns[name].generated)
 
 
-def unknown_column(shape: TableShape, name: str) -> Waits:
+def unknown_column(shape: TableShape, name: str) -> UploadBlockedError:
     """The error of a write to a column that can't be written."""
     rule, column = shape.rule, sql.Identifier(shown(name)).as_string()  # a device may have chosen it to be run as SQL
     if name in shape.columns:
@@ -89,12 +89,12 @@ def unknown_column(shape: TableShape, name: str) -> Waits:
         what, fix = f"the table has no column {column}", f"run ALTER TABLE {table} ADD COLUMN {column} …"
         if rule.columns is not None and name not in rule.columns:  # once it is there, it would be refused
             fix = f"name it in `columns` of upload.tables and restart, then {fix}"
-    return Waits(
+    return UploadBlockedError(
         what, rule.qualified_name, f"{fix}, or set unknown_columns for the table in upload.tables", code="HW_6118"
     )
 
 
-def without_key(shape: TableShape, row_id: str, values: Values) -> tuple[dict[str, Json], Statement | None]:
+def without_key(shape: TableShape, row_id: str, values: Values) -> tuple[dict[str, Json], SqlStatement | None]:
     """The values without the key's columns. Where these are written otherwise than in the row's id, such as 3.0 for 3,
     also a query that says whether they mean the same. Raises HW_6110 when the device may not write a column."""
     key, written, again = key_values(shape, row_id), {}, {}
@@ -102,18 +102,18 @@ def without_key(shape: TableShape, row_id: str, values: Values) -> tuple[dict[st
         if name not in key:
             if shape.rule.columns is not None and name not in shape.rule.columns:
                 what = "upload.tables does not allow the column"
-                raise Refused(what, f"{shape.rule.qualified_name}.{shown(name)}", code="HW_6110")
+                raise UploadRefusedError(what, f"{shape.rule.qualified_name}.{shown(name)}", code="HW_6110")
             written[name] = value
         elif value is None or plain_text(value) != key[name]:
             again[name] = value
     return written, _same_key(shape, key, again) if again else None
 
 
-def _same_key(shape: TableShape, key: Values, again: Values) -> Statement:
+def _same_key(shape: TableShape, key: Values, again: Values) -> SqlStatement:
     pairs = [(typed(shape.columns[name], key[name]), typed(shape.columns[name], again[name])) for name in again]
     parts = [sql.SQL("{} is not distinct from {}").format(ours, theirs) for (ours, _), (theirs, _) in pairs]
     parameters = tuple(text for (_, ours), (_, theirs) in pairs for text in (ours, theirs))
-    return Statement(sql.SQL("select {}").format(sql.SQL(" and ").join(parts)), parameters)
+    return SqlStatement(sql.SQL("select {}").format(sql.SQL(" and ").join(parts)), parameters)
 
 
 def shown(name: str) -> str:
@@ -121,7 +121,7 @@ def shown(name: str) -> str:
     return ascii(name)[1:-1][:100] if not sendable(name) or not name.isprintable() else name[:100]
 
 
-def insert(shape: TableShape, row_id: str, values: Values, *, if_absent: bool) -> Statement:
+def insert(shape: TableShape, row_id: str, values: Values, *, if_absent: bool) -> SqlStatement:
     """Insert a row; `if_absent` only when the user sees none with this id.
 
     It reads the table only in a condition: so a new row has to pass the policies of INSERT alone. With ON CONFLICT it
@@ -133,44 +133,44 @@ def insert(shape: TableShape, row_id: str, values: Values, *, if_absent: bool) -
     texts = tuple(text for _, text in bound)
     into = sql.SQL("insert into {} ({})").format(_table(shape), sql.SQL(", ").join([named(name) for name in row]))
     if not if_absent:
-        return Statement(sql.SQL("{} values ({})").format(into, expressions), texts)
+        return SqlStatement(sql.SQL("{} values ({})").format(into, expressions), texts)
     where = _where(shape, row_id, None)
     query = sql.SQL("{} select {} where not exists (select from {} where {})")
-    return Statement(query.format(into, expressions, _table(shape), where.query), (*texts, *where.parameters))
+    return SqlStatement(query.format(into, expressions, _table(shape), where.query), (*texts, *where.parameters))
 
 
-def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -> Statement:
+def update(shape: TableShape, row_id: str, values: Values, old: Values | None) -> SqlStatement:
     """Update the row with this id. With `old`, only if it still has these values."""
     bound = {name: bind(_column(shape, name), value) for name, value in values.items()}
     pairs = [sql.SQL("{} = {}").format(named(name), expression) for name, (expression, _) in bound.items()]
     where = _where(shape, row_id, old)
     query = sql.SQL("update {} set {} where {}").format(_table(shape), sql.SQL(", ").join(pairs), where.query)
-    return Statement(query, (*(text for _, text in bound.values()), *where.parameters))
+    return SqlStatement(query, (*(text for _, text in bound.values()), *where.parameters))
 
 
-def delete(shape: TableShape, row_id: str, old: Values | None) -> Statement:
+def delete(shape: TableShape, row_id: str, old: Values | None) -> SqlStatement:
     """Delete the row with this id. With `old`, only if it still has these values."""
     where = _where(shape, row_id, old)
-    return Statement(sql.SQL("delete from {} where {}").format(_table(shape), where.query), where.parameters)
+    return SqlStatement(sql.SQL("delete from {} where {}").format(_table(shape), where.query), where.parameters)
 
 
-def lock(shape: TableShape, row_id: str) -> Statement:
+def lock(shape: TableShape, row_id: str) -> SqlStatement:
     """Keep others from changing the row with this id before the transaction ends, if the user may update it."""
     where = _where(shape, row_id, None)
     query = sql.SQL("select from {} where {} for no key update").format(_table(shape), where.query)
-    return Statement(query, where.parameters)
+    return SqlStatement(query, where.parameters)
 
 
-def look(shape: TableShape, row_id: str, old: Values | None, permission: str) -> Statement:
+def look(shape: TableShape, row_id: str, old: Values | None, permission: str) -> SqlStatement:
     """Select whether the row still has the values of `old`, and whether `permission` holds, an expression over its
     columns as the catalog writes it. Gives no row when the user can't see it, or it is gone."""
     where, same = _where(shape, row_id, None), _same(shape, old or {})
     permitted = sql.SQL(permission.replace("%", "%%"))
     query = sql.SQL("select {}, {} from {} where {}").format(same.query, permitted, _table(shape), where.query)
-    return Statement(query, (*same.parameters, *where.parameters))
+    return SqlStatement(query, (*same.parameters, *where.parameters))
 
 
-def fit(shape: TableShape, row_id: str, values: Values, old: Values, expressions: Sequence[str] = ()) -> Statement:
+def fit(shape: TableShape, row_id: str, values: Values, old: Values, expressions: Sequence[str] = ()) -> SqlStatement:
     """Read the row's id and the given values as the types of their columns, and compute expressions over a row of
     them, as the catalog writes these. Fails unless all of that can be done."""
     key = key_values(shape, row_id)
@@ -184,30 +184,30 @@ def fit(shape: TableShape, row_id: str, values: Values, old: Values, expressions
         sql.SQL(", ").join(columns),
         named(shape.rule.name),
     )
-    return Statement(query, (*(text for _, text in given), *(text for _, (_, text) in row)))
+    return SqlStatement(query, (*(text for _, text in given), *(text for _, (_, text) in row)))
 
 
 def _computed(expression: str) -> sql.SQL:
     return sql.SQL(f"({expression})".replace("%", "%%"))
 
 
-def call(function: tuple[str, str], parameters: Sequence[str | None]) -> Statement:
+def call(function: tuple[str, str], parameters: Sequence[str | None]) -> SqlStatement:
     """Call a conflict function and read its result as text."""
     types = FUNCTION_ARGUMENTS.split(", ")
     casts = [sql.SQL("{}::pg_catalog.{}").format(sql.Placeholder(), named(each)) for each in types]
     query = sql.SQL("select {}({})::pg_catalog.text").format(named(*function), sql.SQL(", ").join(casts))
-    return Statement(query, tuple(parameters))
+    return SqlStatement(query, tuple(parameters))
 
 
-def _where(shape: TableShape, row_id: str, old: Values | None) -> Statement:
+def _where(shape: TableShape, row_id: str, old: Values | None) -> SqlStatement:
     key = {name: bind(_column(shape, name), value) for name, value in key_values(shape, row_id).items()}
     parts = [sql.SQL("{} = {}").format(named(name), expression) for name, (expression, _) in key.items()]
     same = _same(shape, old or {})
     query = sql.SQL(" and ").join([*parts, same.query])
-    return Statement(query, (*(text for _, text in key.values()), *same.parameters))
+    return SqlStatement(query, (*(text for _, text in key.values()), *same.parameters))
 
 
-def _same(shape: TableShape, old: Values) -> Statement:
+def _same(shape: TableShape, old: Values) -> SqlStatement:
     parts: list[sql.Composable] = [sql.SQL("true")]
     parameters: list[str | None] = []
     for name, value in old.items():
@@ -217,7 +217,7 @@ def _same(shape: TableShape, old: Values) -> Statement:
         part, text = _unchanged(shape.columns[name], value)
         parts.append(part)
         parameters.append(text)
-    return Statement(sql.SQL(" and ").join(parts), tuple(parameters))
+    return SqlStatement(sql.SQL(" and ").join(parts), tuple(parameters))
 
 
 def _check_compared(shape: TableShape, name: str) -> None:
@@ -226,13 +226,15 @@ def _check_compared(shape: TableShape, name: str) -> None:
     known = rule.columns is None or name in rule.columns | rule.compare
     if not known or name not in shape.columns or not shape.columns[name].readable:
         where = f"{rule.qualified_name}.{shown(name)}"
-        raise Refused("upload.tables does not allow the column to be compared", where, _TRACK_FEWER, code="HW_6110")
+        raise UploadRefusedError(
+            "upload.tables does not allow the column to be compared", where, _TRACK_FEWER, code="HW_6110"
+        )
 
 
 _TRACK_FEWER = "track other columns in the client's schema, or name it in `compare`"
 
 
-def _unchanged(column: Column, value: Json) -> tuple[sql.Composable, str | None]:
+def _unchanged(column: TableColumn, value: Json) -> tuple[sql.Composable, str | None]:
     name = named(column.name)
     expression, text = typed(column, value)
     if column.base == Oid.JSON:
@@ -244,7 +246,7 @@ def _unchanged(column: Column, value: Json) -> tuple[sql.Composable, str | None]
     return form.format(name, expression), text
 
 
-def _column(shape: TableShape, name: str) -> Column:
+def _column(shape: TableShape, name: str) -> TableColumn:
     if not is_writable(shape, name):
         raise unknown_column(shape, name)  # as only a conflict function, or the config, can still name one
     return shape.columns[name]
@@ -264,7 +266,7 @@ _JSON_TYPES: Final = frozenset({Oid.JSON, Oid.JSONB})
 Bound = tuple[sql.Composable, str | None]
 
 
-def bind(column: Column, value: Json) -> Bound:
+def bind(column: TableColumn, value: Json) -> Bound:
     """The SQL expression for a value of the column, and its parameter. Raises HW_6111 for text that Postgres can't
     store."""
     if value is None:
@@ -279,13 +281,13 @@ def bind(column: Column, value: Json) -> Bound:
     return PLAIN, text
 
 
-def typed(column: Column, value: Json) -> Bound:
+def typed(column: TableColumn, value: Json) -> Bound:
     """Like `bind`, with a cast to the column's type, for expressions where Postgres can't infer it."""
     expression, text = bind(column, value)
     return sql.SQL("({})::{}").format(expression, type_name(column)), text
 
 
-def type_name(column: Column) -> sql.SQL:
+def type_name(column: TableColumn) -> sql.SQL:
     """The column's type, as the catalog writes it."""
     return sql.SQL(column.type_name.replace("%", "%%"))
 
@@ -303,7 +305,7 @@ def plain_text(value: Json) -> str:
             return write_json(value)
 
 
-def _composed(column: Column, value: Json) -> Bound:
+def _composed(column: TableColumn, value: Json) -> Bound:
     """Bind an array, composite, range or multirange. JSON of the right form is converted; other text is passed on, and
     has to be in Postgres' own notation."""
     held = _parsed(value) if isinstance(value, str) else value
@@ -345,7 +347,7 @@ def _bound(value: Json) -> str:
     return f'"{text}"'
 
 
-def _checked(text: str, column: Column) -> str:
+def _checked(text: str, column: TableColumn) -> str:
     if not sendable(text):
-        raise Refused("a value has a character that Postgres can't hold", column.name, code="HW_6111")
+        raise UploadRefusedError("a value has a character that Postgres can't hold", column.name, code="HW_6111")
     return text

@@ -224,7 +224,7 @@ def entry_part(table: str, object_id: str, keys: StoreKeys, parts: int) -> int:
     return keys.entry(f"{table}\0{object_id}") % parts if parts > 1 else 0
 
 
-class Entry(NamedTuple):
+class BucketEntry(NamedTuple):
     """One bucket that a current row says it is in."""
 
     bucket: int
@@ -232,12 +232,12 @@ class Entry(NamedTuple):
     hash: int
 
 
-def row_entries(table: int, row: CurrentRow, keys: StoreKeys, parts: int) -> Iterator[Entry]:
+def row_entries(table: int, row: CurrentRow, keys: StoreKeys, parts: int) -> Iterator[BucketEntry]:
     """The entries that a row's memberships give. `table` is the id of its table generation."""
     for bucket, digest, kind, object_id in decode_memberships(row.members, row.row_id):
         subkey = row_subkey(row.subkey, table, row.row_id, object_id, keys)
         found = entry_hash(kind, object_id, subkey, put_checksum(digest), keys)
-        yield Entry(bucket, entry_part(kind, object_id, keys, parts), found)
+        yield BucketEntry(bucket, entry_part(kind, object_id, keys, parts), found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
-from headwater_client.errors import ConnectError, Retired
+from headwater_client.errors import ConnectError, RetiredError
 from headwater_client.sync.options import AppCalls
 from headwater_client.transport.http import Credentials
 
@@ -66,10 +66,10 @@ def within_app_call() -> bool:
 
 
 def raise_if_retired() -> None:
-    """Raise `Retired` within a connector's method whose connection was ended."""
+    """Raise `RetiredError` within a connector's method whose connection was ended."""
     retired = _within.get()
     if retired is not None and retired.is_set():
-        raise Retired("the connection of this upload was ended; what waits is for the next one")
+        raise RetiredError("the connection of this upload was ended; what waits is for the next one")
 
 
 async def _call(

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from headwater_client.database.database import CrudTransaction, Database
-from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.errors import ConnectError, ProtocolError, RefusedError, TokenRefusedError, UnreachableError
 from headwater_client.schema import Table
 from headwater_client.storage.uploads import CrudEntry
 from headwater_client.transport.http import Credentials, refusal, trusted
@@ -155,7 +155,7 @@ class UploadConnector:
     def check_refusals(self, database: Database) -> None:
         """Remove from `upload_refusals` what somebody has applied or discarded at the server since.
 
-        Raises `Refused`, `Unreachable`, `ProtocolError`.
+        Raises `RefusedError`, `UnreachableError`, `ProtocolError`.
         """
         known = _kept(database)
         if not known:
@@ -178,7 +178,7 @@ class UploadConnector:
         crud = [{"crud": [as_json(entry) for entry in each.crud]} for each in transactions]
         try:
             text = self._ask("POST", "/upload", {"client_id": client_id, "transactions": crud})
-        except Refused as error:
+        except RefusedError as error:
             if error.status != _TOO_LARGE or len(transactions) == 1:
                 raise
             return self._send(client_id, transactions[: len(transactions) // 2])
@@ -196,22 +196,23 @@ class UploadConnector:
             with httpx.stream(method, url, json=body, headers=headers, timeout=_SECONDS, verify=trusted()) as response:
                 text = _read(response)
         except httpx.HTTPError as error:
-            raise Unreachable(f"{url}: {error or type(error).__name__}") from error
+            raise UnreachableError(f"{url}: {error or type(error).__name__}") from error
         if response.status_code != 200:
             refused = refusal(path, response.status_code, text, response.headers)
-            if isinstance(refused, TokenRefused):
+            if isinstance(refused, TokenRefusedError):
                 self._credentials = None
             raise refused
         return text
 
 
 def _read(response: httpx.Response) -> str:
-    """The answer, whole. Raises `Unreachable` where it drips, and where it is longer than the server's ever are."""
+    """The answer, whole. Raises `UnreachableError` where it drips, and where it is longer than the server's ever
+    are."""
     held, until = bytearray(), time.monotonic() + _SECONDS
     for piece in response.iter_bytes():
         held += piece
         if time.monotonic() > until or len(held) > _LONGEST_ANSWER:
-            raise Unreachable(f"{response.url} answers without end")
+            raise UnreachableError(f"{response.url} answers without end")
     return str(held, "utf-8", "replace")
 
 

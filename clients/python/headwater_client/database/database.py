@@ -18,7 +18,7 @@ import sqlite_utils
 from headwater_client.database.app_calls import app_calls, raise_if_retired, within_app_call
 from headwater_client.database.table import SyncedTable, frame
 from headwater_client.database.watch import QueryWatch, Row, rows
-from headwater_client.errors import ConnectError, FileError, NotSynced
+from headwater_client.errors import ConnectError, FileError, NotSyncedError
 from headwater_client.schema import MARK, Schema
 from headwater_client.storage import layout, streams, uploads
 from headwater_client.storage import store as files
@@ -97,7 +97,7 @@ class Database(sqlite_utils.Database):
     thread: each has a connection of its own, and a write waits for that of another. Without a schema, the tables are
     those that the file has. With `key` the file is encrypted, which needs SQLCipher.
 
-    Raises `SchemaError`, `FileError`, `MissingExtra`.
+    Raises `SchemaError`, `FileError`, `MissingExtraError`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Database(sqlite_utils.Database):
         return rows(self.conn, sql, args)
 
     def to_df(self, sql: str, args: Sequence[Any] = ()) -> pandas.DataFrame:
-        """The rows of a query as a pandas frame. Raises `MissingExtra` without pandas."""
+        """The rows of a query as a pandas frame. Raises `MissingExtraError` without pandas."""
         return frame(self.rows(sql, args))
 
     def watch(self, sql: str, args: Sequence[Any] = (), *, throttle: float = 0.03) -> Iterator[list[Row]]:
@@ -217,7 +217,7 @@ class Database(sqlite_utils.Database):
     def connect(self, connector: Connector, options: ConnectOptions | None = None) -> None:
         """Sync until `disconnect`, in the background; what comes of it is in `status`.
 
-        Raises `ConnectError`, `MissingExtra`.
+        Raises `ConnectError`, `MissingExtraError`.
         """
         self._connect(connector, options or ConnectOptions(), None)
 
@@ -313,7 +313,8 @@ class Database(sqlite_utils.Database):
         return self._board.listen(listener)
 
     def wait_for_status(self, condition: Callable[[SyncStatus], bool], timeout: float | None = None) -> None:
-        """Wait until the status is so. Raises `NotSynced` after `timeout` seconds, `ConnectError` once it is closed."""
+        """Wait until the status is so. Raises `NotSyncedError` after `timeout` seconds, `ConnectError` once it is
+        closed."""
         if not self._board.wait(lambda status: condition(status) or self.closed, timeout):
             raise self._not_within(timeout)
         self._raise_if_closed(condition)
@@ -338,16 +339,17 @@ class Database(sqlite_utils.Database):
             await changed.wait()
             changed.clear()
 
-    def _not_within(self, timeout: float | None) -> NotSynced:
+    def _not_within(self, timeout: float | None) -> NotSyncedError:
         error = self.status.download_error or self.status.upload_error
-        return NotSynced(f"not within {timeout} s; the last error was: {error}")
+        return NotSyncedError(f"not within {timeout} s; the last error was: {error}")
 
     def _raise_if_closed(self, condition: Callable[[SyncStatus], bool]) -> None:
         if self.closed and not condition(self.status):
             raise ConnectError(f"{self.path} is closed")
 
     def wait_for_first_sync(self, timeout: float | None = None, *, priority: int | None = None) -> None:
-        """Wait until a whole checkpoint shows, or all up to a priority. Raises `NotSynced` after `timeout` seconds."""
+        """Wait until a whole checkpoint shows, or all up to a priority. Raises `NotSyncedError` after `timeout`
+        seconds."""
         self.wait_for_status(_synced(priority), timeout)
 
     async def wait_for_first_sync_async(self, timeout: float | None = None, *, priority: int | None = None) -> None:
@@ -363,7 +365,7 @@ class Database(sqlite_utils.Database):
     def crud_transactions(self) -> Iterator[CrudTransaction]:
         """The local transactions that wait. Completing one completes all before it.
 
-        Raises `Retired` in an upload whose connection was ended: what is written from then on is for the next.
+        Raises `RetiredError` in an upload whose connection was ended: what is written from then on is for the next.
         """
         after = 0
         while entries := uploads.next_transaction(self.conn, after):
@@ -372,7 +374,7 @@ class Database(sqlite_utils.Database):
             yield CrudTransaction(entries, self._complete)
 
     def get_crud_batch(self, limit: int = 100) -> CrudBatch | None:
-        """The first writes that wait, which may end in the middle of a transaction. Raises `Retired` as above."""
+        """The first writes that wait, which may end in the middle of a transaction. Raises `RetiredError` as above."""
         entries = uploads.next_batch(self.conn, limit)
         raise_if_retired()
         return CrudBatch(entries, self._complete) if entries else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import sqlite_utils.db
 
-from headwater_client.errors import MissingExtra, SchemaError
+from headwater_client.errors import MissingExtraError, SchemaError
 
 if TYPE_CHECKING:
     import pandas
@@ -95,7 +95,7 @@ class SyncedTable(sqlite_utils.db.Table):
         return self
 
     def to_df(self, where: str | None = None, where_args: Sequence[Any] | None = None) -> pandas.DataFrame:
-        """The rows as a pandas frame. Raises `MissingExtra` without pandas."""
+        """The rows as a pandas frame. Raises `MissingExtraError` without pandas."""
         return frame(self.rows_where(where, where_args), [column.name for column in self.columns])
 
     def _write(self, row: Mapping[str, Any], *, replace: bool, ignore: bool, upsert: bool) -> None:
@@ -121,11 +121,11 @@ class SyncedTable(sqlite_utils.db.Table):
 
 
 def frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Rows as a pandas frame. Raises `MissingExtra` without pandas."""
+    """Rows as a pandas frame. Raises `MissingExtraError` without pandas."""
     try:
         import pandas
     except ImportError:
-        raise MissingExtra("a frame", "pandas") from None
+        raise MissingExtraError("a frame", "pandas") from None
     return pandas.DataFrame(list(rows), columns=columns)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from headwater_client.errors import MissingExtra, ProtocolError
+from headwater_client.errors import MissingExtraError, ProtocolError
 
 DEFAULT_PRIORITY = 3
 
@@ -249,5 +249,5 @@ def _bson() -> Any:
     try:
         import bson
     except ImportError:
-        raise MissingExtra("a BSON stream", "bson") from None
+        raise MissingExtraError("a BSON stream", "bson") from None
     return bson

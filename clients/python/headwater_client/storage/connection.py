@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from headwater_client.errors import ConnectError, FileError, MissingExtra, Retired
+from headwater_client.errors import ConnectError, FileError, MissingExtraError, RetiredError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -225,7 +225,7 @@ def open_connection(
 ) -> sqlite3.Connection:
     """A connection to `path`, to be used by one thread at a time; `committed` is notified of its commits.
 
-    With `key` the file is encrypted by SQLCipher. Raises `FileError`, `MissingExtra`.
+    With `key` the file is encrypted by SQLCipher. Raises `FileError`, `MissingExtraError`.
     """
     driver, factory = (sqlite3, _PLAIN) if key is None else _encrypted()
     if driver.sqlite_version_info < OLDEST_SQLITE:
@@ -329,7 +329,7 @@ def _encrypted() -> tuple[ModuleType, type[sqlite3.Connection]]:
     try:
         from sqlcipher3 import dbapi2  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
-        raise MissingExtra("an encrypted file", "sqlcipher") from None
+        raise MissingExtraError("an encrypted file", "sqlcipher") from None
     return dbapi2, _tracked(dbapi2)
 
 
@@ -343,8 +343,8 @@ _LOOK_SECONDS: Final = 0.2
 
 @contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A transaction that is committed at the end of the block, and undone where an error leaves it. Raises `Retired`
-    when the connection is retired while it waits for another transaction."""
+    """A transaction that is committed at the end of the block, and undone where an error leaves it. Raises
+    `RetiredError` when the connection is retired while it waits for another transaction."""
     retired = cast("_Tracking", connection).retired
     if retired is None:
         connection.execute("BEGIN IMMEDIATE")
@@ -366,7 +366,7 @@ def _begin(connection: sqlite3.Connection, retired: threading.Event) -> None:
     try:
         while not _begun(connection, last=time.monotonic() > until):
             if retired.is_set():
-                raise Retired("sync was ended while it waited to write")
+                raise RetiredError("sync was ended while it waited to write")
     finally:
         _set_busy(connection, BUSY_SECONDS)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headwater_client.errors import Retired
+from headwater_client.errors import RetiredError
 from headwater_client.protocol.lines import Data
 from headwater_client.protocol.session import (
     BeginCheckpoint,
@@ -50,7 +50,7 @@ class Synced:
 class DeviceStore:
     """One writer of one file. `raw` are the tables that the app keeps itself.
 
-    Once `retired` is set it stores nothing any more: `begin`, `save` and `finish` raise `Retired`, also half-way.
+    Once `retired` is set it stores nothing any more: `begin`, `save` and `finish` raise `RetiredError`, also half-way.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DeviceStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        ended = Retired("sync was ended; this comes again with the next connection")
+        ended = RetiredError("sync was ended; this comes again with the next connection")
         try:
             with writing(self.connection):
                 # Asked within the transaction: while it waited for its turn the file may have been cleared

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from headwater_client.errors import ChecksumMismatch, TokenRefused
+from headwater_client.errors import ChecksumMismatchError, TokenRefusedError
 from headwater_client.protocol.lines import Data
 from headwater_client.protocol.session import (
     BeginCheckpoint,
@@ -101,7 +101,7 @@ class Downloader:
             async with self._http.stream(credentials, self._request().body()) as stream:
                 self._setup.board.update(connected=True, connecting=False)
                 return await self._follow(stream)
-        except TokenRefused:
+        except TokenRefusedError:
             self._tokens.invalidate(self._used)
             raise
         finally:
@@ -201,7 +201,7 @@ class Downloader:
         applied = self._store.finish(what, time.time())
         for instruction in self._session.finished(what, applied.outcome):
             if isinstance(instruction, Close):
-                raise ChecksumMismatch(applied.mismatched)
+                raise ChecksumMismatchError(applied.mismatched)
         connection = self._store.connection
         if applied.outcome is FinishOutcome.APPLIED:
             self._setup.show()

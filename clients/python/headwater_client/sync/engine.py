@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from headwater_client.errors import ClientError, Retired, SyncedElsewhere, TokenRefused, Unreachable
+from headwater_client.errors import ClientError, RetiredError, SyncedElsewhereError, TokenRefusedError, UnreachableError
 from headwater_client.storage import streams
 from headwater_client.storage.connection import Turn
 from headwater_client.storage.store import DeviceStore
@@ -23,7 +23,7 @@ from headwater_client.transport.websocket import Websocket
 _log = logging.getLogger("headwater_client")
 
 _EXPECTED = (ClientError,)
-_BROKEN_OFF = (Unreachable, TokenRefused)
+_BROKEN_OFF = (UnreachableError, TokenRefusedError)
 """What the next stream may mend. All else, as nonsense or a full disk, comes again: the server is asked less and less
 often, since each time much may be downloaded for nothing."""
 
@@ -108,7 +108,7 @@ class SyncThread:
         """Sync until that is to end, or until it fails, as where the disk is full."""
         try:
             await self._open_and_work()
-        except Retired:
+        except RetiredError:
             self._ready.set()
         except Exception as error:  # noqa: BLE001 - there may be room later
             self._ready.set()  # before the app hears of it, since who connects holds a lock until then
@@ -132,7 +132,7 @@ class SyncThread:
             if not waited:
                 self._ready.set()
                 text = f"{self._setup.path} is synced by another process or another Database here: waiting for it"
-                self._setup.board.update(connecting=False, download_error=SyncedElsewhere(text))
+                self._setup.board.update(connecting=False, download_error=SyncedElsewhereError(text))
             waited = True
             await happens(self._stopping, _TURN_SECONDS)
         if waited:
@@ -160,7 +160,7 @@ class SyncThread:
             self._setup.board.update(connecting=not self._setup.board.status.connected)
             try:
                 at_once = await download.run()
-            except Retired:
+            except RetiredError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever it was, a device goes on trying, and says so
                 _log.warning("sync failed, trying again: %s", error, exc_info=not isinstance(error, _EXPECTED))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from headwater_client.errors import ConnectError, TokenRefused
+from headwater_client.errors import ConnectError, TokenRefusedError
 from headwater_client.protocol.lines import accepted
 from headwater_client.protocol.session import FETCH_AHEAD, json_text
 from headwater_client.storage.store import DeviceStore
@@ -47,7 +47,7 @@ class ConnectOptions:
     bson: bool = False
 
     def check(self) -> None:
-        """Raise `ConnectError` for what means nothing, and `MissingExtra` for what is not installed."""
+        """Raise `ConnectError` for what means nothing, and `MissingExtraError` for what is not installed."""
         if self.transport not in get_args(TransportKind):
             raise ConnectError(
                 f"there is no transport {self.transport!r}: use one of {', '.join(get_args(TransportKind))}"
@@ -110,12 +110,12 @@ class Tokens:
         credentials = await self.get()
         try:
             return await call(credentials)
-        except TokenRefused:
+        except TokenRefusedError:
             self.invalidate(credentials)
         others = await self.get()
         try:
             return await call(others)
-        except TokenRefused:
+        except TokenRefusedError:
             self.invalidate(others)
             raise
 

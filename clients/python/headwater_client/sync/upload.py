@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from headwater_client.errors import ProtocolError, Retired, TokenRefused, UploadStuck
+from headwater_client.errors import ProtocolError, RetiredError, TokenRefusedError, UploadStuckError
 from headwater_client.storage import uploads
 from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import SyncSetup, Tokens
@@ -52,11 +52,11 @@ class Uploader:
                     self._confirmed()
                     self._setup.board.update(upload_error=None)
                 backoff.succeeded()
-            except Retired:
+            except RetiredError:
                 return
             except Exception as error:  # noqa: BLE001 - the app's own code may raise anything, and is tried again
                 _log.warning("upload failed, trying again: %s", error)
-                if isinstance(error, TokenRefused):
+                if isinstance(error, TokenRefusedError):
                     self._tokens.invalidate(used)
                 self._setup.board.update(upload_error=error, uploading=False)
                 self._hurried.clear()
@@ -87,7 +87,7 @@ class Uploader:
         last: int | None = None
         while (first := uploads.first_waiting(connection)) is not None:
             if first == last:
-                raise UploadStuck(
+                raise UploadStuckError(
                     f"upload_data left the write {first} at the head of the queue: call complete() on what it uploaded"
                 )
             self._setup.board.update(uploading=True)

@@ -14,7 +14,7 @@ from typing import Final
 
 import httpx
 
-from headwater_client.errors import ConnectError, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.errors import ConnectError, ProtocolError, RefusedError, TokenRefusedError, UnreachableError
 from headwater_client.protocol.lines import Framing, accepted, framing_of
 from headwater_client.protocol.session import op_number
 from headwater_client.timeouts import within
@@ -53,9 +53,9 @@ def authorization(credentials: Credentials) -> str:
     return f"Token {credentials.token}"
 
 
-def refusal(path: str, status: int, text: str, headers: Mapping[str, str]) -> Refused:
+def refusal(path: str, status: int, text: str, headers: Mapping[str, str]) -> RefusedError:
     """The error for an answer other than 200."""
-    kind = TokenRefused if status == 401 else Refused
+    kind = TokenRefusedError if status == 401 else RefusedError
     wait = headers.get("retry-after", "").strip()
     # It may also be a date, which a device could only compare with a clock that may be wrong
     return kind(path, status, text, float(wait) if wait.isascii() and wait.isdecimal() else None)
@@ -89,7 +89,7 @@ class Http:
 
     @asynccontextmanager
     async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[ServerStream]:
-        """A sync stream. Raises `TokenRefused`, `Refused`, `Unreachable`, also while the block reads."""
+        """A sync stream. Raises `TokenRefusedError`, `RefusedError`, `UnreachableError`, also while the block reads."""
         headers = {**_authorized(credentials), "content-type": "application/json", "accept": self._accept}
         url = url_of(credentials, STREAM)
         try:
@@ -98,7 +98,7 @@ class Http:
                     raise refusal(STREAM, response.status_code, await _text(response), response.headers)
                 yield ServerStream(response.aiter_bytes(), framing_of(response.headers.get("content-type", "")))
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
-            raise Unreachable(f"{url}: {_told(error)}") from error
+            raise UnreachableError(f"{url}: {_told(error)}") from error
 
     async def write_checkpoint(self, credentials: Credentials, client_id: str) -> int:
         """A new write checkpoint: a checkpoint that has it also has all that was written before this call."""
@@ -127,7 +127,7 @@ class Http:
             async with asked as response:
                 text = await _text(response)
         except (httpx.HTTPError, asyncio.TimeoutError) as error:
-            raise Unreachable(f"{url}: {_told(error)}") from error
+            raise UnreachableError(f"{url}: {_told(error)}") from error
         if response.status_code != 200:
             raise refusal(path, response.status_code, text, response.headers)
         return text

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater_client.errors import MissingExtra, ProtocolError, Refused, TokenRefused, Unreachable
+from headwater_client.errors import MissingExtraError, ProtocolError, RefusedError, TokenRefusedError, UnreachableError
 from headwater_client.protocol import rsocket
 from headwater_client.protocol.lines import LONGEST, BsonDocuments
 from headwater_client.timeouts import within
@@ -39,7 +39,7 @@ _NOT_THE_TOKEN: Final = re.compile(r"\b(PSYNC_(?!S21)|HW_)\w+")
 
 
 class Websocket(Http):
-    """As `Http`, but each sync stream has a websocket of its own. Raises `MissingExtra`."""
+    """As `Http`, but each sync stream has a websocket of its own. Raises `MissingExtraError`."""
 
     def __init__(self, user_agent: str, *, bson: bool = False) -> None:
         super().__init__(user_agent, bson=bson)
@@ -65,7 +65,7 @@ class Websocket(Http):
             text = str(answer.body or b"", "utf-8", "replace")
             raise refusal(STREAM, answer.status_code, f"no websocket; {text}", answer.headers) from error
         except (websockets.WebSocketException, OSError, asyncio.TimeoutError) as error:
-            raise Unreachable(f"{url}: {error or type(error).__name__}") from error
+            raise UnreachableError(f"{url}: {error or type(error).__name__}") from error
 
     @asynccontextmanager
     async def _connected(self, url: str) -> AsyncIterator[ClientConnection]:
@@ -115,7 +115,7 @@ async def _pieces(socket: Any, url: str) -> AsyncIterator[bytes]:
 
 
 async def _messages(socket: Any, url: str) -> AsyncIterator[bytes | str]:
-    """What comes, with signs of life from us in between. Raises `Unreachable` where not a byte comes back."""
+    """What comes, with signs of life from us in between. Raises `UnreachableError` where not a byte comes back."""
     due, unanswered, heard = time.monotonic() + KEEPALIVE_SECONDS, 0, socket.heard
     while unanswered <= _PATIENCE:
         left = due - time.monotonic()
@@ -130,7 +130,7 @@ async def _messages(socket: Any, url: str) -> AsyncIterator[bytes | str]:
                 heard = socket.heard
         await _send(socket, rsocket.keepalive())
         due = time.monotonic() + KEEPALIVE_SECONDS
-    raise Unreachable(f"{url}: the server has been silent for too long")
+    raise UnreachableError(f"{url}: the server has been silent for too long")
 
 
 async def _send(socket: ClientConnection, frame: bytes) -> None:
@@ -141,18 +141,18 @@ async def _send(socket: ClientConnection, frame: bytes) -> None:
         await within(CONNECT_SECONDS, socket.send(frame))
 
 
-def _failure(text: str) -> Refused:
+def _failure(text: str) -> RefusedError:
     """What an error frame means. One without a code may come from a proxy that wants another token, too."""
-    kind = Refused if _NOT_THE_TOKEN.search(text) else TokenRefused
+    kind = RefusedError if _NOT_THE_TOKEN.search(text) else TokenRefusedError
     return kind(STREAM, None, text)
 
 
 def connector() -> Any:
-    """What opens a websocket, which counts in `heard` how often bytes came. Raises `MissingExtra`."""
+    """What opens a websocket, which counts in `heard` how often bytes came. Raises `MissingExtraError`."""
     try:
         from websockets.asyncio.client import ClientConnection, connect
     except ImportError:
-        raise MissingExtra("a stream over a websocket", "websocket") from None
+        raise MissingExtraError("a stream over a websocket", "websocket") from None
     BsonDocuments()
 
     class CountingConnection(ClientConnection):
