@@ -67,14 +67,12 @@ class ReplicationStream:
         self, settings: SourceSettings, slot: str, start: Lsn, publications: Sequence[str], patience: float = 1.0
     ) -> None:
         self._settings = settings
-        self._where = settings.address
         self._conn = replication_connection(settings, slot)  # a name that synchronous_standby_names can hold
         self._position = start
         self._flushed = start
         self._asked = False
         self._reported_at = self._heard_at = time.monotonic()
         self._silence = settings.silence_seconds * patience
-        self._piece = settings.piece_bytes
         self._waiting_since: float | None = None
         self._largest = 0  # of the messages so far, in bytes
         self._opened_at = time.monotonic()
@@ -112,8 +110,8 @@ class ReplicationStream:
         when the server does not answer for too long; SlotLostError or SlotBusyError when it ends the stream.
         """
         payloads: list[Payload] = []
-        room = self._drain(payloads, self._piece)
-        if room == self._piece:
+        room = self._drain(payloads, self._settings.piece_bytes)
+        if room == self._settings.piece_bytes:
             if more_expected and not self._readable(0):
                 time.sleep(_NAP)
             if self._readable(wait):
@@ -124,7 +122,8 @@ class ReplicationStream:
         while len(payloads) < BATCH and room > 0 and self._readable(0):
             self._consume()
             room = self._drain(payloads, room)
-        return Received(payloads, self._piece - room, self._position, idle=len(payloads) < BATCH and room > 0)
+        idle = len(payloads) < BATCH and room > 0
+        return Received(payloads, self._settings.piece_bytes - room, self._position, idle=idle)
 
     def report(self, flushed: Lsn, *, force: bool = False) -> None:
         """Report the position up to which the store has everything, if it is new, if the server asks, or every ten
@@ -154,7 +153,7 @@ class ReplicationStream:
             return
         if trouble:
             what = f"the source did not answer for {self._silence:.0f} s, and {trouble}"
-            raise SilentError(what, self._where, "check the network to it; it is tried again")
+            raise SilentError(what, self._settings.address, "check the network to it; it is tried again")
         self._waiting_since = None  # ask again
         if not self._told:
             self._told = True
@@ -187,7 +186,8 @@ class ReplicationStream:
         try:
             self._conn.consume_input()
         except Exception as error:
-            raise StreamError("the connection to the source broke", self._where, "it is tried again") from error
+            what = "the connection to the source broke"
+            raise StreamError(what, self._settings.address, "it is tried again") from error
 
     def _drain(self, payloads: list[Payload], room: int) -> int:
         """Take the messages that libpq has, up to `room` bytes. Returns the room that is left."""
@@ -217,19 +217,20 @@ class ReplicationStream:
     def _ended(self) -> HeadwaterError:
         result = self._conn.get_result()
         if result is None:
-            return StreamError("the stream broke: the server ended it", self._where, "it is tried again")
+            return StreamError("the stream broke: the server ended it", self._settings.address, "it is tried again")
         return self._error(result)
 
     def _error(self, result: pq.abc.PGresult) -> HeadwaterError:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
         text = said.decode(errors="replace").strip().splitlines()
+        where = self._settings.address
         first = text[0] if text else "the connection was closed"
         if state in _LOST:
-            return SlotLostError(f"the slot can't be continued: {first}", self._where, "a new slot is created")
+            return SlotLostError(f"the slot can't be continued: {first}", where, "a new slot is created")
         if state == _BUSY:
-            return SlotBusyError(f"another session reads the slot: {first}", self._where, "it is tried again")
-        return StreamError(f"the stream broke: {first}", self._where, "it is tried again")
+            return SlotBusyError(f"another session reads the slot: {first}", where, "it is tried again")
+        return StreamError(f"the stream broke: {first}", where, "it is tried again")
 
 
 def _is_ours(data: memoryview) -> bool:
