@@ -250,7 +250,7 @@ def test_histories_are_compacted_in_the_end(
     engine.meanwhile = served(deployment)
     compaction = Compactor(
         deployment.address,
-        "test:upkeep",
+        "test:compaction",
         schedule=Schedule(interval=0.05, min_age=0.0),
         run_shares=SparkCompaction(engine),
     )

@@ -116,7 +116,7 @@ def test_history_beyond_what_is_settled_is_left_alone(world: World) -> None:
     world.assert_whole({})
 
 
-def test_upkeep_is_no_replicator(world: World) -> None:
+def test_compaction_is_no_replicator(world: World) -> None:
     world.hand.store.release(world.hand.lease)
     world.compaction.acquire("here:1", 30.0)
     assert not world.reader.replicator_alive()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 
-LEASE = "upkeep"
+LEASE = "compaction"
 """Name of the lease for rewriting history. No replicator holds it; code that edits ops in place needs it too."""
 
 

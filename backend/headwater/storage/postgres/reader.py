@@ -17,7 +17,7 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.compaction import LEASE as UPKEEP
+from headwater.storage.contract.compaction import LEASE as COMPACTION
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -197,7 +197,7 @@ class PostgresReader(SqlReader):
 
     def replicator_alive(self) -> bool:
         with self._reading() as db:
-            names = db.rows("select name from leases where name <> ?", UPKEEP)
+            names = db.rows("select name from leases where name <> ?", COMPACTION)
             return any(self._status(db, name).runs for (name,) in names)
 
     def _status(self, db: Cursor, tag: str) -> ReplicatorStatus:
