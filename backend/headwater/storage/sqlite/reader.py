@@ -12,7 +12,7 @@ import apsw
 
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import LEASE as UPKEEP
+from headwater.storage.contract.compaction import LEASE as COMPACTION
 from headwater.storage.contract.reader import (
     BucketMarks,
     BucketTotal,
@@ -165,7 +165,7 @@ class SqliteReader(SqlReader):
 
     def replicator_alive(self) -> bool:
         db = SqliteCursor(self._db())
-        rows = db.rows(f"select name, expires_at > {db.dialect.clock} from leases where name <> ?", UPKEEP)
+        rows = db.rows(f"select name, expires_at > {db.dialect.clock} from leases where name <> ?", COMPACTION)
         return any(held or self._status(db, name).runs for name, held in rows)
 
     def _status(self, db: Cursor, tag: str) -> ReplicatorStatus:
