@@ -37,7 +37,7 @@ _HEALTH = ReplicatorHealth(
 class _Noting(MemoryStore):
     """A store in which a replicator tells how it stands."""
 
-    def heard(self, tag: str) -> ReplicatorStatus:
+    def replicator_status(self, tag: str) -> ReplicatorStatus:
         return ReplicatorStatus(to_json(_HEALTH), 0.0, runs=True)
 
 
