@@ -56,7 +56,7 @@ all-spark:
 
 all-storage:
 	HEADWATER_TEST_STORAGE=postgres $(PYTEST) $(addprefix tests/integration/test_,$(addsuffix .py,\
-		replication versions resync schema_changes publications partitions table_moves type_changes poison)) $(ARGS)
+		replication versions resync schema_changes publications partitions poison)) $(ARGS)
 
 $(addprefix all-postgres-,$(POSTGRES)): all-postgres-%:
 	HEADWATER_TEST_POSTGRES=$* $(PYTEST) tests/integration tests/contract $(ARGS)

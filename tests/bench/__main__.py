@@ -27,7 +27,7 @@ from tests.bench import (
     start,
     storage,
 )
-from tests.bench.world import STORE, cores
+from tests.bench.service import STORE, cores
 
 _QUICK = ("rules", "decode", "live", "latency", "download")
 _QUICK_SCALE = 0.1

@@ -12,15 +12,12 @@ import psutil
 
 from tests.bench import report
 from tests.bench.latency import read_until
-from tests.bench.world import Endpoint, Meter, World, world
+from tests.bench.service import BenchService, Endpoint, Meter, bench_service
+from tests.support.sync_configs import auto_streams
 
-STREAMS = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM items WHERE list IN (SELECT list FROM members WHERE member = auth.user_id())
-"""
+STREAMS = auto_streams(
+    items="SELECT * FROM items WHERE list IN (SELECT list FROM members WHERE member = auth.user_id())"
+)
 
 TABLES = """
 create table items (id text primary key, list text not null, title text not null);
@@ -46,47 +43,47 @@ class _Arrival:
 def run(most: int) -> None:
     counts = [count for count in (1, 100, 1_000, 10_000) if count < most] + [most]
     limits = {"max_buckets_per_connection": most + TIMES, "max_parameter_query_results": most + TIMES}
-    with world(fsync="off") as place:
-        place.execute(
+    with bench_service(fsync="off") as service:
+        service.execute(
             TABLES,
             "insert into items select l || '-' || i, 'l' || l, 'title of some length ' || l"
             f" from generate_series(1, {most + TIMES}) l, generate_series(1, 2) i",
             *(f"insert into members select 'l' || l, 'm{n}' from generate_series(1, {n}) l" for n in counts),
         )
-        place.serve(STREAMS)
-        place.wait_ready()
+        service.serve(STREAMS)
+        service.wait_ready()
         for count in counts:
-            with place.endpoint(api={"parameters": limits}) as endpoint:
+            with service.endpoint(api={"parameters": limits}) as endpoint:
                 report.heading(f"connect with {count:,} buckets of 2 rows, the middle of {TIMES} times")
-                _connects(place, endpoint, count)
+                _connects(service, endpoint, count)
                 report.heading(f"changes for a device with {count:,} buckets, the middle of {TIMES} times")
-                _changes(place, endpoint, count)
-                _memory(place, endpoint, count)
+                _changes(service, endpoint, count)
+                _memory(service, endpoint, count)
 
 
-def _connects(place: World, endpoint: Endpoint, count: int) -> None:
-    _receive(place, endpoint, count)  # the first one compiles the rules
+def _connects(service: BenchService, endpoint: Endpoint, count: int) -> None:
+    _receive(service, endpoint, count)  # the first one compiles the rules
     with Meter(endpoint.pid).measure() as usage:
-        arrivals = [_receive(place, endpoint, count) for _ in range(TIMES)]
+        arrivals = [_receive(service, endpoint, count) for _ in range(TIMES)]
     for name, seconds in (("first line", [a.line for a in arrivals]), ("complete", [a.complete for a in arrivals])):
         report.line(f"until {name}", report.percentile(seconds, 0.5) * 1000, "ms", "budget", BUDGETS.get((name, count)))
     report.line("  CPU seconds per thousand buckets", usage.cpu / TIMES / count * 1000, "CPU-s")
 
 
-def _changes(place: World, endpoint: Endpoint, count: int) -> None:
+def _changes(service: BenchService, endpoint: Endpoint, count: int) -> None:
     """A row in one bucket, and a bucket more, for which all are looked up again."""
     kinds = {
         "commit to line, a row": "update items set title = title || '!' where id = '1-1'",
         "commit to line, a bucket": f"insert into members select 'l' || max(substr(list, 2)::int) + 1, 'm{count}'"
         f" from members where member = 'm{count}'",
     }
-    with contextlib.closing(place.stream(f"m{count}", port=endpoint.port)) as stream:
+    with contextlib.closing(service.stream(f"m{count}", port=endpoint.port)) as stream:
         read_until(stream, b"checkpoint_complete")
         for name, statement in kinds.items():
             taken = []
             with Meter(endpoint.pid).measure() as usage:
                 for _ in range(TIMES):
-                    place.execute(statement)
+                    service.execute(statement)
                     committed = time.perf_counter()
                     read_until(stream, b"checkpoint_complete")
                     taken.append(time.perf_counter() - committed)
@@ -94,20 +91,20 @@ def _changes(place: World, endpoint: Endpoint, count: int) -> None:
             report.line("  CPU milliseconds", usage.cpu / TIMES * 1000, "CPU-ms")
 
 
-def _memory(place: World, endpoint: Endpoint, count: int) -> None:
+def _memory(service: BenchService, endpoint: Endpoint, count: int) -> None:
     process = psutil.Process(endpoint.pid)
     with contextlib.ExitStack() as stack:
         before = process.memory_info().rss
         for _ in range(STREAMS_HELD):
-            stream = stack.enter_context(contextlib.closing(place.stream(f"m{count}", port=endpoint.port)))
+            stream = stack.enter_context(contextlib.closing(service.stream(f"m{count}", port=endpoint.port)))
             read_until(stream, b"checkpoint_complete")
         held = (process.memory_info().rss - before) / STREAMS_HELD
         report.line("memory of an idle stream", held / 1000, "KB")
         report.line("  of each of its buckets", held / count, "B")
 
 
-def _receive(place: World, endpoint: Endpoint, count: int) -> _Arrival:
-    stream = place.stream(f"m{count}", port=endpoint.port)
+def _receive(service: BenchService, endpoint: Endpoint, count: int) -> _Arrival:
+    stream = service.stream(f"m{count}", port=endpoint.port)
     started = time.perf_counter()
     line = None
     received, seen = bytearray(), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.bench import data, report
-from tests.bench.world import Meter, world
+from tests.bench.service import Meter, bench_service
 
 TABLES = (1, 50, 500)
 _ROWS_A_TABLE = 20
@@ -25,16 +25,16 @@ def run(sizes: list[int], tables: tuple[int, ...] = TABLES) -> None:
 
 
 def _measure(name: str, filled: list[str], streams: str, late: str) -> None:
-    with world() as place:
-        place.execute(*filled)
-        place.serve(streams)
-        assert place.process is not None
-        with Meter(place.process.pid).measure() as usage:
-            place.wait_ready()
-        place.caught_up()
+    with bench_service() as service:
+        service.execute(*filled)
+        service.serve(streams)
+        assert service.process is not None
+        with Meter(service.process.pid).measure() as usage:
+            service.wait_ready()
+        service.caught_up()
         began = time.perf_counter()
-        place.execute(late)
-        place.caught_up()
+        service.execute(late)
+        service.caught_up()
         report.line(name, usage.seconds, "s", "a row that is written afterwards", time.perf_counter() - began)
         report.line("  CPU time, with that of Spark's start", usage.cpu, "CPU-s")
         report.line("  peak memory, all processes", usage.peak / 1e6, "MB")

@@ -9,24 +9,24 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings
 from headwater.source.stream import ReplicationStream
 from tests.bench import data, report
-from tests.bench.world import World, world
+from tests.bench.service import BenchService, bench_service
 
 BEST_OF = 3
 
 
 def run(rows: int) -> None:
     """Inserts, then updates of the same rows."""
-    with world() as place:
-        place.execute(data.TABLE, "create publication headwater for table items")
-        place.execute("select pg_create_logical_replication_slot('bare', 'pgoutput')")
-        _shape(place, f"decode {rows:,} inserted rows", rows, data.insert(rows))
-        _shape(place, f"decode {rows:,} updated rows", rows, "update items set n = n + 1")
+    with bench_service() as service:
+        service.execute(data.TABLE, "create publication headwater for table items")
+        service.execute("select pg_create_logical_replication_slot('bare', 'pgoutput')")
+        _shape(service, f"decode {rows:,} inserted rows", rows, data.insert(rows))
+        _shape(service, f"decode {rows:,} updated rows", rows, "update items set n = n + 1")
 
 
-def _shape(place: World, name: str, rows: int, write: str) -> None:
+def _shape(service: BenchService, name: str, rows: int, write: str) -> None:
     report.heading(name)
-    place.execute(write)
-    payloads, drained = _drain(place)
+    service.execute(write)
+    payloads, drained = _drain(service)
     taken = []
     for _ in range(BEST_OF):
         started = time.process_time()
@@ -36,10 +36,10 @@ def _shape(place: World, name: str, rows: int, write: str) -> None:
     report.line("decoded", rows / min(taken), "rows/s", "drained", rows / drained)
 
 
-def _drain(place: World) -> tuple[list[Payload], float]:
-    end = parse_lsn(place.fetch("select pg_current_wal_lsn()::text"))
+def _drain(service: BenchService) -> tuple[list[Payload], float]:
+    end = parse_lsn(service.fetch("select pg_current_wal_lsn()::text"))
     settings = SourceSettings(
-        host="127.0.0.1", port=place.postgres.port, database="bench", user="postgres", sslmode="disable"
+        host="127.0.0.1", port=service.postgres.port, database="bench", user="postgres", sslmode="disable"
     )
     payloads: list[Payload] = []
     started = time.perf_counter()

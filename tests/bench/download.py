@@ -18,24 +18,25 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from tests.bench import data, report
-from tests.bench.world import Meter, World, free_port, world
+from tests.bench.service import BenchService, Meter, bench_service
+from tests.support.fix_service import free_port
 
 
 def run(ops: int) -> None:
-    with world(fsync="off") as place:
-        place.execute(data.TABLE, data.insert(ops, owners=1), "create publication headwater for table items")
-        place.serve(data.STREAMS)
-        place.wait_ready()
+    with bench_service(fsync="off") as service:
+        service.execute(data.TABLE, data.insert(ops, owners=1), "create publication headwater for table items")
+        service.serve(data.STREAMS)
+        service.wait_ready()
         for encoding in DECODERS:
             report.heading(f"download, one client, {ops:,} ops of one bucket, {encoding}")
             for name in ("first", "again"):
-                _measure(place, ops, encoding, name)
+                _measure(service, ops, encoding, name)
 
 
-def _measure(place: World, ops: int, encoding: str, name: str) -> None:
-    assert place.process is not None
-    stream = place.stream("u0", encoding)
-    with Meter(place.process.pid).measure() as usage:
+def _measure(service: BenchService, ops: int, encoding: str, name: str) -> None:
+    assert service.process is not None
+    stream = service.stream("u0", encoding)
+    with Meter(service.process.pid).measure() as usage:
         size = _receive(stream, DECODERS[encoding]())
     yardstick = _over_http(size)
     report.line(f"{name}: until complete", ops / usage.seconds, "ops/s", "file over HTTP", ops / yardstick)

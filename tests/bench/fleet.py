@@ -11,7 +11,8 @@ import psutil
 
 from tests.bench import data, report
 from tests.bench.load import NOTICES, STREAMS
-from tests.bench.world import Meter, World, world
+from tests.bench.service import BenchService, Meter, bench_service
+from tests.support.fix_service import token_for
 from tests.support.many_devices import ManyDevices
 
 DEVICES: Final = 50
@@ -22,20 +23,20 @@ _TRANSPORTS: Final[tuple[Literal["http", "websocket"], ...]] = ("http", "websock
 
 def run(rows: int) -> None:
     """So many rows for each of the devices."""
-    with world(fsync="off") as place:
-        place.execute(data.TABLE, NOTICES, data.insert(rows * DEVICES, owners=DEVICES))
-        place.execute("create publication headwater for table items, notices")
-        place.serve(STREAMS)
-        place.wait_ready()
+    with bench_service(fsync="off") as service:
+        service.execute(data.TABLE, NOTICES, data.insert(rows * DEVICES, owners=DEVICES))
+        service.execute("create publication headwater for table items, notices")
+        service.serve(STREAMS)
+        service.wait_ready()
         for transport in _TRANSPORTS:
             report.heading(f"{DEVICES} devices in one process over {transport}, {rows:,} rows for each")
             with tempfile.TemporaryDirectory() as folder:
-                _measure(place, Path(folder), transport, rows)
+                _measure(service, Path(folder), transport, rows)
 
 
-def _measure(place: World, folder: Path, transport: Literal["http", "websocket"], rows: int) -> None:
-    tokens = [place.token(f"u{number}") for number in range(DEVICES)]
-    with ManyDevices(folder, f"http://127.0.0.1:{place.port}", tokens, transport) as devices:
+def _measure(service: BenchService, folder: Path, transport: Literal["http", "websocket"], rows: int) -> None:
+    tokens = [token_for(f"u{number}") for number in range(DEVICES)]
+    with ManyDevices(folder, f"http://127.0.0.1:{service.port}", tokens, transport) as devices:
         devices.open()
         process, meter = psutil.Process(devices.pid), Meter(devices.pid)
         before = process.memory_info().rss
@@ -48,15 +49,15 @@ def _measure(place: World, folder: Path, transport: Literal["http", "websocket"]
         with meter.measure() as usage:
             time.sleep(_IDLE_SECONDS)
         report.line("CPU of a device that waits", usage.cpu / _IDLE_SECONDS / DEVICES * 1e6, "us/s")
-        _commits(place, devices, meter)
+        _commits(service, devices, meter)
 
 
-def _commits(place: World, devices: ManyDevices, meter: Meter) -> None:
+def _commits(service: BenchService, devices: ManyDevices, meter: Meter) -> None:
     """One row for everybody, a few times."""
     first, last = [], []
     with meter.measure() as usage:
         for _ in range(COMMITS):
-            place.execute("insert into notices (text) values ('a word to all')")
+            service.execute("insert into notices (text) values ('a word to all')")
             committed = time.time()
             heard = devices.wait_synced(since=committed)
             first.append(min(heard) - committed)

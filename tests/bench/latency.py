@@ -11,16 +11,16 @@ import time
 import psycopg
 
 from tests.bench import data, report
-from tests.bench.world import World, world
+from tests.bench.service import BenchService, bench_service
 
 
 def run(samples: int) -> None:
     report.heading(f"commit to line, one client, {samples} commits")
-    with world() as place:
-        place.execute(data.TABLE, "create publication headwater for table items", data.insert(100))
-        place.serve(data.STREAMS)
-        place.wait_ready()
-        first, *taken = _measure(place, samples + 1)
+    with bench_service() as service:
+        service.execute(data.TABLE, "create publication headwater for table items", data.insert(100))
+        service.serve(data.STREAMS)
+        service.wait_ready()
+        first, *taken = _measure(service, samples + 1)
     yardstick = _loopback_and_fsync(200)
     for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
         floor = report.percentile(yardstick, share) * 1000
@@ -28,11 +28,11 @@ def run(samples: int) -> None:
     report.line("the first since the start", first * 1000, "ms", "loopback + fsync", max(yardstick) * 1000)
 
 
-def _measure(place: World, samples: int) -> list[float]:
-    stream = place.stream("u1")
+def _measure(service: BenchService, samples: int) -> list[float]:
+    stream = service.stream("u1")
     read_until(stream, b"checkpoint_complete")
     taken = []
-    with psycopg.connect(place.postgres.dsn("bench"), autocommit=True) as conn:
+    with psycopg.connect(service.postgres.dsn("bench"), autocommit=True) as conn:
         for number in range(samples):
             mark = f"mark-{number}-{os.getpid()}"
             conn.execute("insert into items (owner, title, n) values ('u1', %s, 0)", [mark])

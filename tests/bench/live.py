@@ -13,51 +13,51 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.source.connect import SourceSettings
 from headwater.source.stream import ReplicationStream
 from tests.bench import data, report
-from tests.bench.world import Meter, World, world
+from tests.bench.service import BenchService, Meter, bench_service
 
 WRITERS = 4
 
 
 def run(transactions: int) -> None:
     """`transactions` of 100 rows; the other shapes in proportion."""
-    with world() as place:
-        place.execute(data.TABLE, "create publication headwater for table items")
-        place.serve(data.STREAMS)
-        place.wait_ready()
+    with bench_service() as service:
+        service.execute(data.TABLE, "create publication headwater for table items")
+        service.serve(data.STREAMS)
+        service.wait_ready()
         large, many = transactions * 25, transactions * 100
-        _shape(place, f"one transaction of {large:,} rows", large, lambda: place.execute(data.insert(large)))
-        _shape(place, f"{transactions:,} transactions of 100 rows", many, lambda: _hundreds(place, transactions))
-        _single_rows(place, transactions * 5)
+        _shape(service, f"one transaction of {large:,} rows", large, lambda: service.execute(data.insert(large)))
+        _shape(service, f"{transactions:,} transactions of 100 rows", many, lambda: _hundreds(service, transactions))
+        _single_rows(service, transactions * 5)
 
 
-def _shape(place: World, name: str, rows: int, write: Callable[[], None]) -> None:
+def _shape(service: BenchService, name: str, rows: int, write: Callable[[], None]) -> None:
     """Write while Headwater is stopped, so that what is measured is catching up; then drain the same log barely."""
     report.heading(f"live, {name}")
-    assert place.process is not None
-    place.caught_up()
-    place.execute("select pg_create_logical_replication_slot('bare', 'pgoutput')")
-    for child in _tree(place):
+    assert service.process is not None
+    service.caught_up()
+    service.execute("select pg_create_logical_replication_slot('bare', 'pgoutput')")
+    for child in _tree(service):
         child.suspend()
     write()
-    end = parse_lsn(place.fetch("select pg_current_wal_lsn()::text"))
-    with Meter(place.process.pid).measure() as usage:
-        for child in _tree(place):
+    end = parse_lsn(service.fetch("select pg_current_wal_lsn()::text"))
+    with Meter(service.process.pid).measure() as usage:
+        for child in _tree(service):
             child.resume()
-        place.caught_up()
-    bare = _drain(place, end)
+        service.caught_up()
+    bare = _drain(service, end)
     report.line("until visible", rows / usage.seconds, "rows/s", "bare drain", rows / bare)
     report.usage(usage, rows / 1e6)
-    place.execute("select pg_drop_replication_slot('bare')")
+    service.execute("select pg_drop_replication_slot('bare')")
 
 
-def _tree(place: World) -> list[psutil.Process]:
-    assert place.process is not None
-    return [p for p in psutil.Process(place.process.pid).children() if "replicate" in p.cmdline()]
+def _tree(service: BenchService) -> list[psutil.Process]:
+    assert service.process is not None
+    return [p for p in psutil.Process(service.process.pid).children() if "replicate" in p.cmdline()]
 
 
-def _drain(place: World, end: Lsn) -> float:
+def _drain(service: BenchService, end: Lsn) -> float:
     settings = SourceSettings(
-        host="127.0.0.1", port=place.postgres.port, database="bench", user="postgres", sslmode="disable"
+        host="127.0.0.1", port=service.postgres.port, database="bench", user="postgres", sslmode="disable"
     )
     started = time.perf_counter()
     with ReplicationStream(settings, "bare", Lsn(0), ["headwater"]) as stream:
@@ -66,8 +66,8 @@ def _drain(place: World, end: Lsn) -> float:
     return time.perf_counter() - started
 
 
-def _hundreds(place: World, transactions: int) -> None:
-    with psycopg.connect(place.postgres.dsn("bench"), autocommit=True) as conn:
+def _hundreds(service: BenchService, transactions: int) -> None:
+    with psycopg.connect(service.postgres.dsn("bench"), autocommit=True) as conn:
         conn.execute("set synchronous_commit = off")
         for number in range(transactions):
             conn.execute(data.insert(100, number * 100).encode())
@@ -80,8 +80,8 @@ def _write_singles(dsn: str, rows: int, first: int) -> None:
             conn.execute("insert into items (owner, title, n) values (%s, %s, %s)", row)
 
 
-def _writers(place: World, rows: int) -> float:
-    dsn = place.postgres.dsn("bench")
+def _writers(service: BenchService, rows: int) -> float:
+    dsn = service.postgres.dsn("bench")
     share = rows // WRITERS
     processes = [multiprocessing.Process(target=_write_singles, args=(dsn, share, n * share)) for n in range(WRITERS)]
     started = time.perf_counter()
@@ -92,17 +92,17 @@ def _writers(place: World, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def _single_rows(place: World, rows: int) -> None:
+def _single_rows(service: BenchService, rows: int) -> None:
     report.heading(f"live, {rows:,} single-row transactions by {WRITERS} writers")
-    place.caught_up()
-    assert place.process is not None
-    with Meter(place.process.pid).measure() as usage:
-        writing = _writers(place, rows)
-        place.caught_up()
-    replicators = _tree(place)
+    service.caught_up()
+    assert service.process is not None
+    with Meter(service.process.pid).measure() as usage:
+        writing = _writers(service, rows)
+        service.caught_up()
+    replicators = _tree(service)
     for child in replicators:
         child.suspend()
-    alone = _writers(place, rows)
+    alone = _writers(service, rows)
     for child in replicators:
         child.resume()
     report.line("committed while followed", rows / writing, "commits/s", "writers alone", rows / alone)

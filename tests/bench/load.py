@@ -20,7 +20,8 @@ import uvloop
 
 from tests.bench import data, report
 from tests.bench.devices import FORMS, Device, Form, completed, connect
-from tests.bench.world import Endpoint, Meter, Usage, World, world
+from tests.bench.service import BenchService, Endpoint, Meter, Usage, bench_service
+from tests.support.fix_service import token_for
 
 STREAMS = data.STREAMS + "  notices: {auto_subscribe: true, query: SELECT * FROM notices}\n"
 NOTICES = "create table notices (id text primary key default gen_random_uuid()::text, text text not null)"
@@ -53,16 +54,16 @@ class Figure:
 def run(streams: int, ops: int) -> None:
     """So many idle streams; `ops` are those of all downloads together."""
     _allow_files(2 * streams + 1000)
-    with world(fsync="off") as place:
-        place.execute(data.TABLE, NOTICES, data.insert(ops, owners=DOWNLOADS))
-        place.execute("create publication headwater for table items, notices")
-        place.serve(STREAMS)
-        place.wait_ready()
+    with bench_service(fsync="off") as service:
+        service.execute(data.TABLE, NOTICES, data.insert(ops, owners=DOWNLOADS))
+        service.execute("create publication headwater for table items, notices")
+        service.serve(STREAMS)
+        service.wait_ready()
         plain: list[Figure] = []
         for form in FORMS:
             report.heading(f"load over {form.name}: {streams:,} streams, {DOWNLOADS} downloads of {ops:,} ops in all")
-            with place.endpoint(api={"parameters": {"max_concurrent_connections": 2 * streams + 1000}}) as endpoint:
-                figures = uvloop.run(_Load(place, endpoint, form).measure(streams, ops))
+            with service.endpoint(api={"parameters": {"max_concurrent_connections": 2 * streams + 1000}}) as endpoint:
+                figures = uvloop.run(_Load(service, endpoint, form).measure(streams, ops))
             _print(figures, plain)
             plain = plain or figures
 
@@ -75,7 +76,7 @@ def _print(figures: Sequence[Figure], plain: Sequence[Figure]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    place: World
+    service: BenchService
     endpoint: Endpoint
     form: Form
     tokens: dict[str, str] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class _Load:
     async def _commits(self, devices: Sequence[Device]) -> list[Figure]:
         """One row for everybody, a few times."""
         first, last = [], []
-        with psycopg.connect(self.place.postgres.dsn("bench"), autocommit=True) as conn, self._meter() as usage:
+        with psycopg.connect(self.service.postgres.dsn("bench"), autocommit=True) as conn, self._meter() as usage:
             for _ in range(COMMITS):
                 for device in devices:
                     device.completed = 0
@@ -165,13 +166,13 @@ class _Load:
     def _token(self, user: str) -> str:
         """A device that comes back has the token that it had."""
         if user not in self.tokens:
-            self.tokens[user] = self.place.token(user)
+            self.tokens[user] = token_for(user)
         return self.tokens[user]
 
     def _known(self) -> dict[str, str]:
         """The buckets of a user who has everything, and up to which op."""
         connection = http.client.HTTPConnection("127.0.0.1", self.endpoint.port)
-        headers = {"Authorization": f"Token {self.place.token(_NOBODY)}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Token {token_for(_NOBODY)}", "Content-Type": "application/json"}
         connection.request("POST", "/sync/stream", "{}", headers)
         checkpoint = json.loads(connection.getresponse().readline())["checkpoint"]
         connection.close()

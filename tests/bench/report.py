@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.world import Usage
+from tests.bench.service import Usage
 
 
 @dataclass(slots=True)

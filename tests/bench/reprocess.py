@@ -7,22 +7,22 @@ import time
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.open import open_store
 from tests.bench import data, report
-from tests.bench.world import Meter, world
+from tests.bench.service import Meter, bench_service
 
 
 def run(rows: int) -> None:
     report.heading(f"reprocess after a rule edit, {rows:,} small rows")
-    with world(fsync="off") as place:
-        place.execute(data.TABLE, data.insert(rows), "vacuum analyze items")
-        place.execute("create publication headwater for table items")
-        place.serve(data.STREAMS)
-        place.wait_ready()
-        record = place.bulk_record()
+    with bench_service(fsync="off") as service:
+        service.execute(data.TABLE, data.insert(rows), "vacuum analyze items")
+        service.execute("create publication headwater for table items")
+        service.serve(data.STREAMS)
+        service.wait_ready()
+        record = service.bulk_record()
         snapshot = rows / (record.finished - record.started)
-        assert place.process is not None
-        store = open_store(place.address).open_writer()
+        assert service.process is not None
+        store = open_store(service.address).open_writer()
         try:
-            with Meter(place.process.pid).measure() as usage:
+            with Meter(service.process.pid).measure() as usage:
                 version = store.deploy(data.STREAMS.replace("SELECT *", "SELECT id, title, n"), Origin.COMMAND)
                 while next(v for v in store.versions() if v.id == version.id).state is not VersionState.ACTIVE:
                     time.sleep(0.05)

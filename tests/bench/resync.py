@@ -14,18 +14,12 @@ import psycopg
 from headwater.source.triggers import install
 from tests.bench import report
 from tests.bench.latency import read_until
-from tests.bench.world import World, world
+from tests.bench.service import BenchService, bench_service
+from tests.support.sync_configs import auto_streams
 
-STREAMS = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT id, owner, title FROM items WHERE owner = auth.user_id()
-  others:
-    auto_subscribe: true
-    query: SELECT id, title FROM others
-"""
+STREAMS = auto_streams(
+    items="SELECT id, owner, title FROM items WHERE owner = auth.user_id()", others="SELECT id, title FROM others"
+)
 
 CHANGES = {
     "all rows are stored anew, none is sent": "alter table items alter column n type bigint",
@@ -55,22 +49,22 @@ SIZES = (50, 10_000)
 
 
 def run(rows: int) -> None:
-    with world() as place:
-        place.execute(
+    with bench_service() as service:
+        service.execute(
             "create table items (id bigint primary key, owner text, title text, n int)",
             f"insert into items select i, 'u' || i % 10, 'title ' || i, i from generate_series(1, {rows}) i",
             "create table others (id text primary key, title text)",
             "create publication headwater for all tables",
         )
-        place.serve(STREAMS)
-        place.wait_ready()
-        stream = place.stream("nobody")
+        service.serve(STREAMS)
+        service.wait_ready()
+        stream = service.stream("nobody")
         read_until(stream, b"checkpoint_complete")
         report.heading(f"commit to line of another table while one of {rows:,} rows is compared")
-        _measure(place, stream, None)  # the first commits since the start
-        alone = _measure(place, stream, None)
+        _measure(service, stream, None)  # the first commits since the start
+        alone = _measure(service, stream, None)
         for name, change in CHANGES.items():
-            _while_compared(place, stream, alone, name, change)
+            _while_compared(service, stream, alone, name, change)
         stream.close()
 
 
@@ -87,42 +81,42 @@ def to_device(sizes: Sequence[int]) -> None:
     }
     some = [size for size in sizes if size <= max(SIZES)]  # of large ones, each takes its own time
     beside = {size: [f"beside_{size}_{number}" for number in range(TABLES_AT_ONCE)] for size in some}
-    with world() as place:
+    with bench_service() as service:
         tables = [(table, size) for (size, _), table in alone.items()]
         tables += [(table, size) for size, names in beside.items() for table in names]
         for table, size in tables:
-            place.execute(
+            service.execute(
                 f"create table {table} (id bigint primary key, title text)",
                 f"insert into {table} select i, 'title ' || i from generate_series(1, {size}) i",
             )
-        place.execute("create table others (id text primary key, title text)")
-        place.execute("create publication headwater for all tables")
+        service.execute("create table others (id text primary key, title text)")
+        service.execute("create publication headwater for all tables")
         queries = ", ".join(f"SELECT * FROM {name}" for name in [*(table for table, _ in tables), "others"])
-        place.serve(f"config: {{edition: 3}}\nstreams:\n  all: {{auto_subscribe: true, queries: [{queries}]}}\n")
-        place.wait_ready(_READY_SECONDS)
-        stream = place.stream("somebody")
+        service.serve(f"config: {{edition: 3}}\nstreams:\n  all: {{auto_subscribe: true, queries: [{queries}]}}\n")
+        service.wait_ready(_READY_SECONDS)
+        stream = service.stream("somebody")
         read_until(stream, b"checkpoint_complete")
-        _measure(place, stream, None)
-        longest = max(_measure(place, stream, None))
+        _measure(service, stream, None)
+        longest = max(_measure(service, stream, None))
         took: dict[tuple[int, str], float] = {}
         for (size, how), table in alone.items():
             if found[how]:
-                install(place.source)
-            took |= _each_kind(place, stream, longest, table, size, how)
+                install(service.source)
+            took |= _each_kind(service, stream, longest, table, size, how)
         for size, names in beside.items():
-            _at_once(place, stream, longest, names, size, took)
+            _at_once(service, stream, longest, names, size, took)
         stream.close()
 
 
 def _each_kind(
-    place: World, stream: socket.socket, longest: float, table: str, size: int, how: str
+    service: BenchService, stream: socket.socket, longest: float, table: str, size: int, how: str
 ) -> dict[tuple[int, str], float]:
     """Returns the seconds of each kind of change, with the size."""
     report.heading(f"from a change of a table of {size:,} rows to the device, found {how}")
-    copied = _copied(place, [table])
+    copied = _copied(service, [table])
     took: dict[tuple[int, str], float] = {}
     for kind, change in KINDS.items():
-        seconds, stall = _until_shown(place, stream, [change.format(table)])
+        seconds, stall = _until_shown(service, stream, [change.format(table)])
         took[size, kind] = seconds
         report.line(kind, seconds, "s", "COPY of the table alone", copied)
         report.line(_STALL, stall * 1000, "ms", "without", longest * 1000)
@@ -130,7 +124,7 @@ def _each_kind(
 
 
 def _at_once(
-    place: World,
+    service: BenchService,
     stream: socket.socket,
     longest: float,
     tables: Sequence[str],
@@ -139,29 +133,29 @@ def _at_once(
 ) -> None:
     """`took` says how long a change of one table was on its way that was found as these are."""
     report.heading(f"the same of {len(tables)} tables of {size:,} rows in one transaction, found by triggers")
-    copied = _copied(place, tables)
+    copied = _copied(service, tables)
     for kind in AT_ONCE:
-        seconds, stall = _until_shown(place, stream, [KINDS[kind].format(table) for table in tables])
+        seconds, stall = _until_shown(service, stream, [KINDS[kind].format(table) for table in tables])
         report.line(kind, seconds, "s", "of one table", took[size, kind])
         report.line("", seconds, "s", "COPY of the tables alone", copied)
         report.line(_STALL, stall * 1000, "ms", "without", longest * 1000)
 
 
-def _copied(place: World, tables: Sequence[str]) -> float:
+def _copied(service: BenchService, tables: Sequence[str]) -> float:
     started = time.perf_counter()
     for table in tables:
-        place.copy_out(table)
+        service.copy_out(table)
     return time.perf_counter() - started
 
 
-def _until_shown(place: World, stream: socket.socket, changes: Sequence[str]) -> tuple[float, float]:
+def _until_shown(service: BenchService, stream: socket.socket, changes: Sequence[str]) -> tuple[float, float]:
     """Seconds until changes of as many tables, in one transaction, were taken up; and the longest of other commits."""
     done = threading.Event()
-    before = place.shapes()
+    before = service.shapes()
 
     def waiting() -> bool:
-        now = place.shapes()
-        return sum(now.get(oid) != shape for oid, shape in before.items()) < len(changes) or place.marked()
+        now = service.shapes()
+        return sum(now.get(oid) != shape for oid, shape in before.items()) < len(changes) or service.marked()
 
     def wait() -> None:
         while waiting():
@@ -169,28 +163,28 @@ def _until_shown(place: World, stream: socket.socket, changes: Sequence[str]) ->
         done.set()
 
     started = time.perf_counter()
-    place.execute("; ".join(changes))
+    service.execute("; ".join(changes))
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
-    taken = _measure(place, stream, done)
+    taken = _measure(service, stream, done)
     waiter.join()
     return time.perf_counter() - started, max(taken, default=0.0)
 
 
-def _while_compared(place: World, stream: socket.socket, alone: list[float], name: str, change: str) -> None:
-    known = len(place.bulk_records())
+def _while_compared(service: BenchService, stream: socket.socket, alone: list[float], name: str, change: str) -> None:
+    known = len(service.bulk_records())
     done = threading.Event()
 
     def wait() -> None:
-        while all(record.kind != "re-sync" for record in place.bulk_records()[known:]):
+        while all(record.kind != "re-sync" for record in service.bulk_records()[known:]):
             time.sleep(0.2)
         done.set()
 
-    place.execute(change)
+    service.execute(change)
     started = time.perf_counter()
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
-    taken = _measure(place, stream, done)
+    taken = _measure(service, stream, done)
     waiter.join()
     report.line(f"{name}: commits until it was over", len(taken), "")
     report.line("  which took", time.perf_counter() - started, "s")
@@ -199,10 +193,10 @@ def _while_compared(place: World, stream: socket.socket, alone: list[float], nam
         report.line(f"  {percentile}", there, "ms", "without", without)
 
 
-def _measure(place: World, stream: socket.socket, done: threading.Event | None) -> list[float]:
+def _measure(service: BenchService, stream: socket.socket, done: threading.Event | None) -> list[float]:
     """Latencies of commits to the other table: SAMPLES of them, or as many as there are until `done`."""
     taken: list[float] = []
-    with psycopg.connect(place.postgres.dsn("bench"), autocommit=True) as conn:
+    with psycopg.connect(service.postgres.dsn("bench"), autocommit=True) as conn:
         while len(taken) < SAMPLES if done is None else not done.is_set():
             mark = f"mark-{time.monotonic_ns()}-{os.getpid()}"
             conn.execute("insert into others values (%s, %s)", [mark, mark])

@@ -8,47 +8,47 @@ import psycopg
 from psycopg import pq
 
 from tests.bench import data, report
-from tests.bench.world import Meter, World, world
+from tests.bench.service import BenchService, Meter, bench_service
 
 
 def run(rows: int) -> None:
     report.heading(f"first snapshot, {rows:,} small rows")
-    with world(fsync="off") as place:
-        place.execute(data.TABLE, data.insert(rows), "vacuum analyze items")
-        place.execute("create publication headwater for table items")
-        yardstick = _bare_copy(place)
-        place.serve(data.STREAMS)
-        assert place.process is not None
-        meter = Meter(place.process.pid)
+    with bench_service(fsync="off") as service:
+        service.execute(data.TABLE, data.insert(rows), "vacuum analyze items")
+        service.execute("create publication headwater for table items")
+        yardstick = _bare_copy(service)
+        service.serve(data.STREAMS)
+        assert service.process is not None
+        meter = Meter(service.process.pid)
         with meter.measure() as usage:
-            place.wait_ready()
-        record = place.bulk_record()
+            service.wait_ready()
+        record = service.bulk_record()
         read = record.finished - record.started
         report.line("with the start of Spark", rows / usage.seconds, "rows/s", "bare COPY", yardstick)
         report.line("slot to staged, Spark's start included", rows / read, "rows/s", "bare COPY", yardstick)
         report.usage(usage, rows / 1e6)
-        _warm(place, rows, yardstick)
+        _warm(service, rows, yardstick)
 
 
-def _warm(place: World, rows: int, yardstick: float) -> None:
+def _warm(service: BenchService, rows: int, yardstick: float) -> None:
     """With Spark warm: after a lost slot, the running replicator compares all rows with what it has."""
-    before = place.bulk_record()
-    assert place.process is not None
-    with Meter(place.process.pid).measure() as usage:
-        place.execute(
+    before = service.bulk_record()
+    assert service.process is not None
+    with Meter(service.process.pid).measure() as usage:
+        service.execute(
             "select pg_terminate_backend(active_pid) from pg_replication_slots",
             "alter table items add column extra int",
             data.insert(1, rows),
         )
-        while (record := place.bulk_record()) == before:
+        while (record := service.bulk_record()) == before:
             time.sleep(0.05)
     seconds = record.finished - record.started
     report.line("Spark warm, the same rows compared anew", rows / seconds, "rows/s", "bare COPY", yardstick)
     report.usage(usage, rows / 1e6)
 
 
-def _bare_copy(place: World) -> float:
-    with psycopg.connect(place.postgres.dsn("bench")) as conn:
+def _bare_copy(service: BenchService) -> float:
+    with psycopg.connect(service.postgres.dsn("bench")) as conn:
         started = time.perf_counter()
         conn.pgconn.exec_(b"copy items to stdout")
         rows = 0

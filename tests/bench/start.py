@@ -11,7 +11,7 @@ import psutil
 
 from tests.bench import data, report
 from tests.bench.latency import read_until
-from tests.bench.world import World, world
+from tests.bench.service import BenchService, bench_service
 
 TABLES = 13
 _SPARK = """
@@ -32,18 +32,18 @@ def run(rows: int) -> None:
     """`rows` in all, in TABLES tables."""
     bare = min(_first_result() for _ in range(2))
     report.heading(f"start with {rows:,} rows in {TABLES} tables")
-    with world() as place:
-        place.execute(*data.small_tables(TABLES, rows // TABLES))
+    with bench_service() as service:
+        service.execute(*data.small_tables(TABLES, rows // TABLES))
         began = time.perf_counter()
-        place.serve(data.small_streams(TABLES), spark={"idle_minutes": _IDLE_MINUTES})
-        place.wait_ready()
+        service.serve(data.small_streams(TABLES), spark={"idle_minutes": _IDLE_MINUTES})
+        service.wait_ready()
         stored = time.perf_counter() - began
-        stream = place.stream("u1")
+        stream = service.stream("u1")
         read_until(stream, b"checkpoint_complete")
         report.line("from the command to the device", time.perf_counter() - began, "s", "Spark's first result", bare)
         report.line("from the command to the store", stored, "s", "Spark's first result", bare)
-        warm = _memory(place)
-        idle = _memory_when_idle(place)
+        warm = _memory(service)
+        idle = _memory_when_idle(service)
         report.line("memory of the service, Spark warm", warm / 1e6, "MB", "once Spark was idle", idle / 1e6)
         stream.close()
 
@@ -53,10 +53,10 @@ def _first_result() -> float:
     return float(ended.stdout)
 
 
-def _memory(place: World) -> int:
+def _memory(service: BenchService) -> int:
     """Of all processes of the service, in bytes; pages that several share count once where the system tells them."""
-    assert place.process is not None
-    root = psutil.Process(place.process.pid)
+    assert service.process is not None
+    root = psutil.Process(service.process.pid)
     found = 0
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -67,12 +67,12 @@ def _memory(place: World) -> int:
     return found
 
 
-def _memory_when_idle(place: World) -> int:
-    assert place.process is not None
-    root = psutil.Process(place.process.pid)
+def _memory_when_idle(service: BenchService) -> int:
+    assert service.process is not None
+    root = psutil.Process(service.process.pid)
     deadline = time.monotonic() + 60 * _IDLE_MINUTES + 60
     while any(process.name() == "java" for process in root.children(recursive=True)):
         if time.monotonic() > deadline:
             raise SystemExit("Spark did not end")
         time.sleep(0.1)
-    return _memory(place)
+    return _memory(service)

@@ -24,7 +24,7 @@ from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.results import Put
 from tests.bench import report
-from tests.bench.world import Meter, world
+from tests.bench.service import Meter, bench_service
 
 BUCKET = 'items.1["u0"]'
 RELATION = Relation(1, "public", "items", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
@@ -34,11 +34,11 @@ VERSIONS = 4
 
 
 def run(ops: int) -> None:
-    with world(fsync="off") as place:
-        with psycopg.connect(place.postgres.dsn(), autocommit=True) as admin:
+    with bench_service(fsync="off") as service:
+        with psycopg.connect(service.postgres.dsn(), autocommit=True) as admin:
             admin.execute("create database storage")
-        _bench("embedded", SqliteAddress(str(place.directory / "bench-store")), ops)
-        _bench("Postgres", PostgresAddress(place.postgres.dsn("storage")), ops)
+        _bench("embedded", SqliteAddress(str(service.directory / "bench-store")), ops)
+        _bench("Postgres", PostgresAddress(service.postgres.dsn("storage")), ops)
 
 
 def _bench(name: str, address: StoreAddress, ops: int) -> None:

@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from headwater_client.cli import main
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -60,7 +60,7 @@ def sync(endpoint: Endpoint, file: Path, *words: object) -> Result:
     )
 
 
-def test_a_file_that_was_synced_without_a_schema_has_tables_of_what_came(endpoint: Endpoint, file: Path) -> None:
+def test_tables_without_schema(endpoint: Endpoint, file: Path) -> None:
     sync(endpoint, file)
     rows = command(
         "query", file, "select id, title, n, share from todos where n > ? order by id", 0, "--format", "json"
@@ -76,9 +76,7 @@ def test_a_file_that_was_synced_without_a_schema_has_tables_of_what_came(endpoin
     assert "wrong" not in command("diagnose", file).stdout
 
 
-def test_names_that_no_table_can_have_are_left_out_and_told(
-    endpoint: Endpoint, memory_store: MemoryStore, file: Path
-) -> None:
+def test_impossible_names_are_left_out(endpoint: Endpoint, memory_store: MemoryStore, file: Path) -> None:
     row = {"title": "tea", "Title": "coffee", "Total Price": 3, "ID": 7}
     memory_store.put(endpoint.bucket("mine", "u1"), "3", json.dumps(row))
     memory_store.commit()
@@ -88,7 +86,7 @@ def test_names_that_no_table_can_have_are_left_out_and_told(
     assert json.loads(rows.stdout) == {"id": "3", "Title": "coffee", "n": None, "share": None}
 
 
-def test_a_schema_parameters_and_streams_are_taken(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
+def test_schema_parameters_and_streams(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"todos": {"title": "text"}}))
     sync(endpoint, file, "--schema", schema, "-s", 'chosen={"topic": "birds"}', "-p", "a=1")
@@ -97,7 +95,7 @@ def test_a_schema_parameters_and_streams_are_taken(endpoint: Endpoint, file: Pat
     )
 
 
-def test_damage_to_a_file_is_found(endpoint: Endpoint, file: Path) -> None:
+def test_file_damage_is_found(endpoint: Endpoint, file: Path) -> None:
     sync(endpoint, file)
     with sqlite3.connect(file) as connection:
         connection.execute("delete from ps_data__todos where id = '1'")
@@ -108,7 +106,7 @@ def test_damage_to_a_file_is_found(endpoint: Endpoint, file: Path) -> None:
     assert "checksums: wrong in" in found.stdout
 
 
-def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
+def test_errors_are_one_line(endpoint: Endpoint, file: Path, tmp_path: Path) -> None:
     assert "is not there" in command("status", file, exit_code=1).stderr
     other = tmp_path / "other.db"
     sqlite3.connect(other).close()
@@ -118,9 +116,7 @@ def test_what_cannot_be_done_is_said_in_a_line(endpoint: Endpoint, file: Path, t
     assert "no such table" in command("query", file, "select * from nowhere", exit_code=1).stderr
 
 
-def test_a_stream_that_is_subscribed_later_gets_its_tables_beside_those_that_are_there(
-    endpoint: Endpoint, memory_store: MemoryStore, file: Path
-) -> None:
+def test_late_subscription_adds_tables(endpoint: Endpoint, memory_store: MemoryStore, file: Path) -> None:
     sync(endpoint, file)
     memory_store.put(endpoint.bucket("chosen", "birds"), "wren", json.dumps({"name": "wren", "n": 1}), table="topics")
     memory_store.commit()
@@ -136,7 +132,7 @@ def test_a_stream_that_is_subscribed_later_gets_its_tables_beside_those_that_are
     }
 
 
-def test_a_watched_query_is_read_by_another_program_as_it_changes(endpoint: Endpoint, file: Path) -> None:
+def test_watched_query_of_other_program(endpoint: Endpoint, file: Path) -> None:
     sync(endpoint, file)
     words = [sys.executable, "-m", "headwater_client", "watch", str(file), "select id, n from todos where n > ?", "1"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -150,7 +146,7 @@ def test_a_watched_query_is_read_by_another_program_as_it_changes(endpoint: Endp
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_a_query_that_would_not(endpoint: Endpoint, file: Path) -> None:
+def test_ctrl_c_ends_query(endpoint: Endpoint, file: Path) -> None:
     sync(endpoint, file)
     endless = "with recursive t(n) as (select 1 union all select n + 1 from t) select count(*) from t"
     words = [sys.executable, "-m", "headwater_client", "query", str(file), endless]

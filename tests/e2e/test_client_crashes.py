@@ -19,18 +19,15 @@ from headwater_client import ConnectOptions, Credentials, Database
 from headwater_client.cli import findings_in
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import DeviceFactory
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.memory_store import MemoryStore
+from tests.support.sync_configs import OWN_NOTES, auto_streams
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
-RULES = """
-config: {edition: 3}
-streams:
-  notes: {auto_subscribe: true, query: SELECT * FROM notes WHERE owner = auth.user_id()}
-"""
 SCHEMA = {"notes": {"owner": "text", "body": "text", "n": "integer"}}
 COUNT = "SELECT count(*) AS n, coalesce(sum(n), 0) AS total FROM notes"
 
@@ -42,12 +39,12 @@ def count_of(source: SourceDb) -> list[dict[str, int]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [2, 25])
-def test_kills_of_device_and_server_lose_and_double_nothing(
+def test_kills_of_device_and_server(
     source_db: SourceDb, deploy: Deploy, serve: Callable[..., Service], device_factory: DeviceFactory, kills: int
 ) -> None:
     source_db.execute("create table notes (id text primary key, owner text, body text, n int)")
     source_db.execute("insert into notes select i::text, 'a', repeat('x', 200), i from generate_series(1, 25000) i")
-    service = serve(deploy(RULES).start())
+    service = serve(deploy(OWN_NOTES).start())
     chance = random.Random(kills)
     for number in range(kills):
         device = device_factory(
@@ -89,11 +86,7 @@ class Connector:
             transaction.complete()
 
 
-OWN_RULES = """
-config: {edition: 3}
-streams:
-  mine: {auto_subscribe: true, query: SELECT * FROM todos WHERE owner = auth.user_id()}
-"""
+OWN_RULES = auto_streams(mine="SELECT * FROM todos WHERE owner = auth.user_id()")
 
 
 @pytest.fixture
@@ -108,7 +101,7 @@ def fill(endpoint: Endpoint, *titles: str) -> None:
     endpoint.store.commit()
 
 
-def test_a_bucket_that_was_damaged_on_the_device_is_downloaded_anew(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_damaged_bucket_is_downloaded_again(endpoint: Endpoint, tmp_path: Path) -> None:
     fill(endpoint, "a", "b")
     with Database(tmp_path / "device.db", {"todos": {"title": "text"}}) as database:
         database.connect(Connector(endpoint), ConnectOptions(retry_delay=0.05))
@@ -123,7 +116,7 @@ def test_a_bucket_that_was_damaged_on_the_device_is_downloaded_anew(endpoint: En
 
 
 @pytest.mark.parametrize("devices", [8, pytest.param(50, marks=pytest.mark.long)])
-def test_many_devices_live_in_one_process(endpoint: Endpoint, tmp_path: Path, devices: int) -> None:
+def test_many_devices_in_one_process(endpoint: Endpoint, tmp_path: Path, devices: int) -> None:
     fill(endpoint, *(str(number) for number in range(100)))
     connector = Connector(endpoint)
     databases = [Database(tmp_path / f"{number}.db", {"todos": {"title": "text"}}) for number in range(devices)]
@@ -140,7 +133,7 @@ def test_many_devices_live_in_one_process(endpoint: Endpoint, tmp_path: Path, de
     assert not [thread for thread in threading.enumerate() if thread.name == "headwater-client"]
 
 
-def test_an_app_of_asyncio_connects_and_watches(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_asyncio_app_watches(endpoint: Endpoint, tmp_path: Path) -> None:
     """Coroutines of its connector run in its own loop."""
     fill(endpoint, "first")
 

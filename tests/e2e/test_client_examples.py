@@ -18,16 +18,13 @@ from headwater_client import Database, UploadConnector
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, free_port
+from tests.support.sync_configs import auto_streams
 from tests.support.terminal import load_todo_app
 
 pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).parents[2] / "clients" / "python" / "examples"
-RULES = """
-config: {edition: 3}
-streams:
-  mine: {auto_subscribe: true, query: SELECT id FROM readings WHERE sensor = auth.user_id()}
-"""
+RULES = auto_streams(mine="SELECT id FROM readings WHERE sensor = auth.user_id()")
 READINGS = """
 create table readings (id text primary key, sensor text, value float8, taken_at timestamptz);
 alter table readings enable row level security;
@@ -36,7 +33,7 @@ create policy own on readings using (true) with check (true);
 
 
 @pytest.mark.long
-def test_a_sensor_sends_in_the_end_what_it_measured_offline(
+def test_sensor_sends_offline_measurements(
     source_db: SourceDb, upload_role: str, deploy: Deploy, serve: Callable[..., Service], tmp_path: Path
 ) -> None:
     source_db.execute(READINGS)
@@ -62,7 +59,7 @@ def test_a_sensor_sends_in_the_end_what_it_measured_offline(
     assert source_db.fetch("select count(*), count(distinct id), min(sensor) from readings") == [(6, 6, "kitchen")]
 
 
-def test_the_to_do_app_counts_what_is_done_and_what_waits_while_it_is_offline(tmp_path: Path) -> None:
+def test_todo_app_counts_offline(tmp_path: Path) -> None:
     example = load_todo_app()
     with Database(tmp_path / "todo.db", example.SCHEMA) as database:
         database["lists"].insert({"id": "inbox", "name": "Inbox"})
@@ -79,7 +76,7 @@ def test_the_to_do_app_counts_what_is_done_and_what_waits_while_it_is_offline(tm
         asyncio.run(play())
 
 
-def test_the_notebook_runs_from_top_to_end(tmp_path: Path) -> None:
+def test_notebook_runs(tmp_path: Path) -> None:
     file = tmp_path / "device.db"
     with Database(file, {"todos": {"list_id": "text", "title": "text", "done": "integer"}}) as database:
         database["todos"].insert_all([{"list_id": "inbox", "title": str(number), "done": 0} for number in range(3)])

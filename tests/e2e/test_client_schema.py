@@ -28,7 +28,7 @@ console.log(JSON.stringify(AppSchema.toJSON()));
 
 
 @pytest.mark.e2e
-def test_the_stock_sdk_takes_a_generated_schema(headwater_here: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_generated_schema_in_stock_sdk(headwater_here: Callable[..., Outcome], tmp_path: Path) -> None:
     npm_ci(FOLDER)
     (tmp_path / "schema.json").write_text(SCHEMA)
     generated = headwater_here(

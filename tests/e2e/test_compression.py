@@ -45,7 +45,7 @@ def script(endpoint: Endpoint, tmp_path: Path) -> Iterator[NodeProcess]:
         ("chromium", "gzip", "gzip"),
     ],
 )
-def test_a_bucket_of_several_chunks_arrives_whole(
+def test_bucket_of_several_chunks(
     platform: str,
     accepted: str | None,
     used: str,

@@ -91,7 +91,7 @@ def synced(command: list[str], folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.e2e
-def test_an_app_in_python_connects_by_it(printed: Callable[[Language], App], tmp_path: Path) -> None:
+def test_python_app_connects(printed: Callable[[Language], App], tmp_path: Path) -> None:
     app = printed(Language.PYTHON)
     stubs = f"sent = []\ndef fetch_token_from_your_backend(): return {json.dumps(app.service.token('ann'))}\n"
     stubs += "def send_to_your_backend(crud): sent.extend(each.data for each in crud)\n"
@@ -101,9 +101,7 @@ def test_an_app_in_python_connects_by_it(printed: Callable[[Language], App], tmp
 
 @pytest.mark.long
 @pytest.mark.e2e
-def test_an_app_in_typescript_has_the_right_types_and_connects_by_it(
-    printed: Callable[[Language], App], tmp_path: Path
-) -> None:
+def test_typescript_app_connects(printed: Callable[[Language], App], tmp_path: Path) -> None:
     npm_ci(FOLDER)
     npm_ci(WEB)
     app = printed(Language.TS)

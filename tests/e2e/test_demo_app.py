@@ -15,9 +15,9 @@ from headwater_client import Database, Refusal, UploadConnector
 from tests.support.dev_run import Run, running
 from tests.support.example_schemas import make_example
 from tests.support.fix_browser import Browser
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.terminal import Terminal
+from tests.support.waiting import wait_until
 
 ADDRESS = r"http://127\.0\.0\.1:\d+/demo/"
 LEFT = "[data-testid=panel-left]"
@@ -67,7 +67,7 @@ def rename(page: Browser, panel: str, title: str, to: str) -> None:
     page.press("Enter")
 
 
-def test_it_says_where_it_is_and_has_people_and_a_source_of_its_own(demo: Run) -> None:
+def test_demo_starts(demo: Run) -> None:
     address = demo.wait_for(ADDRESS)
     users = httpx.get(f"{address}users").json()
     assert [user["name"] for user in users[:2]] == ["Ada", "Ben"]
@@ -76,7 +76,7 @@ def test_it_says_where_it_is_and_has_people_and_a_source_of_its_own(demo: Run) -
         assert conn.execute("select active from pg_replication_slots").fetchall() == [(True,)]
 
 
-def test_what_one_person_adds_and_ticks_the_other_sees(page: Browser) -> None:
+def test_people_see_each_others_writes(page: Browser) -> None:
     page.wait_for(part(LEFT, "list-name"))
     assert page.texts(part(LEFT, "list-name")) == page.texts(part(RIGHT, "list-name")), "both begin with a common list"
 
@@ -101,7 +101,7 @@ def test_what_one_person_adds_and_ticks_the_other_sees(page: Browser) -> None:
 
 
 @pytest.mark.long
-def test_on_a_phone_a_device_that_was_offline_sends_and_receives_what_it_missed_and_hears_of_a_conflict(
+def test_offline_phone_syncs_and_hears_of_conflict(
     page: Browser,
 ) -> None:
     page.resize(*PHONE)
@@ -136,7 +136,7 @@ def test_on_a_phone_a_device_that_was_offline_sends_and_receives_what_it_missed_
     wait_synced(page, RIGHT)
 
 
-def test_a_write_made_offline_outlives_a_reload(page: Browser) -> None:
+def test_offline_write_outlives_reload(page: Browser) -> None:
     page.click(part(LEFT, "offline"))
     page.wait_for(part(LEFT, "status", "[data-state=offline]"))
     add_todo(page, LEFT, "Written before the reload")
@@ -147,7 +147,7 @@ def test_a_write_made_offline_outlives_a_reload(page: Browser) -> None:
     page.wait_for(part(RIGHT, "todo-title"), "Written before the reload")
 
 
-def test_a_list_is_on_the_other_device_for_as_long_as_it_is_shared(page: Browser) -> None:
+def test_shared_list_comes_and_goes(page: Browser) -> None:
     page.type(part(LEFT, "new-list"), "Surprise party")
     page.press("Enter")
     page.wait_for(part(LEFT, "list-name"), "Surprise party")
@@ -166,7 +166,7 @@ def test_a_list_is_on_the_other_device_for_as_long_as_it_is_shared(page: Browser
     page.wait_gone(part(RIGHT, "todo-title"), "Order the cake")
 
 
-def test_what_happened_is_told_to_whom_it_concerns_and_to_nobody_without_a_token(demo: Run) -> None:
+def test_events_are_for_those_concerned(demo: Run) -> None:
     address = demo.wait_for(ADDRESS)
     with httpx.Client(base_url=address) as client:
         for path in ("about", "trace", "explain?table=todos&id=1"):
@@ -202,9 +202,7 @@ def signed_in(client: httpx.Client, person: int) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_both_people_are_beside_each_other_and_a_row_with_a_long_note_and_a_long_word_can_be_deleted(
-    page: Browser, demo: Run, size: tuple[int, int]
-) -> None:
+def test_both_people_beside_each_other(page: Browser, demo: Run, size: tuple[int, int]) -> None:
     page.resize(*size)
     with psycopg.connect(demo.wait_for(r"postgresql://\S+"), autocommit=True) as conn:
         conn.execute(
@@ -230,7 +228,7 @@ LONG_WORD = "Donaudampfschifffahrtsgesellschaft" * 4
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_axe_finds_nothing_serious_in_light_and_dark_with_everything_open(page: Browser, size: tuple[int, int]) -> None:
+def test_axe_finds_nothing(page: Browser, size: tuple[int, int]) -> None:
     page.resize(*size)
     page.click("[data-testid=play-conflict]")
     page.wait_for(part(RIGHT, "conflict"))
@@ -247,7 +245,7 @@ def test_axe_finds_nothing_serious_in_light_and_dark_with_everything_open(page: 
 
 
 @pytest.mark.long
-def test_titles_are_edited_in_place_and_say_when_somebody_else_edits_them_too(page: Browser, demo: Run) -> None:
+def test_title_is_edited_in_place(page: Browser, demo: Run) -> None:
     add_todo(page, LEFT, "Mend the tent")
     page.wait_for(part(RIGHT, "todo-title"), "Mend the tent")
     wait_synced(page, LEFT)
@@ -271,7 +269,7 @@ def test_titles_are_edited_in_place_and_say_when_somebody_else_edits_them_too(pa
     page.wait_for(part(LEFT, "list-name"), "Weekend together")
 
 
-def test_a_write_that_the_server_refuses_is_undone_and_says_why_until_it_is_read(page: Browser) -> None:
+def test_refused_write_is_undone_with_reason(page: Browser) -> None:
     page.click("[data-testid=play-refused]")
     page.wait_for(part(RIGHT, "refused-why"), "You may not change this.")
     page.wait_for(part(RIGHT, "refused-now"), "So it is back on this device.")
@@ -288,7 +286,7 @@ def test_a_write_that_the_server_refuses_is_undone_and_says_why_until_it_is_read
     page.wait_gone(part(RIGHT, "refused"))
 
 
-def test_a_list_that_goes_while_it_is_explained_leaves_the_rule_that_gave_it(page: Browser, demo: Run) -> None:
+def test_removed_list_is_explained(page: Browser, demo: Run) -> None:
     with psycopg.connect(demo.wait_for(r"postgresql://\S+"), autocommit=True) as conn:
         ((ada,),) = conn.execute("select id from users order by created_at, id limit 1").fetchall()
         conn.execute("insert into lists (id, owner_id, name) values (gen_random_uuid(), %s, 'Short-lived')", [ada])
@@ -299,7 +297,7 @@ def test_a_list_that_goes_while_it_is_explained_leaves_the_rule_that_gave_it(pag
 
 
 @pytest.mark.long
-def test_sql_by_hand_and_a_row_that_one_person_may_not_see_are_explained(page: Browser, demo: Run) -> None:
+def test_sql_and_hidden_row_are_explained(page: Browser, demo: Run) -> None:
     with psycopg.connect(demo.wait_for(r"postgresql://\S+"), autocommit=True) as conn:
         conn.execute(_ADD, ["Reading"])
         page.wait_for(f"{NEWEST} [data-testid=what]", "SQL by hand: insert “By hand: Reading”")
@@ -322,7 +320,7 @@ def terminal(demo: Run, tmp_path: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.long
-def test_the_terminal_and_the_page_edit_one_list(page: Browser, terminal: Terminal) -> None:
+def test_terminal_and_page_edit_one_list(page: Browser, terminal: Terminal) -> None:
     """What is written offline arrives later, and a conflict ends everywhere as the docs say."""
     for title in ("Ticked offline, deleted on the page", "Deleted offline, ticked on the page"):
         add_todo(page, LEFT, title)
@@ -358,7 +356,7 @@ def test_the_terminal_and_the_page_edit_one_list(page: Browser, terminal: Termin
 
 
 @pytest.mark.long
-def test_two_devices_and_the_page_edit_one_list_while_one_is_offline(page: Browser, demo: Run, tmp_path: Path) -> None:
+def test_two_devices_and_page_with_one_offline(page: Browser, demo: Run, tmp_path: Path) -> None:
     """Nothing is lost: of each column the last upload counts, and what is deleted stays deleted."""
     page.wait_for(part(LEFT, "list-name"))
     titles = ("Ticked and renamed", "Renamed by both", "Deleted and renamed", "Left alone")
@@ -440,9 +438,7 @@ def titles_of(device: Database, row: dict[str, str]) -> set[str]:
 
 
 @pytest.mark.long
-def test_it_shows_what_happens_to_tables_of_ones_own_and_leaves_nothing_there(
-    browser: Browser, source_db: SourceDb, tmp_path: Path
-) -> None:
+def test_own_tables_are_shown_and_left_clean(browser: Browser, source_db: SourceDb, tmp_path: Path) -> None:
     make_example(source_db, "prisma")
     uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
     with running(tmp_path / "own", "--port", "0", "--uri", uri) as run:

@@ -10,9 +10,11 @@ import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
 from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Sdk, Transport
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb, skip_without
 from tests.support.fix_service import Service
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -34,13 +36,7 @@ streams:
     query: SELECT owner, body FROM copies WHERE owner = auth.user_id()
 """
 
-TYPES = """
-config: {edition: 3}
-streams:
-  types:
-    auto_subscribe: true
-    query: SELECT * FROM types WHERE owner = auth.user_id()
-"""
+TYPES = auto_streams(types="SELECT * FROM types WHERE owner = auth.user_id()")
 
 SCHEMA = {
     "notes": {"owner": "text", "body": "text", "n": "integer"},
@@ -127,9 +123,7 @@ def agree(device: Device, source: SourceDb, owner: str) -> None:
     ("sdk", "transport"),
     [pytest.param(*way, marks=[] if way in FIRST_OFTEN else [pytest.mark.long]) for way in WAYS],
 )
-def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(
-    tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport
-) -> None:
+def test_first_sync_and_every_change(tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport) -> None:
     tables.execute("insert into notes select i::text, 'a', repeat('toast', i % 60), i from generate_series(1, 3000) i")
     tables.execute("insert into notes values ('big', 'a', repeat('t', 20000), 0)")
     (device,) = opened("a", sdk=sdk, transport=transport)
@@ -147,7 +141,7 @@ def test_the_first_sync_equals_sql_truth_and_every_kind_of_change_arrives(
         agree(device, tables, "a")
 
 
-def test_every_type_reaches_the_device_as_its_value(
+def test_every_type_reaches_device(
     source_db: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, sdk: Sdk
 ) -> None:
     skip_without("xml", source_db.connection)
@@ -188,7 +182,7 @@ def test_every_type_reaches_the_device_as_its_value(
                 assert seen == {"value": expected, "type": "text"}, case.type
 
 
-def test_nobody_receives_rows_of_somebody_else_and_a_moved_row_moves(tables: SourceDb, opened: Open, sdk: Sdk) -> None:
+def test_rows_of_others_stay_hidden(tables: SourceDb, opened: Open, sdk: Sdk) -> None:
     tables.execute(
         "insert into notes select i::text, (array['a','b'])[i % 2 + 1], 'x', i from generate_series(1, 40) i"
     )
@@ -203,30 +197,6 @@ def test_nobody_receives_rows_of_somebody_else_and_a_moved_row_moves(tables: Sou
         assert foreign == [{"n": 0}]
 
 
-def test_a_withdrawn_membership_removes_the_rows_it_gave(tables: SourceDb, opened: Open, sdk: Sdk) -> None:
-    tables.execute("insert into todos select i::text, 'l' || i % 2, 'todo' from generate_series(1, 10) i")
-    tables.execute("insert into members values ('l0', 'a'), ('l1', 'a')")
-    (device,) = opened("a", sdk=sdk)
-    count = "SELECT count(*) AS n FROM todos"
-    device.wait_for(count, [{"n": 10}])
-    tables.execute("delete from members where list_id = 'l1'")
-    device.wait_for(count, [{"n": 5}])
-    tables.execute("insert into members values ('l1', 'a')")
-    device.wait_for(count, [{"n": 10}])
-
-
-@pytest.mark.long
-def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: Open, sdk: Sdk) -> None:
-    tables.execute("insert into copies select 'a', 'same' from generate_series(1, 3)")
-    (device,) = opened("a", sdk=sdk)
-    count = "SELECT count(*) AS n, count(DISTINCT id) AS ids FROM copies WHERE body = 'same'"
-    device.wait_for(count, [{"n": 3, "ids": 3}])
-    tables.execute("delete from copies where ctid = (select min(ctid) from copies)")
-    device.wait_for(count, [{"n": 2, "ids": 2}])
-    tables.execute("delete from copies")
-    device.wait_for(count, [{"n": 0, "ids": 0}])
-
-
 @pytest.mark.parametrize(
     ("sdk", "transport", "checkpoint_mode"),
     [
@@ -234,7 +204,7 @@ def test_three_identical_rows_are_three_on_the_device(tables: SourceDb, opened: 
         for way in ((*way, mode) for way, mode in product(WAYS, MODES))
     ],
 )
-def test_a_local_write_goes_up_and_comes_back_without_flicker(
+def test_local_write_returns_without_flicker(
     tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport, checkpoint_mode: CheckpointMode
 ) -> None:
     tables.execute("insert into notes values ('1', 'a', 'old', 1)")
@@ -254,7 +224,7 @@ def test_a_local_write_goes_up_and_comes_back_without_flicker(
     assert tables.fetch("select body from notes where id = '1'") == [("new 4",)]
 
 
-def test_writes_made_offline_arrive_when_the_device_is_back(tables: SourceDb, opened: Open, sdk: Sdk) -> None:
+def test_offline_writes_arrive(tables: SourceDb, opened: Open, sdk: Sdk) -> None:
     tables.execute("insert into notes values ('1', 'a', 'x', 1), ('2', 'a', 'y', 2)")
     a, other = opened("a", "a", sdk=sdk)
     a.disconnect()
@@ -270,7 +240,7 @@ def test_writes_made_offline_arrive_when_the_device_is_back(tables: SourceDb, op
         )
 
 
-def test_a_device_survives_a_restart_of_the_replicator(
+def test_device_survives_replicator_restart(
     tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, sdk: Sdk
 ) -> None:
     tables.execute("insert into notes values ('1', 'a', 'x', 1)")
@@ -286,7 +256,7 @@ def test_a_device_survives_a_restart_of_the_replicator(
 
 
 @pytest.mark.long
-def test_a_device_that_is_ahead_of_a_store_built_again_converges(
+def test_device_ahead_of_rebuilt_store(
     tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, sdk: Sdk
 ) -> None:
     tables.execute("insert into notes select i::text, 'a', 'x', i from generate_series(1, 500) i")
@@ -309,7 +279,7 @@ def test_a_device_that_is_ahead_of_a_store_built_again_converges(
 
 
 @pytest.mark.parametrize("transport", ["ndjson", pytest.param("websocket", marks=pytest.mark.long)])
-def test_a_device_with_an_expired_token_syncs_once_it_has_a_new_one(
+def test_expired_token_is_replaced(
     tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, transport: Transport, sdk: Sdk
 ) -> None:
     service = serve(deploy(RULES).start())

@@ -16,9 +16,11 @@ from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from tests.support.doc_blocks import Block, all_blocks
 from tests.support.doc_shell import Shell
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, free_port
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -28,14 +30,10 @@ create table todos (id text primary key, list_id text, owner_id text, title text
 insert into lists values ('l1', 'user-1', 'home'), ('l2', 'user-2', 'work');
 insert into todos values ('t1', 'l1', 'user-1', 'bread', 0);
 """
-RULES = """
-config: {edition: 3}
-streams:
-  lists: {auto_subscribe: true, query: SELECT * FROM lists WHERE owner_id = auth.user_id()}
-  todos:
-    auto_subscribe: true
-    query: SELECT * FROM todos WHERE list_id IN (SELECT id FROM lists WHERE owner_id = auth.user_id())
-"""
+RULES = auto_streams(
+    lists="SELECT * FROM lists WHERE owner_id = auth.user_id()",
+    todos="SELECT * FROM todos WHERE list_id IN (SELECT id FROM lists WHERE owner_id = auth.user_id())",
+)
 PASSWORD = "…"  # as the pages write it
 SECRET = "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA"
 STARTED = 300.0
@@ -87,7 +85,7 @@ def served(
     return service, made
 
 
-def test_commands_beside_a_running_service(served: tuple[Service, Shell], tmp_path: Path) -> None:
+def test_commands_page(served: tuple[Service, Shell], tmp_path: Path) -> None:
     _, shell = served
     config = json.loads((shell.folder / "headwater.yaml").read_text())
     config["storage"]["path"] = str(tmp_path / "other")
@@ -102,7 +100,7 @@ def test_commands_beside_a_running_service(served: tuple[Service, Shell], tmp_pa
     assert (tmp_path / "other").is_dir()
 
 
-def test_uploads_are_prepared_and_policies_are_sql(served: tuple[Service, Shell], source_db: SourceDb) -> None:
+def test_uploads_page(served: tuple[Service, Shell], source_db: SourceDb) -> None:
     _, shell = served
     for block in blocks("uploads.md", "sh"):
         shell.run(block.code)
@@ -115,7 +113,7 @@ def test_uploads_are_prepared_and_policies_are_sql(served: tuple[Service, Shell]
 
 
 @pytest.mark.parametrize("page", ["connect-python.md", "python-client.md"])
-def test_python_devices(served: tuple[Service, Shell], source_db: SourceDb, page: str, tmp_path: Path) -> None:
+def test_python_page(served: tuple[Service, Shell], source_db: SourceDb, page: str, tmp_path: Path) -> None:
     service, shell = served
     code = "\n".join(block.code for block in blocks(page, "python"))
     code = code.replace("    print(rows)  # now, and whenever it changes", "    break")  # it would go on for ever
@@ -136,7 +134,7 @@ new_token = token_from_my_login
     assert "milk" in done.stdout
 
 
-def test_rules_are_tested_as_the_page_says(tmp_path: Path) -> None:
+def test_rule_tests_page(tmp_path: Path) -> None:
     (tmp_path / "sync_rules.yaml").write_text("""
 config: {edition: 3}
 streams:
@@ -164,7 +162,7 @@ streams:
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_settings_of_postgres(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
+def test_postgres_settings_page(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
     server = postgres_with()
     page = shell({}, 0)
     page.sql(TABLES, server.dsn())
@@ -188,7 +186,7 @@ def replaced_of(server: EmbeddedPostgres, port: int) -> dict[str, str]:
     }
 
 
-def test_the_quick_start(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
+def test_quick_start_page(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
     server, port = postgres_with(), free_port()
     page = shell(replaced_of(server, port), port, PS_SOURCE_PASSWORD=PASSWORD, PS_JWT_SECRET=SECRET)
     page.sql(TABLES, server.dsn())
@@ -229,7 +227,7 @@ port: !env PS_PORT::number
 """
 
 
-def test_migrating(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
+def test_migrating_page(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
     server, port = postgres_with(), free_port()
     uri = f"postgresql://postgres:x@127.0.0.1:{server.port}/postgres"
     page = shell({}, port, PS_SOURCE_URI=uri, PS_PORT=str(port))

@@ -59,7 +59,7 @@ def pages_of(site: Path) -> list[str]:
     return [page.name for page in sorted(site.glob("*.html"))]
 
 
-def test_the_site_has_all_pages_and_fetches_nothing_from_elsewhere(site: Path) -> None:
+def test_site_is_complete_and_self_contained(site: Path) -> None:
     names = {"index" if page.stem == "README" else page.stem for page in (ROOT / "docs").glob("*.md")}
     pages = sorted(site.glob("*.html"))
     assert {page.stem for page in pages} == names | {"404", "changelog", "containers"}
@@ -82,7 +82,7 @@ def test_the_site_has_all_pages_and_fetches_nothing_from_elsewhere(site: Path) -
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_has_nothing_against_any_page(site: Path, address: str, browser: Browser, dark: bool) -> None:
+def test_axe_finds_nothing_on_pages(site: Path, address: str, browser: Browser, dark: bool) -> None:
     browser.dark(dark)
     found = {}
     for page in pages_of(site):
@@ -91,7 +91,7 @@ def test_axe_has_nothing_against_any_page(site: Path, address: str, browser: Bro
     assert {page: findings for page, findings in found.items() if findings} == {}
 
 
-def test_a_phone_does_not_scroll_sideways(site: Path, address: str, browser: Browser) -> None:
+def test_phone_does_not_scroll_sideways(site: Path, address: str, browser: Browser) -> None:
     browser.resize(360, 740)
     wide = {}
     for page in pages_of(site):
@@ -103,7 +103,7 @@ def test_a_phone_does_not_scroll_sideways(site: Path, address: str, browser: Bro
 @pytest.mark.parametrize(
     ("words", "page"), [("slot lost", "Operating"), ("django", "Tables that Django made"), ("HW_2021", "HW_2021")]
 )
-def test_the_search_finds(address: str, browser: Browser, words: str, page: str) -> None:
+def test_search_finds(address: str, browser: Browser, words: str, page: str) -> None:
     browser.goto(f"{address}/index.html")
     browser.type(".md-search__input", words)
     browser.wait_for(".md-search-result__item")
@@ -111,7 +111,7 @@ def test_the_search_finds(address: str, browser: Browser, words: str, page: str)
     assert page in titles[:8]
 
 
-def test_the_first_page_has_a_picture_two_commands_and_five_ways_on(address: str, browser: Browser) -> None:
+def test_first_page(address: str, browser: Browser) -> None:
     browser.goto(f"{address}/index.html")
     assert len(browser.attributes(".md-content img", "src")) == 1
     assert [text.split("\n") for text in browser.texts(".md-content pre code")] == [

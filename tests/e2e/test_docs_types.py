@@ -30,7 +30,7 @@ def packages() -> Path:
 
 
 @pytest.mark.long
-def test_typescript_fits_the_types_of_the_sdks(packages: Path, tmp_path: Path) -> None:
+def test_typescript_types_match_sdks(packages: Path, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(packages)
     (tmp_path / "app.d.ts").write_text((HERE / "app.d.ts").read_text())
     for block in all_blocks("ts"):

@@ -24,11 +24,12 @@ from tests.support.command import headwater_here
 from tests.support.django_tables import make_django_tables
 from tests.support.example_schemas import GIVEN, NAMED, USERS, make_example
 from tests.support.fix_browser import Browser
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import Service, free_port
 from tests.support.node_process import npm_ci
+from tests.support.waiting import wait_until
 from tests.support.web_page import DEMO
 
 pytestmark = pytest.mark.e2e
@@ -91,7 +92,7 @@ def apart(ann: dict[tuple[str, str], str], bob: dict[tuple[str, str], str], show
     assert "password" not in str([*ann.values(), *bob.values()])
 
 
-def test_a_device_has_the_rows_of_its_user(
+def test_device_has_rows_of_its_user(
     source_db: SourceDb, deploy: Deploy, serve: Callable[..., Service], tmp_path: Path
 ) -> None:
     make_example(source_db, "supabase")
@@ -108,7 +109,7 @@ def test_a_device_has_the_rows_of_its_user(
 @pytest.mark.long
 @pytest.mark.timeout(900)  # a Spark of its own, which takes minutes to start on a machine that is busy
 @pytest.mark.parametrize("name", CHANGES)
-def test_by_the_commands_that_init_names(name: str, source_db: SourceDb, launch_module: Launch, tmp_path: Path) -> None:
+def test_commands_of_init_work(name: str, source_db: SourceDb, launch_module: Launch, tmp_path: Path) -> None:
     if name == DJANGO:
         make_django_tables(source_db)
     else:
@@ -178,7 +179,7 @@ def previewed(folder: Path, port: int) -> Iterator[str]:
             process.terminate()
 
 
-def test_the_page_that_it_writes_shows_rows_and_takes_writes(
+def test_written_page_reads_and_writes(
     source_db: SourceDb,
     deploy: Deploy,
     serve: Callable[..., Service],

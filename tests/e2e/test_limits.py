@@ -25,7 +25,7 @@ def sees(device: Device, *ids: str) -> None:
     device.wait_for("SELECT id FROM todos ORDER BY id", [{"id": each} for each in ids])
 
 
-def test_a_device_goes_without_a_stream_and_gets_it_back_while_connected(
+def test_device_without_stream_over_limit(
     memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], device_factory: DeviceFactory
 ) -> None:
     endpoint = start_endpoint(memory_store, requests=RequestLimits(max_buckets=LIMIT))

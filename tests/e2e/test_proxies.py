@@ -17,11 +17,11 @@ import pytest
 from headwater_client import Database
 from tests.support.authority import Authority
 from tests.support.fix_api import RULES, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import free_port
 from tests.support.fix_upload import NOTES, RULE, Uploads
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -73,7 +73,7 @@ def config_here(program: str, folder: Path, port: int, upstream: int) -> list[st
     return command
 
 
-def test_the_proxy_takes_its_config(program: str, tmp_path: Path) -> None:
+def test_proxy_takes_its_config(program: str, tmp_path: Path) -> None:
     run = config_here(program, tmp_path, 8443, 8080)
     check = {"nginx": [*run, "-t"], "haproxy": [*run, "-c"], "caddy": [run[0], "validate", *run[2:]]}[program]
     done = subprocess.run(check, capture_output=True, text=True, check=False, env={"HOME": str(tmp_path)})
@@ -106,7 +106,7 @@ def curl(folder: Path, port: int, path: str, *words: str) -> subprocess.Complete
 
 
 @pytest.mark.long
-def test_streams_websockets_and_large_uploads_go_through(
+def test_streams_websockets_and_uploads_pass(
     program: str, source_db: SourceDb, uploads_of: Callable[..., Uploads], memory_store: MemoryStore, tmp_path: Path
 ) -> None:
     source_db.execute(NOTES)

@@ -13,9 +13,10 @@ import pytest
 
 from tests.support.command import headwater
 from tests.support.fix_devices import DEADLINE, Device, DeviceFactory
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -181,7 +182,7 @@ def connected(
 
 
 @pytest.mark.timeout(400)
-def test_a_redeploy_downloads_nothing_that_the_device_has(connected: Connected) -> None:
+def test_redeploy_downloads_nothing_known(connected: Connected) -> None:
     assert connected.costs(HEAD + NOTES, reconnects=False) == 0, "the same config"
     assert connected.costs("# the same with a comment\n" + HEAD + NOTES, reconnects=True) == 0
     edited = NOTES.replace("auth.user_id()", "auth.user_id() AND auth.user_id() != 'nobody'")
@@ -190,7 +191,7 @@ def test_a_redeploy_downloads_nothing_that_the_device_has(connected: Connected) 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_an_added_stream_brings_its_own_rows_and_no_other(connected: Connected) -> None:
+def test_added_stream_brings_only_its_rows(connected: Connected) -> None:
     connected.write()
     rows = connected.written
     # The write that follows a deploy is in both streams; a bucket begins with a CLEAR

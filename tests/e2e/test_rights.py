@@ -140,7 +140,7 @@ def agree(device: Device, source: SourceDb) -> None:
     device.wait_for(f"{query} ORDER BY id", [{"id": row_id} for row_id in sorted(allowed(source))])
 
 
-def test_what_is_withdrawn_leaves_the_device_and_nothing_else(source_db: SourceDb, device: Device) -> None:
+def test_withdrawn_rights_remove_rows(source_db: SourceDb, device: Device) -> None:
     agree(device, source_db)
     for withdrawal, gone in STEPS:
         before = allowed(source_db)

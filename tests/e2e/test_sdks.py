@@ -21,9 +21,9 @@ from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import Device, DeviceFactory, Sdk, Transport
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_logs import facts_said
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -99,7 +99,7 @@ def held_back(store: MemoryStore, held: str) -> Iterator[None]:
 
 
 @ways(("node", "ndjson"), ("node", "websocket"), ("python", "ndjson"))
-def test_rows_of_a_higher_priority_show_while_others_are_on_their_way(endpoint: Endpoint, opened: Open) -> None:
+def test_priority_rows_show_first(endpoint: Endpoint, opened: Open) -> None:
     endpoint.store.chunk_ops = 1
     fill(endpoint, "first", "u1", "first")
     fill(endpoint, "last", "u1", "last 1", "last 2", text=random.Random(1).randbytes(300_000).hex())
@@ -113,9 +113,7 @@ def test_rows_of_a_higher_priority_show_while_others_are_on_their_way(endpoint: 
 
 
 @ways(("node", "websocket"), ("python", "ndjson"))
-def test_what_is_subscribed_to_comes_and_goes_when_its_time_is_over(
-    endpoint: Endpoint, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subscription_comes_and_goes(endpoint: Endpoint, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticks, "KEEPALIVE", 0.3)  # a device looks at its clock when it hears of the service
     for topic in ("a", "b", "c"):
         fill(endpoint, "chosen", topic, f"of {topic}")
@@ -136,9 +134,7 @@ def test_what_is_subscribed_to_comes_and_goes_when_its_time_is_over(
 
 
 @ways(("node", "ndjson"), ("python", "ndjson"))
-def test_a_token_that_ends_soon_is_replaced_in_time(
-    endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_expiring_token_is_replaced_in_time(endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     device = opened()
     device.set_token(make_token(exp=int(time.time() + ticks.WARNING + 2)))
@@ -153,7 +149,7 @@ def test_a_token_that_ends_soon_is_replaced_in_time(
 
 @ways(("node", "websocket"), ("python", "websocket"))
 @pytest.mark.parametrize("seconds", [-600, -1], ids=["refused", "ended"])
-def test_a_token_that_has_ended_is_replaced_at_once(
+def test_expired_token_is_replaced_at_once(
     endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture, seconds: int
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
@@ -170,9 +166,7 @@ def test_a_token_that_has_ended_is_replaced_at_once(
 
 
 @ways(("web", "websocket"), ("python", "bson"))
-def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
-    endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reconnect_gets_only_news(endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     fill(endpoint, "first", "u1", *(f"old {number}" for number in range(200)))
     device = opened()
@@ -200,7 +194,7 @@ def test_a_device_that_connects_again_gets_what_is_new_and_nothing_else(
     assert sent()["operations"] == 0
 
 
-def test_a_file_goes_from_the_node_sdk_to_python_and_back(endpoint: Endpoint, device_factory: DeviceFactory) -> None:
+def test_file_moves_between_sdks(endpoint: Endpoint, device_factory: DeviceFactory) -> None:
     shown: list[str] = []
     sdks: tuple[Sdk, ...] = ("node", "python", "node")
     for number, sdk in enumerate(sdks):

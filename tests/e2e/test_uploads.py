@@ -13,19 +13,17 @@ import pytest
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from tests.support.fix_devices import Device, DeviceFactory, Row, Sdk
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.fix_upload import NOTES
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
 DOCS = Path(__file__).parents[2] / "docs" / "uploads.md"
-RULES = """
-config: {edition: 3}
-streams:
-  mine: {auto_subscribe: true, query: SELECT * FROM notes WHERE owner = auth.user_id()}
-"""
+RULES = auto_streams(mine="SELECT * FROM notes WHERE owner = auth.user_id()")
 SCHEMA = {
     "notes": {"owner": "text", "title": "text", "n": "integer"},
     "upload_refusals": dict.fromkeys(("at", "message", "code", "op", "type", "row_id", "writes"), "text"),
@@ -77,9 +75,7 @@ def insert(row_id: str, title: str) -> tuple[str, Sequence[str]]:
     return "INSERT INTO notes (id, owner, title) VALUES (?, 'ann', ?)", [row_id, title]
 
 
-def test_writes_made_offline_arrive_and_what_is_refused_is_undone_on_the_device(
-    source_db: SourceDb, opened: Open
-) -> None:
+def test_offline_writes_arrive_or_are_undone(source_db: SourceDb, opened: Open) -> None:
     phone, tablet = opened("ann"), opened("ann")
     phone.disconnect()
     phone.transaction(insert("1", "milk"), insert("2", "bread"))
@@ -95,7 +91,7 @@ def test_writes_made_offline_arrive_and_what_is_refused_is_undone_on_the_device(
 
 
 @pytest.mark.parametrize("sdk", ["node"])
-def test_tables_that_the_app_makes_itself_send_and_get_rows_too(source_db: SourceDb, opened: Open) -> None:
+def test_local_tables_sync(source_db: SourceDb, opened: Open) -> None:
     source_db.execute("insert into notes (id, owner, title, n) values ('0', 'ann', 'first', 7)")
     table = "CREATE TABLE notes (id TEXT PRIMARY KEY, owner TEXT NOT NULL, title TEXT, n INTEGER) STRICT"
     phone, tablet = opened("ann", raw={"notes": table}), opened("ann")
@@ -112,9 +108,7 @@ def test_tables_that_the_app_makes_itself_send_and_get_rows_too(source_db: Sourc
     assert phone.query("SELECT type, row_id FROM upload_refusals") == [{"type": "notes", "row_id": "3"}]
 
 
-def test_the_user_sees_what_was_refused_and_why_until_somebody_has_dealt_with_it(
-    source_db: SourceDb, opened: Open
-) -> None:
+def test_refusals_are_shown_until_handled(source_db: SourceDb, opened: Open) -> None:
     source_db.execute("insert into notes values ('1', 'ann', 'milk')")
     phone = opened("ann")
     shown = "SELECT id, message, code, op, type, row_id, json_array_length(writes) AS writes FROM upload_refusals"
@@ -135,7 +129,7 @@ def test_the_user_sees_what_was_refused_and_why_until_somebody_has_dealt_with_it
 
 
 @pytest.mark.long
-def test_hundreds_of_transactions_arrive_in_their_order(source_db: SourceDb, opened: Open) -> None:
+def test_hundreds_of_transactions_in_order(source_db: SourceDb, opened: Open) -> None:
     phone = opened("ann")
     phone.disconnect()
     phone.transaction(insert("1", "counted"))
@@ -147,7 +141,7 @@ def test_hundreds_of_transactions_arrive_in_their_order(source_db: SourceDb, ope
     assert source_db.fetch("select count(*), max(last_op) from headwater_upload.taken") == [(251, 251)]
 
 
-def test_what_tells_devices_apart_is_as_the_docs_say(source_db: SourceDb, opened: Open, tmp_path: Path) -> None:
+def test_client_id_is_as_documented(source_db: SourceDb, opened: Open, tmp_path: Path) -> None:
     phone = opened("ann", "phone")
     phone.transaction(insert("1", "a"))
     phone.wait_confirmed()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.page import PAGE, in_page
-from tests.faults.world import World
+from tests.faults.service import FaultyService
 from tests.support.postgres_versions import postgres_of
 
 MAJOR = 17  # the first that can lack a standby of the slot
@@ -55,74 +55,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed, began = 0, time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Worlds(options.patience) as worlds:
+    with FaultyServices(options.patience) as services:
         for number, fault in enumerate(chosen, 1):
-            verdict = attempt(worlds, fault, options.seconds)
+            verdict = attempt(services, fault, options.seconds)
             failed += bool(verdict.missing)
             print(f"{number:2} {'FAIL' if verdict.missing else 'ok  '} {fault.name}: {verdict}", flush=True)
             if verdict.missing and options.verbose:
                 for where, text in verdict.said.items():
                     print(f"--- {where}\n{text}", flush=True)
-        worlds.discard()
+        services.discard()
     minutes = (time.monotonic() - began) / 60
     named = len(chosen) - failed
     print(f"{named} of {len(chosen)} faults were named within {options.seconds:.0f} s; this took {minutes:.1f} minutes")
     return 1 if failed else 0
 
 
-class Worlds(ExitStack):
-    """The world that faults are injected into, which is made anew when it does not become well."""
+class FaultyServices(ExitStack):
+    """The service that faults are injected into, replaced when it does not recover."""
 
     def __init__(self, patience: float) -> None:
         super().__init__()
         self._patience = patience
-        self._world: World | None = None
+        self._service: FaultyService | None = None
 
-    def well(self) -> World:
-        """A world in which rows flow."""
-        if self._world is not None:
+    def well(self) -> FaultyService:
+        """A service in which rows flow."""
+        if self._service is not None:
             try:
-                self._world.make_well(self._patience)
+                self._service.make_well(self._patience)
             except Exception as error:  # noqa: BLE001 - whatever the last fault has left behind
-                print(f"     the world is made anew: {error}", flush=True)
+                print(f"     the service is replaced: {error}", flush=True)
                 self.discard()
-        if self._world is None:
-            self._world = self._new()
-            self._world.make_well(3 * self._patience)
-        return self._world
+        if self._service is None:
+            self._service = self._new()
+            self._service.make_well(3 * self._patience)
+        return self._service
 
     def discard(self) -> None:
-        """Do without the world that there is."""
-        self._world = None
+        """Do without the service that there is."""
+        self._service = None
         try:
             self.close()
         except Exception as error:  # noqa: BLE001 - the faults are what counts
             print(f"     something may be left behind: {error}", flush=True)
 
-    def _new(self) -> World:
+    def _new(self) -> FaultyService:
         folder = Path(tempfile.mkdtemp(prefix="headwater-faults-"))
         folder.chmod(0o755)  # Postgres runs as another user
         self.callback(shutil.rmtree, folder, ignore_errors=True)
-        return self.enter_context(World(folder, postgres_of(MAJOR)))
+        return self.enter_context(FaultyService(folder, postgres_of(MAJOR)))
 
 
-def attempt(worlds: Worlds, fault: Fault, seconds: float) -> Verdict:
+def attempt(services: FaultyServices, fault: Fault, seconds: float) -> Verdict:
     """Inject it. An error of whatever makes or undoes the fault counts as one that was not named."""
     verdict = Verdict(0.0)
     try:
-        world = worlds.well()
-        inject(world, fault, seconds, verdict)
+        service = services.well()
+        inject(service, fault, seconds, verdict)
     except Exception as error:  # noqa: BLE001 - the other faults are still to come
         verdict.missing.append(f"{type(error).__name__}: {error}")
         verdict.said["traceback"] = traceback.format_exc()
-        worlds.discard()
+        services.discard()
     return verdict
 
 
-def inject(world: World, fault: Fault, seconds: float, verdict: Verdict) -> None:
+def inject(service: FaultyService, fault: Fault, seconds: float, verdict: Verdict) -> None:
     """Look until it is named everywhere, or somebody who asked when time was up was not told."""
-    mark = world.log.stat().st_size
-    with fault.inject(world):
+    mark = service.log.stat().st_size
+    with fault.inject(service):
         began = time.monotonic()
         for asking_at in (0.0, 0.4 * seconds, seconds):
             if (asked := time.monotonic() - began) > asking_at > 0 and asking_at < seconds:
@@ -130,19 +130,19 @@ def inject(world: World, fault: Fault, seconds: float, verdict: Verdict) -> None
             time.sleep(max(0.0, asking_at - asked))
             asked = time.monotonic() - began
             verdict.seconds = asked
-            look(world, fault, mark, verdict)
+            look(service, fault, mark, verdict)
             if not verdict.missing:
                 break
         if verdict.seconds > 2 * seconds:  # a busy machine has as long again
             verdict.missing.append(f"nobody could ask again before {verdict.seconds:.0f} s")
 
 
-def look(world: World, fault: Fault, mark: int, verdict: Verdict) -> None:
+def look(service: FaultyService, fault: Fault, mark: int, verdict: Verdict) -> None:
     """What is said now, and what is missing in it."""
     with ThreadPoolExecutor(2) as both:
-        status, doctor = both.map(world.run, ("source status", "doctor"))
+        status, doctor = both.map(service.run, ("source status", "doctor"))
     said = {"status": status.out + status.err, "doctor": doctor.out + doctor.err}
-    said["log"] = world.log.read_bytes()[mark:].decode(errors="replace")
+    said["log"] = service.log.read_bytes()[mark:].decode(errors="replace")
     verdict.said, verdict.missing = said, []
     for where in fault.where:
         verdict.missing += fault.missing(where, said[where])

@@ -16,9 +16,9 @@ import apsw
 import psycopg
 
 from headwater.embedded.postgres import StopMode
-from tests.faults.world import PASSWORD, ROLE, SYNC, World
+from tests.faults.service import PASSWORD, ROLE, SYNC, FaultyService
 
-Inject = Callable[[World], AbstractContextManager[None]]
+Inject = Callable[[FaultyService], AbstractContextManager[None]]
 
 EVERYWHERE = ("status", "doctor", "log")
 
@@ -52,14 +52,14 @@ def statements(do: str, undo: str, *, disconnect: bool = False) -> Inject:
     """By SQL in the source. With `disconnect`, of a right that is looked at when somebody comes."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        world.sql(do)
+    def inject(service: FaultyService) -> Iterator[None]:
+        service.sql(do)
         if disconnect:
-            world.disconnect()
+            service.disconnect()
         try:
             yield
         finally:
-            world.sql(undo)
+            service.sql(undo)
 
     return inject
 
@@ -68,14 +68,14 @@ def started_with(change: Inject) -> Inject:
     """The service is stopped, and started again when the change is there."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        world.stop()
-        with change(world):
-            world.start()
+    def inject(service: FaultyService) -> Iterator[None]:
+        service.stop()
+        with change(service):
+            service.start()
             try:
                 yield
             finally:
-                world.stop()
+                service.stop()
 
     return inject
 
@@ -84,9 +84,9 @@ def while_stopped(change: Inject) -> Inject:
     """The service is stopped before, and is not started."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        world.stop()
-        with change(world):
+    def inject(service: FaultyService) -> Iterator[None]:
+        service.stop()
+        with change(service):
             yield
 
     return inject
@@ -96,15 +96,15 @@ def configured(*path: str, value: Any) -> Inject:
     """Another value in the service config."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
+    def inject(service: FaultyService) -> Iterator[None]:
         *sections, key = path
-        place: Any = world.config
+        place: Any = service.config
         for section in sections:
             place = place[section]
         missing = object()
         before = place.get(key, missing)
         place[key] = value
-        world.write()
+        service.write()
         try:
             yield
         finally:
@@ -112,7 +112,7 @@ def configured(*path: str, value: Any) -> Inject:
                 del place[key]
             else:
                 place[key] = before
-            world.write()
+            service.write()
 
     return inject
 
@@ -121,37 +121,37 @@ def ruled(query: str) -> Inject:
     """The sync config has another query, too."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        world.sync = f"{SYNC}      - {query}\n"
+    def inject(service: FaultyService) -> Iterator[None]:
+        service.sync = f"{SYNC}      - {query}\n"
         try:
             yield
         finally:
-            world.sync = SYNC
+            service.sync = SYNC
 
     return inject
 
 
 def set_to(name: str, value: str) -> Inject:
-    return lambda world: world.setting(name, value)
+    return lambda service: service.setting(name, value)
 
 
 def together(*changes: Inject) -> Inject:
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
+    def inject(service: FaultyService) -> Iterator[None]:
         with ExitStack() as stack:
             for change in changes:
-                stack.enter_context(change(world))
+                stack.enter_context(change(service))
             yield
 
     return inject
 
 
-def connected(dsn: Callable[[World], str], *texts: str, **options: Any) -> Inject:
+def connected(dsn: Callable[[FaultyService], str], *texts: str, **options: Any) -> Inject:
     """A session that has done this, and stays open."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        with contextlib.closing(psycopg.connect(dsn(world), **options)) as conn:
+    def inject(service: FaultyService) -> Iterator[None]:
+        with contextlib.closing(psycopg.connect(dsn(service), **options)) as conn:
             for text in texts:
                 conn.execute(text)
             yield
@@ -165,144 +165,144 @@ def connected(dsn: Callable[[World], str], *texts: str, **options: Any) -> Injec
 
 
 @contextmanager
-def source_down(world: World) -> Iterator[None]:
-    world.server.stop(StopMode.IMMEDIATE)
+def source_down(service: FaultyService) -> Iterator[None]:
+    service.server.stop(StopMode.IMMEDIATE)
     try:
         yield
     finally:
-        world.server.start()
+        service.server.start()
 
 
 @contextmanager
-def network_cut(world: World) -> Iterator[None]:
-    world.network.cut()
+def network_cut(service: FaultyService) -> Iterator[None]:
+    service.network.cut()
     try:
         yield
     finally:
-        world.network.mend()
+        service.network.mend()
 
 
 @contextmanager
-def network_silent(world: World) -> Iterator[None]:
-    world.network.swallow()
+def network_silent(service: FaultyService) -> Iterator[None]:
+    service.network.swallow()
     try:
         yield
     finally:
-        world.network.mend()
+        service.network.mend()
 
 
-def no_such_login(world: World) -> AbstractContextManager[None]:
-    return refused(f"host all {ROLE} 127.0.0.1/32 reject")(world)
+def no_such_login(service: FaultyService) -> AbstractContextManager[None]:
+    return refused(f"host all {ROLE} 127.0.0.1/32 reject")(service)
 
 
 def refused(line: str) -> Inject:
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        world.refuse(line)
-        world.disconnect()
+    def inject(service: FaultyService) -> Iterator[None]:
+        service.refuse(line)
+        service.disconnect()
         try:
             yield
         finally:
-            world.refuse("")
+            service.refuse("")
 
     return inject
 
 
 @contextmanager
-def senders_used_up(world: World) -> Iterator[None]:
+def senders_used_up(service: FaultyService) -> Iterator[None]:
     with ExitStack() as stack:
-        world.disconnect()
+        service.disconnect()
         for _ in range(9):
             with contextlib.suppress(psycopg.OperationalError):
-                conn = psycopg.connect(world.server.dsn() + " replication=database", autocommit=True)
+                conn = psycopg.connect(service.server.dsn() + " replication=database", autocommit=True)
                 stack.enter_context(contextlib.closing(conn))
         yield
 
 
 @contextmanager
-def slots_used_up(world: World) -> Iterator[None]:
+def slots_used_up(service: FaultyService) -> Iterator[None]:
     names = [f"other_{n}" for n in range(7)]
     for name in names:
-        world.sql(f"select pg_create_physical_replication_slot('{name}')")
+        service.sql(f"select pg_create_physical_replication_slot('{name}')")
     try:
         yield
     finally:
         for name in names:
-            world.sql(f"select pg_drop_replication_slot('{name}')")
+            service.sql(f"select pg_drop_replication_slot('{name}')")
 
 
 @contextmanager
-def segments_written(world: World) -> Iterator[None]:
+def segments_written(service: FaultyService) -> Iterator[None]:
     """More log than the slot may keep."""
     for _ in range(40):
-        world.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
-    world.sql("checkpoint")
-    world.sql("checkpoint")
+        service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+    service.sql("checkpoint")
+    service.sql("checkpoint")
     yield
 
 
 @contextmanager
-def slot_dropped(world: World) -> Iterator[None]:
-    world.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+def slot_dropped(service: FaultyService) -> Iterator[None]:
+    service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
     yield
 
 
 @contextmanager
-def half_the_budget(world: World) -> Iterator[None]:
-    world.signal(signal.SIGSTOP)
+def half_the_budget(service: FaultyService) -> Iterator[None]:
+    service.signal(signal.SIGSTOP)
     for _ in range(20):
-        world.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+        service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
     try:
         yield
     finally:
-        world.signal(signal.SIGCONT)
+        service.signal(signal.SIGCONT)
 
 
 @contextmanager
-def forgotten_slot(world: World) -> Iterator[None]:
-    with world.setting("max_slot_wal_keep_size", "-1"):
-        world.sql("select pg_create_physical_replication_slot('forgotten', true)")
+def forgotten_slot(service: FaultyService) -> Iterator[None]:
+    with service.setting("max_slot_wal_keep_size", "-1"):
+        service.sql("select pg_create_physical_replication_slot('forgotten', true)")
         for _ in range(66):
-            world.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+            service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
         try:
             yield
         finally:
-            world.sql("select pg_drop_replication_slot('forgotten')")
+            service.sql("select pg_drop_replication_slot('forgotten')")
 
 
 @contextmanager
-def prepared(world: World) -> Iterator[None]:
-    world.sql("begin; insert into unseen values (1); prepare transaction 'forgotten'")
+def prepared(service: FaultyService) -> Iterator[None]:
+    service.sql("begin; insert into unseen values (1); prepare transaction 'forgotten'")
     try:
         yield
     finally:
-        world.sql("rollback prepared 'forgotten'")
+        service.sql("rollback prepared 'forgotten'")
 
 
 @contextmanager
-def store_set_aside(world: World) -> Iterator[None]:
+def store_set_aside(service: FaultyService) -> Iterator[None]:
     """There is no store, so that the next start reads everything."""
-    aside = world.store.with_name("aside")
-    world.store.rename(aside)
+    aside = service.store.with_name("aside")
+    service.store.rename(aside)
     try:
         yield
     finally:
-        world.stop()
-        shutil.rmtree(world.store, ignore_errors=True)
-        world.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+        service.stop()
+        shutil.rmtree(service.store, ignore_errors=True)
+        service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
         shutil.rmtree(aside)
 
 
 @contextmanager
-def large_transaction(world: World) -> Iterator[None]:
-    world.sql("insert into notes select 'l' || n, repeat('y', 60) from generate_series(1, 2000000) n")
+def large_transaction(service: FaultyService) -> Iterator[None]:
+    service.sql("insert into notes select 'l' || n, repeat('y', 60) from generate_series(1, 2000000) n")
     try:
         yield
     finally:
-        world.stop()
-        shutil.rmtree(world.store)
-        world.sql("truncate notes")
-        world.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+        service.stop()
+        shutil.rmtree(service.store)
+        service.sql("truncate notes")
+        service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
 
 
 _SUBTRANSACTIONS = """
@@ -315,60 +315,60 @@ end $$
 
 
 @contextmanager
-def decoded_for_nobody(world: World) -> Iterator[None]:
-    world.sql(_SUBTRANSACTIONS)
+def decoded_for_nobody(service: FaultyService) -> Iterator[None]:
+    service.sql(_SUBTRANSACTIONS)
     try:
         yield
     finally:
-        world.sql("truncate unseen")
+        service.sql("truncate unseen")
 
 
 @contextmanager
-def disk_full(world: World) -> Iterator[None]:
-    world.shrink_disk()
-    world.sql("update notes set body = repeat(md5(random()::text), 2000)")
+def disk_full(service: FaultyService) -> Iterator[None]:
+    service.shrink_disk()
+    service.sql("update notes set body = repeat(md5(random()::text), 2000)")
     try:
         yield
     finally:
-        world.restore_disk()
-        world.sql("update notes set body = 'x'")
+        service.restore_disk()
+        service.sql("update notes set body = 'x'")
 
 
 @contextmanager
-def store_removed(world: World) -> Iterator[None]:
-    aside = world.store.parent / "store.db"
-    (world.store / "store.db").rename(aside)
-    world.sql("update notes set body = 'y'")
+def store_removed(service: FaultyService) -> Iterator[None]:
+    aside = service.store.parent / "store.db"
+    (service.store / "store.db").rename(aside)
+    service.sql("update notes set body = 'y'")
     try:
         yield
     finally:
-        aside.rename(world.store / "store.db")
+        aside.rename(service.store / "store.db")
 
 
 @contextmanager
-def store_damaged(world: World) -> Iterator[None]:
-    path = world.store / "store.db"
+def store_damaged(service: FaultyService) -> Iterator[None]:
+    path = service.store / "store.db"
     whole = path.read_bytes()
     path.write_bytes(b"no database" * 1000)
     try:
         yield
     finally:
-        world.stop()
+        service.stop()
         path.write_bytes(whole)
 
 
 @contextmanager
-def store_locked(world: World) -> Iterator[None]:
-    with contextlib.closing(apsw.Connection(str(world.store / "store.db"))) as other:
+def store_locked(service: FaultyService) -> Iterator[None]:
+    with contextlib.closing(apsw.Connection(str(service.store / "store.db"))) as other:
         other.execute("begin immediate")
-        world.sql("update notes set body = 'z'")
+        service.sql("update notes set body = 'z'")
         yield
         other.execute("rollback")
 
 
 @contextmanager
-def second_replicator(world: World) -> Iterator[None]:
-    process = world.start_second()
+def second_replicator(service: FaultyService) -> Iterator[None]:
+    process = service.start_second()
     try:
         yield
     finally:
@@ -377,25 +377,25 @@ def second_replicator(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def killed(world: World) -> Iterator[None]:
-    world.kill()
+def killed(service: FaultyService) -> Iterator[None]:
+    service.kill()
     yield
 
 
 @contextmanager
-def paused(world: World) -> Iterator[None]:
-    world.signal(signal.SIGSTOP)
+def paused(service: FaultyService) -> Iterator[None]:
+    service.signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        world.signal(signal.SIGCONT)
+        service.signal(signal.SIGCONT)
 
 
 @contextmanager
-def port_taken(world: World) -> Iterator[None]:
+def port_taken(service: FaultyService) -> Iterator[None]:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", world.port))
+        taken.bind(("127.0.0.1", service.port))
         taken.listen()
         yield
 
@@ -404,10 +404,10 @@ def uploading(entry: dict[str, Any], change: Inject) -> Inject:
     """A device writes while the change is there."""
 
     @contextmanager
-    def inject(world: World) -> Iterator[None]:
-        with change(world):
+    def inject(service: FaultyService) -> Iterator[None]:
+        with change(service):
             crud = {"op_id": 1, "op": "PUT", "type": "notes", **entry}
-            world.post("/upload", {"client_id": f"c{entry['id']}", "transactions": [{"crud": [crud]}]})
+            service.post("/upload", {"client_id": f"c{entry['id']}", "transactions": [{"crud": [crud]}]})
             yield
 
     return inject
@@ -575,7 +575,7 @@ FAULTS: tuple[Fault, ...] = (
         "waits for the open transaction of pid",
         "pg_terminate_backend",
         started_with(
-            together(store_set_aside, connected(lambda world: world.dsn, "insert into unseen values (0, 'open')"))
+            together(store_set_aside, connected(lambda service: service.dsn, "insert into unseen values (0, 'open')"))
         ),
     ),
     Fault(

@@ -11,11 +11,12 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
-from tests.integration.world import CONFIG, SOURCE, NewWorld, SmallDisk, World
+from tests.integration.followed_source import SOURCE, FollowedSource, FollowSource, SmallDisk
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import WATCHED, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.network import Network
+from tests.support.sync_configs import NOTES_AND_OTHERS
 
 
 @pytest.fixture
@@ -38,15 +39,15 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
 
 
 @pytest.fixture
-def world_of(
+def follow_source(
     small_disk: Callable[[int], SmallDisk],  # which goes after what is on it
     source_db: SourceDb,
     bulk: BulkJobs,
     tmp_path: Path,
-) -> Iterator[NewWorld]:
+) -> Iterator[FollowSource]:
     with ExitStack() as stack:
 
-        def make(server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store") -> World:
+        def make(server: EmbeddedPostgres | None = None, directory: Path = tmp_path / "store") -> FollowedSource:
             if server is None:
                 source = source_db
                 stack.callback(lambda: source.execute("drop owned by follower; drop role follower"))
@@ -58,7 +59,7 @@ def world_of(
             deployment = Deployment(
                 source,
                 directory,
-                CONFIG,
+                NOTES_AND_OTHERS,
                 bulk,
                 user="follower",
                 password="right",
@@ -66,11 +67,11 @@ def world_of(
                 silence_seconds=4.0,
                 intervals=WATCHED,
             )
-            stack.callback(deployment.close)
+            stack.callback(deployment.close_whole)
             deployment.start()
-            world = World(source.server, source, network, deployment, Device(deployment))
+            followed = FollowedSource(source.server, source, network, deployment, Device(deployment))
             deployment.caught_up()
-            assert world.device.rows() == world.truth()
-            return world
+            assert followed.device.rows() == followed.truth()
+            return followed
 
         yield make

@@ -48,7 +48,7 @@ def admin(deployment: Deployment, settings: AdminSettings) -> Iterator[AdminEndp
         yield endpoint
 
 
-def test_diagnostics_tell_of_the_source_and_the_served_version(admin: AdminEndpoint, deployment: Deployment) -> None:
+def test_diagnostics_name_source_and_version(admin: AdminEndpoint, deployment: Deployment) -> None:
     told = admin.post(f"{ADMIN}/diagnostics")
     (connection,) = told["connections"]
     settings = deployment.settings
@@ -76,7 +76,7 @@ def test_diagnostics_tell_of_the_source_and_the_served_version(admin: AdminEndpo
     assert asked["active_sync_rules"]["content"] == RULES
 
 
-def test_diagnostics_of_a_version_on_its_way(admin: AdminEndpoint, deployment: Deployment) -> None:
+def test_diagnostics_of_processing_version(admin: AdminEndpoint, deployment: Deployment) -> None:
     deployment.stop()
     assert admin.post(f"{SYNC_RULES}/deploy", content=OTHER)["slot_name"]
     told = admin.post(f"{ADMIN}/diagnostics", sync_rules_content=True)
@@ -88,7 +88,7 @@ def test_diagnostics_of_a_version_on_its_way(admin: AdminEndpoint, deployment: D
         assert admin.refusal("POST", path, 409, json={})["code"] == "PSYNC_S4106"
 
 
-def test_diagnostics_name_what_keeps_a_tables_rows_away(deployment: Deployment, source_db: SourceDb) -> None:
+def test_diagnostics_name_unreadable_table(deployment: Deployment, source_db: SourceDb) -> None:
     settings = AdminSettings((TOKEN,), deployment.address, (deployment.settings,))
     source_db.execute("create table keyless (id int)")
     source_db.execute("create table unpublished (id int primary key)")
@@ -128,7 +128,7 @@ streams:
         assert any("delted_at" in each for each in checked["errors"])
 
 
-def test_validation_says_where_a_text_is_wrong(admin: AdminEndpoint) -> None:
+def test_validate_names_position_of_error(admin: AdminEndpoint) -> None:
     told = admin.post(f"{ADMIN}/validate", sync_rules=WRONG)
     assert told["connections"] == []
     (error,) = told["errors"]
@@ -138,7 +138,7 @@ def test_validation_says_where_a_text_is_wrong(admin: AdminEndpoint) -> None:
     assert admin.refusal("POST", f"{ADMIN}/validate", 400, json={})["code"] == "HW_6201"
 
 
-def test_a_source_that_does_not_answer_is_said_so(deployment: Deployment) -> None:
+def test_unreachable_source_is_named(deployment: Deployment) -> None:
     away = replace(deployment.settings, port=1, connect_timeout=2)
     deployment.start()
     with running_admin(AdminSettings((TOKEN,), deployment.address, (away,))) as admin:
@@ -151,7 +151,7 @@ def test_a_source_that_does_not_answer_is_said_so(deployment: Deployment) -> Non
         assert admin.refusal("POST", f"{ADMIN}/schema", 503, json={})["code"] == "HW_2001"
 
 
-def test_the_schema_is_that_of_the_source(admin: AdminEndpoint) -> None:
+def test_schema_of_source(admin: AdminEndpoint) -> None:
     told = admin.post(f"{ADMIN}/schema")
     assert (told["defaultConnectionTag"], told["defaultSchema"]) == ("default", "public")
     (connection,) = told["connections"]
@@ -169,7 +169,7 @@ def test_the_schema_is_that_of_the_source(admin: AdminEndpoint) -> None:
     ]  # fmt: skip
 
 
-def test_reprocessing_compares_all_tables(admin: AdminEndpoint, deployment: Deployment) -> None:
+def test_reprocess_compares_all_tables(admin: AdminEndpoint, deployment: Deployment) -> None:
     slot = admin.get(f"{SYNC_RULES}/current")["current"]["slot_name"]
     assert admin.post(f"{ADMIN}/reprocess") == {"connections": [{"id": "default", "tag": "default", "slot_name": slot}]}
     assert admin.post(f"{SYNC_RULES}/reprocess") == {"slot_name": slot}
@@ -181,14 +181,14 @@ def test_reprocessing_compares_all_tables(admin: AdminEndpoint, deployment: Depl
         )  # fmt: skip
 
 
-def test_without_an_active_version_there_is_nothing_to_reprocess(settings: AdminSettings) -> None:
+def test_reprocess_without_active_version(settings: AdminSettings) -> None:
     with running_admin(settings) as admin:
         for path in (f"{ADMIN}/reprocess", f"{SYNC_RULES}/reprocess"):
             assert admin.refusal("POST", path, 422, json={})["code"] == "PSYNC_S4104"
         assert admin.refusal("GET", f"{SYNC_RULES}/current", 422)["code"] == "PSYNC_S4104"
 
 
-def test_deploys_are_taken_as_json_and_as_yaml(admin: AdminEndpoint, deployment: Deployment) -> None:
+def test_deploy_as_json_and_yaml(admin: AdminEndpoint, deployment: Deployment) -> None:
     slot = admin.get(f"{SYNC_RULES}/current")["current"]["slot_name"]
     yaml = {"content-type": "application/yaml"}
     response = admin.http.post(f"{SYNC_RULES}/deploy", content=OTHER.encode(), headers=yaml)
@@ -199,13 +199,13 @@ def test_deploys_are_taken_as_json_and_as_yaml(admin: AdminEndpoint, deployment:
     assert "user_di" in error["details"]
 
 
-def test_with_a_sync_config_in_the_service_config_none_is_taken(settings: AdminSettings) -> None:
+def test_deploy_refused_with_config_file(settings: AdminSettings) -> None:
     with running_admin(replace(settings, from_file=True)) as admin:
         error = admin.refusal("POST", f"{SYNC_RULES}/deploy", 422, json={"content": OTHER})
         assert error["code"] == "PSYNC_S4105"
 
 
-def test_validation_of_a_deploy_has_no_wrapper(admin: AdminEndpoint) -> None:
+def test_validation_of_deploy_has_no_wrapper(admin: AdminEndpoint) -> None:
     response = admin.http.post(f"{SYNC_RULES}/validate", json={"content": RULES})
     told = response.json()
     assert response.text.startswith("{\n")
@@ -225,7 +225,7 @@ def sql(admin: AdminEndpoint, query: str, *args: object, **more: object) -> Any:
     return admin.post(f"{ADMIN}/execute-sql", sql={"query": query, "args": list(args)}, **more)
 
 
-def test_sql_is_not_run_unless_the_connection_allows_it(admin: AdminEndpoint) -> None:
+def test_execute_sql_needs_permission(admin: AdminEndpoint) -> None:
     told = sql(admin, "select 1")
     assert told == {
         "success": False,
@@ -234,7 +234,7 @@ def test_sql_is_not_run_unless_the_connection_allows_it(admin: AdminEndpoint) ->
     }
 
 
-def test_sql_reads_and_nothing_else(deployment: Deployment, source_db: SourceDb) -> None:
+def test_execute_sql_only_reads(deployment: Deployment, source_db: SourceDb) -> None:
     open_to_sql = replace(deployment.settings, debug_api=True)
     with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
         query = "select id, owner, data, x, null, '{\"a\": 1}'::jsonb from notes where id = $1 or owner = $2"
@@ -318,7 +318,7 @@ HARMFUL = (
 """Calls that change something although the transaction only reads, in every place and way of writing a call."""
 
 
-def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Deployment, source_db: SourceDb) -> None:
+def test_execute_sql_is_read_only_for_superuser(deployment: Deployment, source_db: SourceDb) -> None:
     source_db.execute("create sequence s; create schema app")
     source_db.execute("create function unhinged(int) returns int language sql as 'select $1'")
     source_db.execute("create function app.owner(text) returns text language sql as 'select $1'")
@@ -379,7 +379,7 @@ def test_sql_changes_nothing_although_the_role_may_do_everything(deployment: Dep
         (f"select {', '.join(['n::char(10000000)'] * 20)} from generate_series(1, 3) n", 0),
     ],
 )
-def test_sql_takes_no_more_from_the_source_than_it_answers(
+def test_execute_sql_limits_rows_read(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, query: str, rows: int
 ) -> None:
     monkeypatch.setattr("headwater.api.admin.powersync_sql.SECONDS", 120)
@@ -406,13 +406,13 @@ def test_sql_takes_no_more_from_the_source_than_it_answers(
         ("'[2024-01-01,infinity]')::daterange", "[2024-01-01, infinity]"),
     ],
 )
-def test_sql_tells_values_that_python_has_none_for(deployment: Deployment, value: str, told: str) -> None:
+def test_execute_sql_values_without_python_type(deployment: Deployment, value: str, told: str) -> None:
     open_to_sql = replace(deployment.settings, debug_api=True)
     with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
         assert sql(admin, f"select ({value}")["results"]["rows"] == [[told]]
 
 
-def test_sql_that_waits_is_ended(deployment: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_execute_sql_times_out(deployment: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.api.admin.powersync_sql.SECONDS", 1)
     open_to_sql = replace(deployment.settings, debug_api=True)
     with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apsw
 import psycopg
@@ -15,25 +15,18 @@ import zstandard
 
 from headwater.replication.jobs.sampling import SamplingResults, SamplingSettings, sampling_results
 from tests.support.changed_source import unheard
-from tests.support.fix_headwater import WATCHED, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import WATCHED, Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import contents
 from tests.support.store_checker import Op, histories, problems
 from tests.support.store_file import store_file
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM items WHERE owner = auth.user_id()
-  notes:
-    auto_subscribe: true
-    query: SELECT notes.* FROM notes JOIN groups ON notes.team = groups.team WHERE groups.member = auth.user_id()
-"""
+CONFIG = auto_streams(
+    items="SELECT * FROM items WHERE owner = auth.user_id()",
+    notes="SELECT notes.* FROM notes JOIN groups ON notes.team = groups.team WHERE groups.member = auth.user_id()",
+)
 
 OWNERS = 14
 
@@ -224,7 +217,7 @@ def assert_only(before: dict[str, list[Op]], now: dict[str, list[Op]], mended: d
             assert len(now[name]) == 10, name
 
 
-def test_the_audit_names_damage_and_mends_it(deploy: Deploy, source_db: SourceDb) -> None:
+def test_audit_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
     deployment = deploy(CONFIG, on_postgres=False).start()
     later(source_db)
@@ -256,7 +249,7 @@ def test_the_audit_names_damage_and_mends_it(deploy: Deploy, source_db: SourceDb
     assert problems(deployment.directory) == []
 
 
-def test_sampling_finds_damage_and_mends_it(deploy: Deploy, source_db: SourceDb) -> None:
+def test_sampling_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
     deployment = deploy(CONFIG, on_postgres=False).start()
     later(source_db)
@@ -290,7 +283,7 @@ def test_sampling_finds_damage_and_mends_it(deploy: Deploy, source_db: SourceDb)
     assert problems(deployment.directory) == []
 
 
-def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, source_db: SourceDb) -> None:
+def test_audit_under_constant_writes_finds_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
     deployment = deploy(CONFIG)
     deployment.sampling = EAGER
@@ -329,9 +322,7 @@ def test_a_store_that_is_written_to_all_the_time_is_found_whole(deploy: Deploy, 
     assert known.cycles >= cycles + 2
 
 
-def test_sampling_goes_on_past_tables_that_it_cannot_look_into_and_names_them(
-    deploy: Deploy, source_db: SourceDb
-) -> None:
+def test_sampling_passes_unreadable_tables(deploy: Deploy, source_db: SourceDb) -> None:
     names = ("first", "broken", "keyless", "last")
     source_db.execute("create type pair as (a int, b int); create table broken (id pair primary key, body text)")
     source_db.execute("create table keyless (id int, body text)")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 from functools import partial
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import httpx
@@ -15,21 +14,15 @@ import pytest
 from headwater.oplog.keys import StoreKeys
 from headwater.replication.requests import RequestKind
 from headwater.storage.contract.versions import VersionState
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.one_device import sees
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT id, text FROM notes WHERE owner = auth.user_id()
-"""
+CONFIG = auto_streams(notes="SELECT id, text FROM notes WHERE owner = auth.user_id()")
 WITH_FOLDERS = f"""{CONFIG}
   folders:
     auto_subscribe: true
@@ -54,9 +47,7 @@ def own(deployment: Deployment) -> None:
 
 @pytest.mark.usefixtures("weak")
 @pytest.mark.parametrize("on_postgres", [False, True])
-def test_users_whose_buckets_share_a_key_get_their_own_rows(
-    deploy: Deploy, source_db: SourceDb, *, on_postgres: bool
-) -> None:
+def test_colliding_bucket_keys_keep_users_apart(deploy: Deploy, source_db: SourceDb, *, on_postgres: bool) -> None:
     source_db.execute("create table notes (id text primary key, owner text, folder text, text text)")
     source_db.execute(
         "insert into notes select 'n' || i, 'u' || i % 4, 'f' || i % 2, 'note ' || i from generate_series(1, 60) i"
@@ -90,9 +81,7 @@ WITH_TASKS = f"""{CONFIG}
 
 @pytest.mark.usefixtures("weak")
 @pytest.mark.parametrize("on_postgres", [False, True])
-def test_a_comparison_brings_rows_into_buckets_whose_keys_are_taken(
-    deploy: Deploy, source_db: SourceDb, *, on_postgres: bool
-) -> None:
+def test_compare_with_colliding_bucket_keys(deploy: Deploy, source_db: SourceDb, *, on_postgres: bool) -> None:
     """The rows of a table that is made later. What the comparison merges with has to learn the new keys, too."""
     source_db.execute("create table notes (id text primary key, owner text, folder text, text text)")
     source_db.execute("insert into notes select 'n' || i, 'u' || i % 2, 'f', 'x' from generate_series(1, 9) i")
@@ -125,7 +114,7 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
 )
 
 
-def test_nothing_shows_the_secret_of_the_store(
+def test_store_secret_is_not_shown(
     deploy: Deploy, source_db: SourceDb, launch: Launch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source_db.execute("create table notes (id text primary key, owner text, folder text, text text)")

@@ -316,7 +316,7 @@ def compare(new_address: NewAddress, identity: ReplicaIdentity, history: Sequenc
 
 
 @pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
-def test_all_ways_into_a_store_lead_to_the_same(new_address: NewAddress, identity: ReplicaIdentity) -> None:
+def test_snapshot_stream_and_compare_lead_to_same_store(new_address: NewAddress, identity: ReplicaIdentity) -> None:
     few = isinstance(new_address(), PostgresAddress)
 
     @settings(max_examples=4 if few else 20, deadline=None, derandomize=True, phases=[Phase.generate])

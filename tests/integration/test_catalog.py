@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from headwater.decode.pgoutput import Decoder
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.replication.tables.live import as_streamed
 from headwater.source.catalog.publications import PublicationError
 from headwater.source.catalog.published import PublishedTable, load_types, published_tables
-from headwater.source.connect import SourceSettings, connect
+from headwater.source.connect import connect
 from tests.support.fix_postgres import SourceDb
 
 
-def settings_for(db: SourceDb, **changes: object) -> SourceSettings:
-    parts = conninfo_to_dict(db.dsn)
-    base: dict[str, object] = {
-        "host": str(parts["host"]),
-        "port": int(str(parts["port"])),
-        "database": db.name,
-        "user": "postgres",
-        "sslmode": "disable",
-    }
-    return SourceSettings(**{**base, **changes})  # type: ignore[arg-type]
-
-
 def from_catalog(db: SourceDb, *publications: str) -> dict[str, PublishedTable]:
-    with connect(settings_for(db)) as conn:
+    with connect(db.settings()) as conn:
         found = published_tables(conn, publications or ("headwater",))
     return {table.relation.name: table for table in found}
 
@@ -86,7 +73,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_reads_from_the_catalog_as_the_stream_describes_it(source_db: SourceDb, name: str) -> None:
+def test_catalog_matches_stream_description(source_db: SourceDb, name: str) -> None:
     create, row = TABLES[name]
     source_db.execute(create)
     source_db.execute("create publication headwater for all tables")
@@ -94,7 +81,7 @@ def test_a_table_reads_from_the_catalog_as_the_stream_describes_it(source_db: So
     assert as_streamed(from_catalog(source_db)[name].relation) == streamed[name]
 
 
-def test_a_partitioned_table_is_one_table_with_leaves_when_published_through_its_root(source_db: SourceDb) -> None:
+def test_partitioned_table_published_via_root(source_db: SourceDb) -> None:
     source_db.execute(
         "create table event (id int, day date, primary key (id, day)) partition by range (day);"
         "create table event_a partition of event for values from ('2024-01-01') to ('2025-01-01');"
@@ -107,7 +94,7 @@ def test_a_partitioned_table_is_one_table_with_leaves_when_published_through_its
     assert table.relation == from_stream(source_db, "insert into event values (1, '2025-05-05')")["event"]
 
 
-def test_partitions_are_tables_of_their_own_otherwise(source_db: SourceDb) -> None:
+def test_partitions_published_by_themselves(source_db: SourceDb) -> None:
     source_db.execute(
         "create table event (id int, day date, primary key (id, day)) partition by range (day);"
         "create table event_a partition of event for values from ('2024-01-01') to ('2025-01-01');"
@@ -118,7 +105,7 @@ def test_partitions_are_tables_of_their_own_otherwise(source_db: SourceDb) -> No
     assert table.relation == from_stream(source_db, "insert into event values (1, '2024-05-05')")["event_a"]
 
 
-def test_column_lists_and_row_filters_of_the_publication_apply(source_db: SourceDb) -> None:
+def test_column_lists_and_row_filters(source_db: SourceDb) -> None:
     source_db.needs(15, "column lists and row filters of publications")
     source_db.execute(
         "create table note (id int primary key, secret text, title text);"
@@ -130,7 +117,7 @@ def test_column_lists_and_row_filters_of_the_publication_apply(source_db: Source
     assert table.relation == from_stream(source_db, "insert into note values (11, 's', 't')")["note"]
 
 
-def test_publications_add_up_unless_they_contradict_each_other(source_db: SourceDb) -> None:
+def test_publications_add_up_or_contradict(source_db: SourceDb) -> None:
     source_db.needs(15, "column lists and row filters of publications")
     source_db.execute(
         "create table note (id int primary key, title text);"
@@ -143,7 +130,7 @@ def test_publications_add_up_unless_they_contradict_each_other(source_db: Source
         from_catalog(source_db, "headwater", "narrow")
 
 
-def test_one_table_can_be_looked_at_by_itself(source_db: SourceDb) -> None:
+def test_single_table_is_loaded(source_db: SourceDb) -> None:
     source_db.execute(
         "create table event (id int, primary key (id)) partition by range (id); create table event_a partition of event"
         " for values from (0) to (10); create table note (id int primary key);"
@@ -157,7 +144,7 @@ def test_one_table_can_be_looked_at_by_itself(source_db: SourceDb) -> None:
     assert published_tables(source_db.connection, ["headwater"], partition) == []
 
 
-def test_a_missing_publication_is_named_with_its_remedy(source_db: SourceDb) -> None:
+def test_missing_publication_names_remedy(source_db: SourceDb) -> None:
     with pytest.raises(PublicationError, match=r'publication "headwater" does not exist.*source prepare'):
         from_catalog(source_db)
 
@@ -175,7 +162,7 @@ def test_a_missing_publication_is_named_with_its_remedy(source_db: SourceDb) -> 
         "truncate note",
     ],
 )
-def test_a_change_of_the_table_changes_its_fingerprint(source_db: SourceDb, change: str) -> None:
+def test_altered_table_changes_fingerprint(source_db: SourceDb, change: str) -> None:
     source_db.execute(
         "create table note (id int primary key, title text); create publication headwater for table note;"
         "insert into note values (1, 'a')"
@@ -187,7 +174,7 @@ def test_a_change_of_the_table_changes_its_fingerprint(source_db: SourceDb, chan
 
 
 @pytest.mark.parametrize("column", ["span", "multispan", "span[]", "holder", "mood"])
-def test_a_change_within_a_type_changes_the_fingerprint(source_db: SourceDb, column: str) -> None:
+def test_altered_type_changes_fingerprint(source_db: SourceDb, column: str) -> None:
     source_db.execute(
         "create type mood as enum ('ok', 'bad'); create type span as range (subtype = mood,"
         " multirange_type_name = multispan); create type holder as (x int, spans multispan[]);"
@@ -208,7 +195,7 @@ def test_a_change_within_a_type_changes_the_fingerprint(source_db: SourceDb, col
 
 
 @pytest.mark.parametrize("change", ["insert into note values (2, 'b')", "analyze note", "create index on note (title)"])
-def test_anything_else_leaves_the_fingerprint_as_it_is(source_db: SourceDb, change: str) -> None:
+def test_fingerprint_ignores_other_changes(source_db: SourceDb, change: str) -> None:
     source_db.execute("create table note (id int primary key, title text); create publication headwater for table note")
     (before,) = from_catalog(source_db).values()
     source_db.execute(change)
@@ -216,7 +203,7 @@ def test_anything_else_leaves_the_fingerprint_as_it_is(source_db: SourceDb, chan
     assert before.fingerprint == after.fingerprint
 
 
-def test_a_rewrite_moves_rows_but_keeps_the_shape(source_db: SourceDb) -> None:
+def test_rewrite_keeps_shape(source_db: SourceDb) -> None:
     source_db.execute("create table note (id int primary key, title text); create publication headwater for table note")
     (before,) = from_catalog(source_db).values()
     source_db.execute("vacuum full note")
@@ -225,7 +212,7 @@ def test_a_rewrite_moves_rows_but_keeps_the_shape(source_db: SourceDb) -> None:
     assert after.followed_on(before.shape)
 
 
-def test_pages_and_the_estimate_follow_the_table(source_db: SourceDb) -> None:
+def test_pages_and_row_estimate(source_db: SourceDb) -> None:
     source_db.execute(
         "create table note (id int primary key, title text); create publication headwater for table note;"
         "insert into note select i, repeat('x', 100) from generate_series(1, 5000) i; analyze note"
@@ -236,10 +223,10 @@ def test_pages_and_the_estimate_follow_the_table(source_db: SourceDb) -> None:
     assert table.relation.identity is ReplicaIdentity.DEFAULT
 
 
-def test_types_are_loaded_with_what_they_are_made_of(source_db: SourceDb) -> None:
+def test_types_are_loaded_with_their_parts(source_db: SourceDb) -> None:
     source_db.execute("create type mood as enum ('ok'); create domain feeling as mood; create table t (f feeling)")
     ((oid,),) = source_db.fetch("select 'feeling'::regtype::oid")
-    with connect(settings_for(source_db)) as conn:
+    with connect(source_db.settings()) as conn:
         types = load_types(conn, [oid])
     found = types.get(oid)
     assert found is not None
@@ -257,7 +244,7 @@ def test_types_are_loaded_with_what_they_are_made_of(source_db: SourceDb) -> Non
         ("where (n < 5) with (publish = 'insert')", "", ()),
     ],
 )
-def test_changes_that_only_another_publication_would_publish_are_unseen(
+def test_unseen_changes_of_other_publication(
     source_db: SourceDb, first: str, second: str, unseen: tuple[str, ...]
 ) -> None:
     source_db.needs(15, "row filters")

@@ -15,10 +15,12 @@ from headwater.replication.health import ReplicationState
 from headwater.source.connect import SourceRefusedError
 from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream
-from tests.integration.world import CONFIG, SHOWN, NewWorld, World
+from tests.integration.followed_source import SHOWN, FollowedSource, FollowSource
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import NOTES_AND_OTHERS
+from tests.support.waiting import wait_until
 
 ROWS = 50
 
@@ -28,16 +30,14 @@ def kinds(deployment: Deployment) -> list[str]:
 
 
 @pytest.mark.parametrize("made", ["while it runs", "while it is stopped"])
-def test_one_more_publication_brings_its_tables_and_one_less_takes_them(
-    deploy: Deploy, source_db: SourceDb, made: str
-) -> None:
+def test_publication_added_and_removed(deploy: Deploy, source_db: SourceDb, made: str) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     source_db.execute("create table others (id text primary key, body text)")
     source_db.execute(f"insert into others select i::text, 'x' || i from generate_series(1, {ROWS}) i")
     source_db.execute(
         "insert into notes values ('1', 'one'), ('2', 'two'); create publication headwater for table notes"
     )
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES_AND_OTHERS).start()
     device = Device(deployment)
 
     def right() -> bool:
@@ -72,82 +72,82 @@ def test_one_more_publication_brings_its_tables_and_one_less_takes_them(
     deployment.caught_up()
     assert right()
     assert kinds(deployment).count("snapshot") == 1
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_another_password_in_the_config(world_of: NewWorld, postgres_with: Callable[..., EmbeddedPostgres]) -> None:
-    world = world_of(postgres_with())
-    before = world.deployment.op_count()
-    hba = world.server.data_dir / "pg_hba.conf"
+def test_password_changed(follow_source: FollowSource, postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+    followed = follow_source(postgres_with())
+    before = followed.deployment.op_count()
+    hba = followed.server.data_dir / "pg_hba.conf"
     hba.write_text("host all follower 127.0.0.1/32 scram-sha-256\n" + hba.read_text(), encoding="utf-8")
-    world.sql("select pg_reload_conf(); alter role follower password 'rotated'")
-    world.disconnect()
-    wait_until(lambda: world.names("HW_2002", "rejects user name or password"), "the cause to be named")
-    world.deployment.stop()
-    world.sql("update notes set body = 'later' where id = '2'")
+    followed.sql("select pg_reload_conf(); alter role follower password 'rotated'")
+    followed.disconnect()
+    wait_until(lambda: followed.names("HW_2002", "rejects user name or password"), "the cause to be named")
+    followed.deployment.stop()
+    followed.sql("update notes set body = 'later' where id = '2'")
 
-    world.deployment.password = "mistyped"
+    followed.deployment.password = "mistyped"
     with pytest.raises(SourceRefusedError):
-        world.deployment.start()
-    world.deployment.stop()
-    stopped = world.deployment.health()
+        followed.deployment.start()
+    followed.deployment.stop()
+    stopped = followed.deployment.health()
     assert stopped is not None
     assert stopped.state is ReplicationState.STOPPED
     assert stopped.cause is not None
     assert "set username and password in replication.connections" in stopped.cause.fix
 
-    world.deployment.password = "rotated"
-    world.deployment.start()
-    world.goes_on()
-    assert world.deployment.op_count() - before == 2
-    assert world.kinds() == ["snapshot"]
+    followed.deployment.password = "rotated"
+    followed.deployment.start()
+    followed.goes_on()
+    assert followed.deployment.op_count() - before == 2
+    assert followed.kinds() == ["snapshot"]
 
 
-def slots(world: World) -> list[tuple[str, bool]]:
-    return [(name, active) for name, active in world.source.fetch("select slot_name, active from pg_replication_slots")]
+def slots(followed: FollowedSource) -> list[tuple[str, bool]]:
+    return [
+        (name, active) for name, active in followed.source.fetch("select slot_name, active from pg_replication_slots")
+    ]
 
 
-def test_a_restored_store_with_another_prefix_leaves_no_slot_behind(world_of: NewWorld, tmp_path: Path) -> None:
-    world = world_of()
-    deployment = world.deployment
+def test_slot_prefix_changed_on_restored_store(follow_source: FollowSource, tmp_path: Path) -> None:
+    followed = follow_source()
+    deployment = followed.deployment
     deployment.close()
     shutil.copytree(deployment.directory, tmp_path / "backup")
     deployment.start()
-    world.sql("update notes set body = 'later' where id = '2'")
+    followed.sql("update notes set body = 'later' where id = '2'")
     deployment.caught_up()
     deployment.close()
     shutil.rmtree(deployment.directory)
     shutil.copytree(tmp_path / "backup", deployment.directory)
     deployment.slot_prefix = "renamed_"
     deployment.start()
-    assert Device(deployment).rows() == world.truth()
-    assert world.kinds() == ["snapshot", "snapshot"], "it is behind what it acknowledged"
-    assert slots(world) == [(slot_name(deployment.settings), True)]
+    assert Device(deployment).rows() == followed.truth()
+    assert followed.kinds() == ["snapshot", "snapshot"], "it is behind what it acknowledged"
+    assert slots(followed) == [(slot_name(deployment.settings), True)]
 
 
-def test_another_prefix_makes_a_slot_of_that_name_and_drops_the_one_before(world_of: NewWorld) -> None:
-    world = world_of()
-    deployment, before = world.deployment, world.deployment.op_count()
+def test_slot_prefix_changed_replaces_slot(follow_source: FollowSource) -> None:
+    followed = follow_source()
+    deployment, before = followed.deployment, followed.deployment.op_count()
     deployment.stop()
-    world.sql("update notes set body = 'later' where id = '2'")
+    followed.sql("update notes set body = 'later' where id = '2'")
     deployment.slot_prefix = "renamed_"
     deployment.start()
-    world.goes_on()
+    followed.goes_on()
     assert deployment.op_count() - before == 2
-    assert world.kinds() == ["snapshot", "re-sync"]
-    assert slots(world) == [(slot_name(deployment.settings), True)]
+    assert followed.kinds() == ["snapshot", "re-sync"]
+    assert slots(followed) == [(slot_name(deployment.settings), True)]
     wait_until(lambda: (health := deployment.health()) is not None and health.slot is not None, "a look at the slot")
 
 
-def test_a_copy_of_a_store_with_another_prefix_leaves_the_slot_of_the_first_alone(world_of: NewWorld) -> None:
-    world = world_of()
-    deployment = world.deployment
+def test_slot_prefix_changed_on_copy_keeps_slot(follow_source: FollowSource) -> None:
+    followed = follow_source()
+    deployment = followed.deployment
     deployment.stop_and_let_go()
     first = replace(deployment.settings, silence_seconds=60)
-    ((name, _),) = slots(world)
+    ((name, _),) = slots(followed)
     with ReplicationStream(first, name, ZERO, first.publications):
         deployment.slot_prefix = "renamed_"
         deployment.start()
-        world.goes_on()
-        assert sorted(slots(world)) == [(name, True), (slot_name(deployment.settings), True)]
+        followed.goes_on()
+        assert sorted(slots(followed)) == [(name, True), (slot_name(deployment.settings), True)]

@@ -1,32 +1,48 @@
-"""Whatever dies, and whenever: after a restart the store equals SQL truth, and holds each transaction once."""
+"""A replicator or a store dies at any step: nothing is half there, nothing is lost, and devices converge."""
 
 from __future__ import annotations
 
 import random
 import re
 import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 import headwater
 from headwater.oplog.op import OpId
-from headwater.storage.address import SqliteAddress
+from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoreError
+from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite.writer import SqliteWriter
 from tests.integration.test_upload_crashes import UPLOAD_POINTS
 from tests.support import small_bulk
-from tests.support.each_once import NOTES, Writer, assert_each_once, snapshot_of_empty_table, write
-from tests.support.fix_headwater import Deploy, Deployment, read_bucket, wait_until
+from tests.support.each_once import Writer, assert_each_once, snapshot_of_empty_table, write
+from tests.support.fix_headwater import Deploy, Deployment, read_bucket
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch, Running, wait_gone
+from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
+from tests.support.fix_stores import LASTING, NewAddress
+from tests.support.little_source import (
+    SOURCE,
+    expected_buckets,
+    expected_lookups,
+    rows_after,
+    sides_of,
+)
 from tests.support.model_device import ModelBucket, contents
+from tests.support.processes import Running, wait_gone
 from tests.support.store_checker import leftovers, problems
-from tests.support.store_life import FAVOURITES, MIGRATION_POINTS
+from tests.support.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
+from tests.support.sync_configs import OWN_NOTES
+from tests.support.waiting import wait_until
 
 FLUSH_POINTS = ("flush.before_totals", "flush.before_commit", "flush.after_commit")
 BULK_POINTS = ("stage.after_part", "publish.before_segments", "publish.before_commit", "publish.after_commit")
@@ -35,7 +51,7 @@ BULK_POINTS = ("stage.after_part", "publish.before_segments", "publish.before_co
 @pytest.fixture
 def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     """A store that has read an empty table, with nobody at work on it."""
-    return snapshot_of_empty_table(deploy(NOTES))
+    return snapshot_of_empty_table(deploy(OWN_NOTES))
 
 
 def replicator(launch: Launch, deployment: Deployment, failpoint: str = "") -> Running:
@@ -47,7 +63,7 @@ def wait_visible(deployment: Deployment, ops: int, running: Running) -> None:
     assert running.alive, running.output
 
 
-def test_kill_in_the_middle_of_a_thousand_transactions(deployment: Deployment, launch: Launch) -> None:
+def test_kill_during_thousand_transactions(deployment: Deployment, launch: Launch) -> None:
     moments = random.Random(5)
     writer = Writer(deployment.source)
     writer.start()
@@ -75,7 +91,7 @@ def test_kill_in_the_middle_of_a_thousand_transactions(deployment: Deployment, l
     [pytest.param(point, marks=[] if point == "flush.before_commit" else [pytest.mark.long]) for point in FLUSH_POINTS],
     ids=FLUSH_POINTS,
 )
-def test_death_inside_a_flush(deployment: Deployment, launch: Launch, point: str) -> None:
+def test_kill_inside_flush(deployment: Deployment, launch: Launch, point: str) -> None:
     write(deployment.source, range(50))
     running = replicator(launch, deployment, point)
     running.died_at(point)
@@ -100,7 +116,7 @@ def wait_moved(deployment: Deployment, running: Running, seen: int) -> None:
 
 
 @pytest.mark.long
-def test_death_in_the_middle_of_a_large_transaction(deployment: Deployment, launch: Launch) -> None:
+def test_kill_during_large_transaction(deployment: Deployment, launch: Launch) -> None:
     deployment.source.execute(
         "insert into notes select 'n' || i, (array['a', 'b', 'c'])[i % 3 + 1], i from generate_series(0, 19999) i"
     )
@@ -111,7 +127,7 @@ def test_death_in_the_middle_of_a_large_transaction(deployment: Deployment, laun
     assert_each_once(deployment, 20000)
 
 
-def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_is_named(tmp_path: Path) -> None:
     small_bulk.run(tmp_path, "first")
     store = SqliteWriter(tmp_path)
     lease = store.acquire("default", "here:1", 30.0)
@@ -132,7 +148,7 @@ def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "failpoint", [*BULK_POINTS, "stage.after_part:4"], ids=[*BULK_POINTS, "stage.after_part, the last"]
 )
-def test_death_while_a_bulk_job_is_taken_over(launch_module: Launch, tmp_path: Path, failpoint: str) -> None:
+def test_kill_while_bulk_job_is_taken_over(launch_module: Launch, tmp_path: Path, failpoint: str) -> None:
     directory, point = tmp_path / "store", failpoint.partition(":")[0]
     small_bulk.run(directory, "first")
     reader = open_store(SqliteAddress(str(directory))).open_reader()
@@ -196,8 +212,8 @@ def die_in_the_snapshot(launch: Launch, deployment: Deployment, point: str) -> N
 
 
 @pytest.mark.long
-def test_death_while_a_snapshot_is_published(deploy: Deploy, launch: Launch, source_db: SourceDb) -> None:
-    deployment = filled(deploy(NOTES))
+def test_kill_while_snapshot_is_published(deploy: Deploy, launch: Launch, source_db: SourceDb) -> None:
+    deployment = filled(deploy(OWN_NOTES))
     die_in_the_snapshot(launch, deployment, "publish.before_commit")
     write(source_db, range(2000, 2010))
     deployment.start()
@@ -205,7 +221,7 @@ def test_death_while_a_snapshot_is_published(deploy: Deploy, launch: Launch, sou
     assert leftovers(deployment.directory) == {}
 
 
-def test_files_of_a_dead_bulk_job_are_removed_by_the_next_replicator(deployment: Deployment) -> None:
+def test_files_of_dead_bulk_job_are_removed(deployment: Deployment) -> None:
     stage = deployment.directory / "stage"
     stage.mkdir(exist_ok=True)
     (stage / "part-0.db").touch()
@@ -216,10 +232,8 @@ def test_files_of_a_dead_bulk_job_are_removed_by_the_next_replicator(deployment:
 
 @pytest.mark.long
 @pytest.mark.parametrize("point", BULK_POINTS)
-def test_death_in_a_snapshot_and_a_restart_of_everything(
-    deploy: Deploy, launch: Launch, source_db: SourceDb, point: str
-) -> None:
-    deployment = filled(deploy(NOTES))
+def test_kill_in_snapshot_and_restart(deploy: Deploy, launch: Launch, source_db: SourceDb, point: str) -> None:
+    deployment = filled(deploy(OWN_NOTES))
     die_in_the_snapshot(launch, deployment, point)
     write(source_db, range(2000, 2010))
     running = replicator(launch, deployment)
@@ -229,9 +243,114 @@ def test_death_in_a_snapshot_and_a_restart_of_everything(
     assert len(deployment.bulk_records()) == 1
 
 
-def test_every_failpoint_in_the_code_is_one_that_a_test_dies_at() -> None:
+def test_every_failpoint_is_tested() -> None:
     code = Path(headwater.__path__[0]).rglob("*.py")
     named = {name for file in code for name in re.findall(r'failpoint\("([^"]+)"\)', file.read_text(encoding="utf-8"))}
     uploads = {point.partition(":")[0] for point in UPLOAD_POINTS}
     assert named == {*FAVOURITES, *MIGRATION_POINTS, *uploads}
     assert named >= {*FLUSH_POINTS, *BULK_POINTS}
+
+
+@dataclass
+class Witness:
+    """Sees a store before and after its deaths: `device` stays the same all the time."""
+
+    address: StoreAddress
+    launch_module: Launch
+    device: dict[str, ModelBucket] = field(default_factory=dict)
+    reached: int = 0
+    checkpoint: int = 0
+
+    def dies(self, failpoint: str, favourite: str, seed: int) -> Running:
+        """A process works on the store until it dies there."""
+        arguments = write_address(self.address), str(seed), favourite
+        running = self.launch_module("tests.support.store_life", *arguments, failpoint=failpoint)
+        running.died_at(failpoint.partition(":")[0])
+        told = [line.split()[1] for line in running.output.splitlines() if line.startswith("reached ")]
+        self.reached = max(self.reached, *map(int, told), 0)
+        return running
+
+    def check(self) -> None:
+        """The store is whole, holds what was told to be there, and the device gets to it."""
+        with closing(open_store(self.address).open_writer()) as store:
+            assert problems(self.address) == []
+            state = store.source_state(SOURCE)
+            number = 0 if state is None else state.lsn // LSN_EACH
+            assert number >= self.reached, "what was told to be in the store is gone"
+            if state is not None:
+                self._check_contents(store, number)
+
+    def _check_contents(self, store: StoreWriter, number: int) -> None:
+        (active,) = [each for each in store.versions() if each.state is VersionState.ACTIVE]
+        rows = rows_after(number)
+        served = expected_buckets(sides_of(active.yaml), rows)
+        with closing(open_store(self.address).open_reader()) as reader:
+            with reader.snapshot() as snapshot:
+                assert snapshot is not None
+                assert snapshot.config.yaml == active.yaml
+                assert snapshot.checkpoint.op_id >= self.checkpoint, "the checkpoint went back"
+                self.checkpoint = snapshot.checkpoint.op_id
+                expected = expected_buckets({*store.complete_definitions(), *sides_of(active.yaml)}, rows)
+                totals = snapshot.totals(list(expected))
+                outputs = expected_lookups(sides_of(active.yaml), rows)
+                found = snapshot.lookups(list(outputs))
+            assert {key: set(given) for key, given in found.items()} == outputs
+            self.device = {name: self.device.get(name, ModelBucket()) for name in served}
+            for name in served:
+                if totals[name].count == 0:  # forgotten since: a device finds its sum wrong and begins again
+                    self.device[name] = ModelBucket()
+                read_bucket(reader, name, self.checkpoint, self.device[name])
+                assert self.device[name].checksum == totals[name].checksum, name
+                assert shown(self.device[name]) == served[name]
+            for name, content in expected.items():
+                fresh = read_bucket(reader, name, self.checkpoint)
+                assert fresh.checksum == totals[name].checksum, name
+                assert shown(fresh) == content
+
+
+def shown(bucket: ModelBucket) -> dict[tuple[str, str], str]:
+    """Data by table and id; each stands once."""
+    found = {(table, object_id): data for (table, object_id, _), (_, data, _) in bucket.rows.items()}
+    assert len(found) == len(bucket.rows)
+    return found
+
+
+def live_and_die(witness: Witness, seed: int, points: list[str]) -> Counter[str]:
+    """A store's life with a death at each of these points. Returns how often it died at each."""
+    moments = random.Random(seed)
+    died: Counter[str] = Counter()
+    for number, point in enumerate(points):
+        failpoint = f"{point}:{moments.randrange(1, 6)}"
+        witness.dies(failpoint, FAVOURITES[point], seed * 1_000 + number)
+        died[point] += 1
+        witness.check()
+    return died
+
+
+@pytest.mark.parametrize("new_address", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.timeout(600)
+def test_store_killed_once_at_every_failpoint(new_address: NewAddress, launch_module: Launch) -> None:
+    points = [*FAVOURITES]
+    random.Random(1).shuffle(points)
+    died = live_and_die(Witness(new_address(), launch_module), 1, points)
+    assert died == dict.fromkeys(FAVOURITES, 1)
+
+
+@LASTING
+def test_new_store_killed_before_it_is_made(new_address: NewAddress, launch_module: Launch) -> None:
+    witness = Witness(new_address(), launch_module)
+    for point in MIGRATION_POINTS:
+        witness.dies(point, "flush", 1)
+    witness.dies("publish.after_commit", "flush", 1)
+    witness.check()
+
+
+@LASTING
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2, 9))
+def test_store_killed_over_and_over(new_address: NewAddress, launch_module: Launch, seed: int) -> None:
+    points = [*FAVOURITES, *FAVOURITES]
+    random.Random(seed).shuffle(points)
+    died = live_and_die(Witness(new_address(), launch_module), seed, points)
+    assert died == dict.fromkeys(FAVOURITES, 2)

@@ -1,10 +1,10 @@
-"""Decoding against a real Postgres: the two ways in which a row reaches us print it alike, and values are exact."""
+"""Every type reads the same from COPY and from the stream, and becomes its value."""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -40,10 +40,11 @@ from headwater.oplog.change import (
 from headwater.source.connect import connect
 from headwater.source.slot import SnapshotKeeper, replication_connection
 from headwater_rules.plan import ConversionOptions, Value
-from tests.integration.test_catalog import settings_for
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_headwater import wait_until
+from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import FAST, SourceDb, able_postgres, skip_without
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 ROWS = max(len(each.values) for each in CASES)
 
@@ -138,7 +139,7 @@ def expected_rows() -> list[list[Value]]:
     ]
 
 
-def test_every_type_reads_the_same_from_copy_and_from_the_stream(session: Connection) -> None:
+def test_type_reads_alike_from_copy_and_stream(session: Connection) -> None:
     fill(session)
     lines = copy_lines(session, "sample")
     streamed = [whole(insert.new) for insert in inserted(stream(session))]
@@ -146,7 +147,7 @@ def test_every_type_reads_the_same_from_copy_and_from_the_stream(session: Connec
     assert [join_cells(cells) for cells in streamed] == lines
 
 
-def test_every_type_becomes_its_value(session: Connection) -> None:
+def test_type_becomes_its_value(session: Connection) -> None:
     fill(session)
     changes = inserted(stream(session))
     columns = changes[0].relation.columns
@@ -168,7 +169,7 @@ NO_INPUT = {  # Postgres makes their values itself, and takes none
 }
 
 
-def test_every_built_in_type_is_among_the_cases(session: Connection) -> None:
+def test_all_builtin_types_are_cases(session: Connection) -> None:
     run(session, CUSTOM_TYPES)
     built_in = session.execute(
         """select t.oid::regtype::text from pg_type t
@@ -198,7 +199,7 @@ def assert_read_alike(session: Connection, table: str) -> list[Insert]:
     return changes
 
 
-def test_an_array_of_every_type_reads_the_same_from_copy_and_from_the_stream(session: Connection) -> None:
+def test_array_reads_alike_from_copy_and_stream(session: Connection) -> None:
     skip_without("xml", session)
     run(session, CUSTOM_TYPES)
     plain = [each for each in CASES if not each.type.endswith("[]")]
@@ -220,7 +221,7 @@ def test_an_array_of_every_type_reads_the_same_from_copy_and_from_the_stream(ses
         assert len(json.loads(str(value))) == len(each.values) + 1, each.type
 
 
-def test_values_that_only_postgres_makes_read_the_same(session: Connection) -> None:
+def test_special_values_read_alike(session: Connection) -> None:
     run(session, "create table measured as select i as a, i % 10 as b from generate_series(1, 1000) i")
     run(
         session, "create statistics both_columns (ndistinct, dependencies, mcv) on a, b from measured; analyze measured"
@@ -249,7 +250,7 @@ EXTENSIONS = {
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)
-def test_types_of_an_extension_read_the_same(name: str, laid_out: Path, tmp_path: Path) -> None:
+def test_extension_types_read_alike(name: str, laid_out: Path, tmp_path: Path) -> None:
     major, cases = EXTENSIONS[name]
     binaries = able_postgres(laid_out, major, {name})
     if binaries is None:
@@ -276,7 +277,7 @@ def test_types_of_an_extension_read_the_same(name: str, laid_out: Path, tmp_path
     assert [json.loads(str(value)) for value in converted[2::2]] == [[text, None] for _, text in cases]
 
 
-def test_the_table_of_built_in_types_is_that_of_the_server(session: Connection) -> None:
+def test_builtin_types_match_server(session: Connection) -> None:
     rows = session.execute(TYPE_QUERY, {"oids": list(BUILTIN_TYPES)}).fetchall()
     described = {
         oid: (schema, name, kind, element, delimiter) for oid, schema, name, kind, element, delimiter, *_ in rows
@@ -287,7 +288,7 @@ def test_the_table_of_built_in_types_is_that_of_the_server(session: Connection) 
     }
 
 
-def test_rows_without_cells_and_with_one_empty_cell_are_read(session: Connection) -> None:
+def test_rows_without_cells(session: Connection) -> None:
     run(session, "create table bare (); create table blank (t text)")
     follow(session)
     run(session, "insert into bare default values; insert into blank values (''), (null)")
@@ -297,7 +298,7 @@ def test_rows_without_cells_and_with_one_empty_cell_are_read(session: Connection
     assert [insert.new for insert in inserted(stream(session))] == [(), ("",), (None,)]
 
 
-def test_a_real_stream_is_understood_message_by_message(session: Connection) -> None:
+def test_real_stream_is_decoded(session: Connection) -> None:
     run(session, "create type mood as enum ('happy')")
     run(session, "create table note (id int primary key, body text, feels mood)")
     run(session, "alter table note alter column body set storage external")
@@ -344,7 +345,7 @@ def test_a_real_stream_is_understood_message_by_message(session: Connection) -> 
     assert all(each.end_lsn > each.commit_lsn for each in commits)
 
 
-def test_a_commit_tells_its_time_and_transaction(session: Connection) -> None:
+def test_commit_has_time_and_xid(session: Connection) -> None:
     run(session, "create table t (a int)")
     follow(session)
     with session.transaction():
@@ -358,7 +359,7 @@ def test_a_commit_tells_its_time_and_transaction(session: Connection) -> None:
     assert datetime.timedelta(0) <= committed - before < datetime.timedelta(minutes=1)
 
 
-def test_a_change_from_another_origin_names_it(session: Connection) -> None:
+def test_change_of_other_origin_names_it(session: Connection) -> None:
     run(session, "create table t (a int)")
     follow(session)
     name = f"elsewhere_{session.info.dbname}"
@@ -375,7 +376,7 @@ def test_a_change_from_another_origin_names_it(session: Connection) -> None:
         session.execute("select pg_replication_origin_drop(%s)", [name])
 
 
-def test_both_kinds_of_connection_are_pinned(session: Connection, source_db: SourceDb) -> None:
+def test_session_settings_are_pinned(session: Connection, source_db: SourceDb) -> None:
     for kind in ("false", "database"):
         conninfo = f"{source_db.dsn} replication={kind} client_encoding=UTF8 options='{settings_options()}'"
         link = pq.PGconn.connect(conninfo.encode())
@@ -404,9 +405,9 @@ def hasty_role(source_db: SourceDb) -> Iterator[str]:
     source_db.execute(f"drop role {role}")
 
 
-def test_time_outs_of_the_role_end_neither_a_new_slot_nor_its_snapshot(source_db: SourceDb, hasty_role: str) -> None:
+def test_role_timeouts_do_not_end_slot_creation(source_db: SourceDb, hasty_role: str) -> None:
     source_db.execute("create table t (id int primary key)")
-    settings = settings_for(source_db, user=hasty_role)
+    settings = source_db.settings(user=hasty_role)
     with ThreadPoolExecutor(1) as pool, psycopg.connect(source_db.dsn) as writer:
         writer.execute("insert into t values (1)")
         making = pool.submit(SnapshotKeeper, settings, "hasty", temporary=True)
@@ -423,15 +424,15 @@ def test_time_outs_of_the_role_end_neither_a_new_slot_nor_its_snapshot(source_db
             assert reader.execute("select id from t").fetchall() == [(1,)]
 
 
-def test_money_reads_alike_whatever_the_locale_of_the_server(german_postgres: EmbeddedPostgres) -> None:
+def test_money_is_locale_independent(german_postgres: EmbeddedPostgres) -> None:
     source = SourceDb(german_postgres, "postgres")
     source.execute("create table t (id int primary key, price money); create publication headwater for table t")
     source.execute("select pg_create_logical_replication_slot('price', 'pgoutput')")
     source.execute("insert into t values (1, '1.234,50'); set synchronous_commit = on; update t set id = 2")
     assert source.fetch("select price::text from t") == [("1.234,50 €",)]
-    with connect(settings_for(source)) as conn:
+    with connect(source.settings()) as conn:
         copied = conn.execute("select price::text from t").fetchone()
-    link = replication_connection(settings_for(source), "price")
+    link = replication_connection(source.settings(), "price")
     try:
         options = "(proto_version '1', publication_names 'headwater')"
         link.exec_(f"START_REPLICATION SLOT price LOGICAL 0/0 {options}".encode())
@@ -450,3 +451,41 @@ def show(link: PGconn, name: str) -> str:
     value = link.exec_(f"show {name}".encode()).get_value(0, 0)
     assert value is not None
     return value.decode()
+
+
+VALUES = {
+    "1": r'''"a"=>"1", "b \"c"=>NULL, "d\\\\e"=>"tab\there"''',
+    "2": "",
+    "3": None,
+    "4": '"k"=>"' + "x" * 200_000 + '"',
+}
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_hstore_arrives_as_text(deploy: Callable[..., Deployment], source_db: SourceDb, identity: str) -> None:
+    skip_without("hstore", source_db.connection)
+    source_db.execute("create extension hstore; create table notes (id text primary key, h hstore, hs hstore[], n int)")
+    source_db.execute("alter table notes alter h set storage external")
+    source_db.execute(f"alter table notes replica identity {identity}")
+
+    def truth() -> dict[tuple[str, str], dict[str, object]]:
+        rows = source_db.fetch("select id, h::text, n from notes")
+        return {("notes", key): {"id": key, "h": h, "hs": None, "n": n} for key, h, n in rows}
+
+    for key in ("1", "4"):
+        source_db.execute("insert into notes values (%s, %s::hstore)", key, VALUES[key])
+    deployment = deploy(NOTES).start()
+    assert deployment.rows("a") == truth()
+    for key in ("2", "3"):
+        source_db.execute("insert into notes values (%s, %s::hstore)", key, VALUES[key])
+    source_db.execute("update notes set n = 1")  # the long value is not in the stream
+    source_db.execute("update notes set h = h || 'new=>1' where id < '3'; delete from notes where id = '3'")
+    assert deployment.rows("a") == truth()
+    source_db.execute("create schema apart; alter extension hstore set schema apart; set search_path = public, apart")
+    source_db.execute("update notes set h = apart.delete(h, 'a'), hs = array['x=>1'::apart.hstore] where id = '1'")
+    shown = deployment.rows("a")["notes", "1"]
+    assert shown["h"] == source_db.fetch("select h::text from notes where id = '1'")[0][0]
+    assert shown["hs"] == r'["\"x\"=>\"1\""]'
+    source_db.execute("alter table notes alter h type text using h::text, drop hs")
+    wait_until(lambda: "hs" not in deployment.rows("a")["notes", "1"], "the columns to be others")
+    assert deployment.rows("a") == {key: {k: v for k, v in row.items() if k != "hs"} for key, row in truth().items()}

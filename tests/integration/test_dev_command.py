@@ -15,7 +15,7 @@ from tests.support.dev_run import STOP_SECONDS, running
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_what_is_kept_is_there_the_next_time_without_another_snapshot(tmp_path: Path) -> None:
+def test_kept_data_needs_no_new_snapshot(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with running(tmp_path / "1", "--port", "0", "--rows", "1000", "--keep", str(kept)) as run:
         with psycopg.connect(run.wait_for(r"postgresql://\S+")) as conn:
@@ -32,7 +32,7 @@ def test_what_is_kept_is_there_the_next_time_without_another_snapshot(tmp_path: 
         assert run.processes() == []
 
 
-def test_stopped_while_it_starts_it_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--port", "0") as run:
         run.wait_for("starting Postgres")
         assert run.end() == 0
@@ -40,7 +40,7 @@ def test_stopped_while_it_starts_it_leaves_nothing_behind(tmp_path: Path) -> Non
         assert list(run.temporary.iterdir()) == []
 
 
-def test_killed_it_takes_its_postgres_and_its_children_along(tmp_path: Path) -> None:
+def test_killed_dev_takes_postgres_along(tmp_path: Path) -> None:
     with running(tmp_path, "--port", "0", "--rows", "1000") as run:
         run.wait_for("Application startup complete")
         run.process.kill()
@@ -48,7 +48,7 @@ def test_killed_it_takes_its_postgres_and_its_children_along(tmp_path: Path) -> 
         run.wait_gone()
 
 
-def test_a_port_in_use_is_said_at_once(tmp_path: Path) -> None:
+def test_dev_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with running(tmp_path, "--port", port) as run:

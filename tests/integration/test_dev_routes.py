@@ -69,9 +69,7 @@ def client(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_two_people_come_first_and_every_guest_of_theirs_has_a_name(
-    client: httpx.Client, demo_db: SourceDb
-) -> None:
+def test_people_and_guests_have_names(client: httpx.Client, demo_db: SourceDb) -> None:
     users = client.get("/demo/users").json()
     assert [user["name"] for user in users[:2]] == ["Ada", "Ben"]
     seen = demo_db.fetch(
@@ -82,7 +80,7 @@ def test_the_two_people_come_first_and_every_guest_of_theirs_has_a_name(
     assert {user_id for (user_id,) in seen} <= {user["id"] for user in users}
 
 
-def test_a_token_is_for_that_person_for_an_hour_and_names_the_address_it_was_asked_at(client: httpx.Client) -> None:
+def test_token_of_person(client: httpx.Client) -> None:
     user = client.get("/demo/users").json()[1]["id"]
     answer = client.get("/demo/token", params={"user": user}).json()
     assert answer["endpoint"] == str(client.base_url).rstrip("/")
@@ -93,20 +91,20 @@ def test_a_token_is_for_that_person_for_an_hour_and_names_the_address_it_was_ask
 
 
 @pytest.mark.parametrize("user", [str(uuid.UUID(int=0)), "ada", ""])
-def test_there_is_no_token_for_a_stranger(client: httpx.Client, user: str) -> None:
+def test_no_token_for_stranger(client: httpx.Client, user: str) -> None:
     response = client.get("/demo/token", params={"user": user})
     assert response.status_code == 404
     assert response.json()["error"]["description"] == "there is no such user"
 
 
 @pytest.mark.parametrize("path", ["/", "/demo"])
-def test_the_page_is_found_from_wherever_one_begins(client: httpx.Client, path: str) -> None:
+def test_page_is_found(client: httpx.Client, path: str) -> None:
     response = client.get(path, follow_redirects=True)
     assert response.url.path == "/demo/"
     assert "<title>Demo</title>" in response.text
 
 
-def test_files_have_the_types_that_browsers_insist_on_and_only_the_page_is_asked_for_again(
+def test_content_types_and_caching(
     client: httpx.Client,
 ) -> None:
     kinds = {
@@ -122,13 +120,13 @@ def test_files_have_the_types_that_browsers_insist_on_and_only_the_page_is_asked
     }
 
 
-def test_files_outside_the_page_are_not_served(client: httpx.Client, files: DemoFiles) -> None:
+def test_files_outside_page_are_not_served(client: httpx.Client, files: DemoFiles) -> None:
     files.rules.write_text("secret")
     assert client.get("/demo/..%2fdemo.yaml").status_code == 404
     assert client.get("/demo/assets/missing.js").status_code == 404
 
 
-def test_a_page_that_is_not_built_says_what_to_run(demo: Demo, tmp_path: Path) -> None:
+def test_missing_build_names_command(demo: Demo, tmp_path: Path) -> None:
     with served(demo, DemoFiles(tmp_path / "demo.yaml", tmp_path / "nowhere")) as client:
         response = client.get("/demo/")
         assert response.status_code == 503

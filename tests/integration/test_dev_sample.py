@@ -34,13 +34,13 @@ def value(conn: Connection, query: str) -> object:
     return row[0]
 
 
-def test_there_are_as_many_rows_as_asked_for_over_related_tables(full: Connection) -> None:
+def test_sample_has_rows_asked_for(full: Connection) -> None:
     assert 100_000 <= row_count(full) < 102_000
     assert all(value(full, f"select count(*) from {table}") for table in TABLES)
     assert value(full, "select count(*) from pg_constraint where contype = 'f'") == 5
 
 
-def test_long_notes_are_stored_apart_from_their_rows(full: Connection) -> None:
+def test_long_notes_are_toasted(full: Connection) -> None:
     count, shortest = full.execute(
         "select count(*), min(length(notes)) from todos where length(notes) > 1000"
     ).fetchall()[0]
@@ -50,7 +50,7 @@ def test_long_notes_are_stored_apart_from_their_rows(full: Connection) -> None:
     assert pages >= 500
 
 
-def test_one_table_is_its_own_identity_and_has_equal_rows_and_one_has_no_identity(full: Connection) -> None:
+def test_sample_has_tables_of_all_identities(full: Connection) -> None:
     identities: dict[str, str] = dict(
         full.execute("select relname, relreplident::text from pg_class where relkind = 'r'").fetchall()
     )
@@ -59,7 +59,7 @@ def test_one_table_is_its_own_identity_and_has_equal_rows_and_one_has_no_identit
     assert copies == 3
 
 
-def test_the_two_people_have_a_handful_of_lists_each_and_exactly_one_together(full: Connection) -> None:
+def test_people_share_exactly_one_list(full: Connection) -> None:
     lists = full.execute(
         f"""select u.name, count(*), min(todos), max(todos) from {_PEOPLE} u
             join list_members m on m.user_id = u.id
@@ -74,7 +74,7 @@ def test_the_two_people_have_a_handful_of_lists_each_and_exactly_one_together(fu
     assert common == [("Weekend together",)]
 
 
-def test_every_list_has_its_owner_among_its_members(full: Connection) -> None:
+def test_owner_is_member_of_every_list(full: Connection) -> None:
     assert (
         value(
             full,
@@ -93,7 +93,7 @@ def test_every_list_has_its_owner_among_its_members(full: Connection) -> None:
     )
 
 
-def test_the_same_data_comes_each_time(source_db: SourceDb) -> None:
+def test_sample_is_deterministic(source_db: SourceDb) -> None:
     digest = "select md5(string_agg(t::text, ',' order by t::text)) from lists t where name like 'B%'"
     found = []
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_the_same_data_comes_each_time(source_db: SourceDb) -> None:
     assert found[0][0] is not None
 
 
-def test_told_to_stop_it_leaves_nothing_behind(source_db: SourceDb) -> None:
+def test_stopped_sample_leaves_nothing(source_db: SourceDb) -> None:
     answers = iter([True, True, True, False])
     with psycopg.connect(source_db.dsn, autocommit=True) as conn:
         assert not fill(conn, 1000, lambda: next(answers))

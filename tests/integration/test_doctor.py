@@ -22,9 +22,10 @@ from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.storage.open import open_store
 from tests.support.command import headwater_here
-from tests.support.fix_headwater import NOTES, Deploy, Deployment
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, config_of, free_port
+from tests.support.sync_configs import NOTES
 
 CONFIGURED = {"api": {"http": {"max_connections": 500}}}
 
@@ -51,7 +52,7 @@ def areas(found: list[dict[str, str]]) -> set[str]:
     return {each["area"] for each in found}
 
 
-def test_where_all_is_well_nothing_fails(deployed: Deployment, tmp_path: Path) -> None:
+def test_doctor_all_is_well(deployed: Deployment, tmp_path: Path) -> None:
     deployed.start()
     code, found = doctor(tmp_path, config_of(deployed, free_port()))
     assert (code, found["FAIL"]) == (0, [])
@@ -59,7 +60,7 @@ def test_where_all_is_well_nothing_fails(deployed: Deployment, tmp_path: Path) -
     assert areas(found["WARN"]) == {"log"}  # the server keeps any amount of log
 
 
-def test_it_is_the_same_for_people(deployed: Deployment, tmp_path: Path) -> None:
+def test_doctor_for_people(deployed: Deployment, tmp_path: Path) -> None:
     path = tmp_path / "headwater.json"
     path.write_text(json.dumps(config_of(deployed, free_port())))
     done = headwater_here("doctor", "-c", path)
@@ -68,7 +69,7 @@ def test_it_is_the_same_for_people(deployed: Deployment, tmp_path: Path) -> None
     assert "-> run `headwater source prepare`" in done.out
 
 
-def test_a_source_that_can_not_be_replicated(
+def test_doctor_source_not_replicable(
     deployed: Deployment, postgres_with: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     server = postgres_with(wal_level="replica", max_replication_slots="1", max_wal_senders="1",
@@ -83,7 +84,7 @@ def test_a_source_that_can_not_be_replicated(
     assert "log" in areas(found["OK"])
 
 
-def test_a_source_that_does_not_answer(deployed: Deployment, tmp_path: Path) -> None:
+def test_doctor_source_unreachable(deployed: Deployment, tmp_path: Path) -> None:
     config: dict[str, Any] = config_of(deployed, free_port())
     config["replication"]["connections"][0]["port"] = free_port()
     code, found = doctor(tmp_path, config)
@@ -91,9 +92,7 @@ def test_a_source_that_does_not_answer(deployed: Deployment, tmp_path: Path) -> 
     assert "HW_2001" in found["FAIL"][0]["what"]
 
 
-def test_ports_that_others_have_and_ports_that_are_ours(
-    deployed: Deployment, serve: Callable[..., Service], tmp_path: Path
-) -> None:
+def test_doctor_ports(deployed: Deployment, serve: Callable[..., Service], tmp_path: Path) -> None:
     deployed.start()
     ours = serve(deployed)
     code, found = doctor(tmp_path, config_of(deployed, ours.port))
@@ -106,7 +105,7 @@ def test_ports_that_others_have_and_ports_that_are_ours(
     assert (code, areas(found["FAIL"])) == (1, {"ports"})
 
 
-def test_a_sync_config_that_is_not_deployed_yet(deployed: Deployment, source_db: SourceDb, tmp_path: Path) -> None:
+def test_doctor_undeployed_config(deployed: Deployment, source_db: SourceDb, tmp_path: Path) -> None:
     deployed.start()
     source_db.execute("create unlogged table lists (id text primary key)")
     new = (
@@ -126,7 +125,7 @@ def test_a_sync_config_that_is_not_deployed_yet(deployed: Deployment, source_db:
     assert any(area == "source" and "lists" in what for area, what in told)
 
 
-def test_a_table_that_is_not_published_is_told_once(deployed: Deployment, source_db: SourceDb, tmp_path: Path) -> None:
+def test_doctor_unpublished_table_named_once(deployed: Deployment, source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table lists (id text primary key); create publication headwater for table notes")
     new = (
         NOTES
@@ -140,7 +139,7 @@ def test_a_table_that_is_not_published_is_told_once(deployed: Deployment, source
     assert (code, told) == (1, ["source"])
 
 
-def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed.start()
     wrong: dict[str, Any] = {
         "client_auth": {"jwks_uri": f"http://127.0.0.1:{free_port()}/keys"},
@@ -155,12 +154,12 @@ def test_keys_rules_and_disk(deployed: Deployment, tmp_path: Path, monkeypatch: 
     assert "no audience" in str(found["FAIL"])
 
 
-def test_a_config_that_can_not_be_used(tmp_path: Path) -> None:
+def test_doctor_unusable_config(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, {"port": "x", "storage": {"type": "mongodb"}})
     assert (code, areas(found["FAIL"]), len(found["FAIL"])) == (1, {"config"}, 2)
 
 
-def test_a_store_of_a_newer_version_is_left_as_it_is(deployed: Deployment, tmp_path: Path) -> None:
+def test_doctor_leaves_newer_store_alone(deployed: Deployment, tmp_path: Path) -> None:
     deployed.start()
     deployed.close()
     with closing(sqlite3.connect(deployed.directory / "store.db", isolation_level=None)) as store:
@@ -171,7 +170,7 @@ def test_a_store_of_a_newer_version_is_left_as_it_is(deployed: Deployment, tmp_p
         assert store.execute("select value from meta where key = 'format'").fetchall() == [("99",)]
 
 
-def test_a_store_that_was_moved(deployed: Deployment, tmp_path: Path) -> None:
+def test_doctor_moved_store(deployed: Deployment, tmp_path: Path) -> None:
     deployed.start()
     deployed.close()
     config = config_of(deployed, free_port())
@@ -182,7 +181,7 @@ def test_a_store_that_was_moved(deployed: Deployment, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("off", "level"), [(90.0, "FAIL"), (-90.0, "FAIL"), (10.0, "WARN"), (0.0, "OK")])
-def test_clocks_that_differ(
+def test_doctor_clock_skew(
     off: float, level: str, source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_checks, "time", SimpleNamespace(time=lambda: time.time() + off))
@@ -191,7 +190,7 @@ def test_clocks_that_differ(
     assert level == "OK" or "set their clocks by NTP" in clock.fix
 
 
-def test_a_log_that_grows_for_ever_or_goes_too_soon(
+def test_doctor_wal_retention(
     postgres_with: Callable[..., EmbeddedPostgres], source_db: SourceDb, tmp_path: Path
 ) -> None:
     (unlimited,) = [each for each in found_at(source_db, tmp_path) if each.area == "log"]

@@ -11,18 +11,13 @@ import pytest
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.connect import connect
 from headwater.source.readiness.checks import source_findings
-from tests.integration.test_catalog import settings_for
 from tests.support.changed_source import Device, Rows, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  all:
-    auto_subscribe: true
-    queries: [SELECT * FROM notes, SELECT * FROM whole]
-"""
+CONFIG = auto_streams(all=["SELECT * FROM notes", "SELECT * FROM whole"])
 READABLE = "id !~ 'bad' and body !~ 'caf.$'"
 SHOWN = {"public.notes": READABLE, "public.whole": READABLE}
 BAD = r"E'caf\xe9'"
@@ -56,7 +51,7 @@ def shows(deployment: Deployment, device: Device, truth: Rows) -> bool:
     return settled(deployment) and device.rows() == truth
 
 
-def test_rows_that_are_not_utf8_are_left_out_and_named(
+def test_non_utf8_rows_are_left_out(
     legacy: SourceDb, bulk: BulkJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for table in ("notes", "whole"):
@@ -81,8 +76,8 @@ def test_rows_that_are_not_utf8_are_left_out_and_named(
     assert deployment.problems() == []
 
 
-def test_the_encoding_is_a_finding(legacy: SourceDb, source_db: SourceDb) -> None:
+def test_encoding_is_a_finding(legacy: SourceDb, source_db: SourceDb) -> None:
     for database, codes in ((legacy, ["HW_2031"]), (source_db, [])):
         database.execute("create publication headwater for all tables")
-        with connect(settings_for(database)) as conn:
-            assert [finding.code for finding in source_findings(conn, settings_for(database))] == codes
+        with connect(database.settings()) as conn:
+            assert [finding.code for finding in source_findings(conn, database.settings())] == codes

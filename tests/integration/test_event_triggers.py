@@ -15,10 +15,11 @@ from headwater.oplog.change import Insert, LogicalMessage, Message
 from headwater.oplog.lsn import ZERO
 from headwater.source.connect import connect
 from headwater.source.triggers import Installed, install, is_hint, remove, told_names, triggers_on
-from tests.integration.test_catalog import settings_for
 from tests.support.doc_blocks import ROOT, blocks_of
-from tests.support.fix_headwater import TRIGGERED, Deploy, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deploy
 from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -32,12 +33,12 @@ def plain_role(source_db: SourceDb) -> Iterator[str]:
 
 
 def on(source: SourceDb) -> bool:
-    with connect(settings_for(source)) as conn:
+    with connect(source.settings()) as conn:
         return triggers_on(conn)
 
 
-def test_they_are_made_once_and_removed_whole(source_db: SourceDb) -> None:
-    settings = settings_for(source_db)
+def test_install_once_and_remove(source_db: SourceDb) -> None:
+    settings = source_db.settings()
     assert not on(source_db)
     assert "CREATE EVENT TRIGGER headwater_ddl ON ddl_command_end" in " ".join(install(settings).done)
     assert on(source_db)
@@ -63,39 +64,39 @@ def test_they_are_made_once_and_removed_whole(source_db: SourceDb) -> None:
         "drop function headwater_source.note_ddl() cascade",
     ],
 )
-def test_what_somebody_changed_is_noticed_and_mended(source_db: SourceDb, change: str) -> None:
-    install(settings_for(source_db))
+def test_changed_trigger_is_repaired(source_db: SourceDb, change: str) -> None:
+    install(source_db.settings())
     source_db.execute(change)
     assert not on(source_db)
-    assert install(settings_for(source_db)).done
+    assert install(source_db.settings()).done
     assert on(source_db)
 
 
-def test_a_function_that_somebody_else_owns_is_not_used(source_db: SourceDb, plain_role: str) -> None:
+def test_function_of_other_owner_is_not_used(source_db: SourceDb, plain_role: str) -> None:
     source_db.execute(f"set role {plain_role}; create schema headwater_source")
     source_db.execute(
         "create function headwater_source.note_ddl() returns event_trigger language plpgsql as 'begin end'; reset role"
     )
-    install(settings_for(source_db))
+    install(source_db.settings())
     owner = "select pg_get_userbyid(proowner) from pg_proc where proname = 'note_ddl'"
     assert source_db.fetch(owner) == [("postgres",)]
     source_db.execute(f"alter function headwater_source.note_ddl() owner to {plain_role}")
     assert not on(source_db)
-    install(settings_for(source_db))
+    install(source_db.settings())
     assert source_db.fetch(owner) == [("postgres",)]
 
 
-def test_a_role_that_may_not_make_them_is_told_so_and_goes_without(source_db: SourceDb, plain_role: str) -> None:
-    outcome = install(settings_for(source_db, user=plain_role))
+def test_role_without_right_goes_without(source_db: SourceDb, plain_role: str) -> None:
+    outcome = install(source_db.settings(user=plain_role))
     assert outcome.done == ()
     (note,) = outcome.warnings
     assert not note.fatal
     assert "changes of tables are found by reading the catalog" in note.what
     assert source_db.fetch("select 1 from pg_namespace where nspname = 'headwater_source'") == []
-    assert install(settings_for(source_db, user=plain_role), settings_for(source_db)).done
-    with connect(settings_for(source_db, user=plain_role)) as conn:
+    assert install(source_db.settings(user=plain_role), source_db.settings()).done
+    with connect(source_db.settings(user=plain_role)) as conn:
         assert triggers_on(conn)
-    assert remove(settings_for(source_db, user=plain_role)).warnings
+    assert remove(source_db.settings(user=plain_role)).warnings
     assert on(source_db)
 
 
@@ -150,7 +151,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("sql", CHANGES)
-def test_a_change_leaves_a_message_in_the_stream(source_db: SourceDb, sql: str) -> None:
+def test_ddl_writes_message(source_db: SourceDb, sql: str) -> None:
     partitions = " partition by list (id)" if "partition" in sql else ""
     source_db.execute("create type mood as enum ('sad'); create domain d as int")
     source_db.execute("create schema s; create schema s2; create table s.t (id int primary key)")
@@ -159,7 +160,7 @@ def test_a_change_leaves_a_message_in_the_stream(source_db: SourceDb, sql: str) 
         source_db.execute("create table part partition of t for values in (7); create table u (like t including all)")
     source_db.execute("create table other (id int primary key, v int); create index other_v on other (v)")
     source_db.execute("create publication headwater for table t")
-    install(settings_for(source_db))
+    install(source_db.settings())
     assert "hint" in streamed(source_db, sql)
 
 
@@ -173,31 +174,29 @@ def test_a_change_leaves_a_message_in_the_stream(source_db: SourceDb, sql: str) 
         ("alter table t add column x int", ("public", "t")),
     ],
 )
-def test_the_message_tells_the_name_of_a_partitioned_table(
-    source_db: SourceDb, sql: str, name: tuple[str, str]
-) -> None:
+def test_message_names_partitioned_table(source_db: SourceDb, sql: str, name: tuple[str, str]) -> None:
     source_db.execute("create schema s; create table plain (id int)")
     source_db.execute("create table t (id int primary key, b int) partition by list (id)")
     source_db.execute("create publication headwater for table t")
-    install(settings_for(source_db))
+    install(source_db.settings())
     ((oid,),) = source_db.fetch("select 't'::regclass::oid::int8")
     told = messages(source_db, "alter table plain add column x int", sql)
     assert [told_names(m) for m in told if isinstance(m, LogicalMessage)] == [{}, {oid: name}]
 
 
 @pytest.mark.parametrize("content", ["ddl", "ddl 7b", "ddl zz", "ddl 5b5d", "ddl 7b2278223a317d", "ping", "ddl ä"])
-def test_a_message_that_is_not_of_the_triggers_tells_no_names(content: str) -> None:
+def test_foreign_message_names_nothing(content: str) -> None:
     assert told_names(LogicalMessage(True, ZERO, "headwater", content.encode("latin-1"))) == {}
 
 
 @pytest.fixture
 def prepared(source_db: SourceDb) -> SourceDb:
     source_db.execute("create table t (id int primary key); create publication headwater for table t")
-    install(settings_for(source_db))
+    install(source_db.settings())
     return source_db
 
 
-def test_the_message_comes_with_the_transaction_that_changed_the_table(prepared: SourceDb) -> None:
+def test_message_is_transactional(prepared: SourceDb) -> None:
     told = streamed(
         prepared,
         "begin; insert into t values (1); alter table t add column x int; insert into t values (2); commit",
@@ -207,11 +206,11 @@ def test_the_message_comes_with_the_transaction_that_changed_the_table(prepared:
     assert told[3:] == ["3"]
 
 
-def test_what_is_rolled_back_is_not_told(prepared: SourceDb) -> None:
+def test_rollback_writes_no_message(prepared: SourceDb) -> None:
     assert streamed(prepared, "begin; alter table t add column x int; rollback", "insert into t values (1)") == ["1"]
 
 
-def test_temporary_tables_are_not_told(prepared: SourceDb) -> None:
+def test_temporary_tables_write_no_message(prepared: SourceDb) -> None:
     told = streamed(
         prepared,
         "create temp table u (id serial primary key); alter table u add column v int; drop table u",
@@ -221,7 +220,7 @@ def test_temporary_tables_are_not_told(prepared: SourceDb) -> None:
     assert told == ["1"]
 
 
-def test_changes_that_another_replication_applies_are_told(prepared: SourceDb) -> None:
+def test_ddl_of_other_replication_writes_message(prepared: SourceDb) -> None:
     told = streamed(
         prepared,
         "set session_replication_role = replica",
@@ -233,7 +232,7 @@ def test_changes_that_another_replication_applies_are_told(prepared: SourceDb) -
 
 
 @pytest.mark.parametrize("function", ["pg_logical_emit_message", "pg_event_trigger_ddl_commands"])
-def test_a_change_succeeds_when_the_message_fails(prepared: SourceDb, plain_role: str, function: str) -> None:
+def test_ddl_succeeds_when_message_fails(prepared: SourceDb, plain_role: str, function: str) -> None:
     forms = prepared.fetch("select oid::regprocedure::text from pg_proc where proname = %s", function)
     assert forms
     prepared.execute(f"revoke execute on function {', '.join(form for (form,) in forms)} from public")
@@ -247,7 +246,7 @@ def test_a_change_succeeds_when_the_message_fails(prepared: SourceDb, plain_role
         conn.execute("create table public.theirs (id int)")
 
 
-def test_a_change_succeeds_in_a_copy_of_the_database(prepared: SourceDb) -> None:
+def test_ddl_succeeds_in_database_copy(prepared: SourceDb) -> None:
     copy = f"{prepared.name}_copy"
     prepared.connection.close()
     with psycopg.connect(prepared.server.dsn(), autocommit=True) as admin:
@@ -257,16 +256,7 @@ def test_a_change_succeeds_in_a_copy_of_the_database(prepared: SourceDb) -> None
         admin.execute(f"drop database {copy} with (force)".encode())
 
 
-NOTES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
-
-
-def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: SourceDb) -> None:
+def test_forged_messages_do_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     deployment = deploy(NOTES)
     deployment.intervals = TRIGGERED
@@ -285,9 +275,9 @@ def test_forged_messages_cost_a_look_and_do_nothing(deploy: Deploy, source_db: S
     assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
 
 
-def test_a_change_of_a_quiet_table_is_found_by_the_message_alone(deploy: Deploy, source_db: SourceDb) -> None:
+def test_quiet_table_is_found_by_message(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
-    install(settings_for(source_db))
+    install(source_db.settings())
     deployment = deploy(NOTES)
     deployment.intervals = TRIGGERED
     deployment.start()
@@ -298,9 +288,9 @@ def test_a_change_of_a_quiet_table_is_found_by_the_message_alone(deploy: Deploy,
     wait_until(lambda: deployment.rows("a").keys() == {("notes", "1")}, "the rows to come back")
 
 
-def test_a_dump_is_restored_by_an_ordinary_role_as_the_docs_say(source_db: SourceDb, tmp_path: Path) -> None:
+def test_dump_restores_as_documented(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table todos (id int primary key); insert into todos values (1)")
-    assert install(settings_for(source_db)).warnings == ()
+    assert install(source_db.settings()).warnings == ()
     source_db.execute("create publication headwater for table todos")
     (block,) = (each for each in blocks_of(ROOT / "docs" / "backup.md") if "pg_dump" in each.code)
     dumped, *restored = block.code.replace(" app\n", f" {source_db.name}\n").splitlines()

@@ -8,22 +8,17 @@ from headwater.api.admin.route import AdminSettings
 from tests.support.fix_admin import TOKEN, running_admin
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import auto_streams
 
-RULES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes WHERE owner = auth.user_id() AND NOT hidden
-  shared:
-    auto_subscribe: true
-    query: SELECT note AS id, body FROM notes AS others
-      WHERE room IN (SELECT room FROM members WHERE who = auth.user_id())
-"""
+RULES = auto_streams(
+    notes="SELECT * FROM notes WHERE owner = auth.user_id() AND NOT hidden",
+    shared="SELECT note AS id, body FROM notes AS others"
+    " WHERE room IN (SELECT room FROM members WHERE who = auth.user_id())",
+)
 USERS = ("a", "b", "c")
 
 
-def test_explain_follows_what_happens_to_rows(deploy: Deploy, source_db: SourceDb) -> None:
+def test_explain_follows_rows(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute(
         "create table notes (id int primary key, owner text, room int, hidden bool, note text, body text)"
     )

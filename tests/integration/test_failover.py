@@ -1,25 +1,26 @@
-"""The source is another server than before, or goes back in time: devices get what differs, and nobody starts over."""
+"""The source is another server than before, or an earlier copy: devices get what differs, and nobody starts over."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
+from headwater.pipeline.jobs import BulkJobs
 from headwater.source.slot import system_identity
-from tests.support.changed_source import Device
-from tests.support.fix_headwater import NOTES, Deployment, wait_until
-from tests.support.fix_postgres import FAST, SourceDb
+from headwater.source.stream import ReplicationStream
+from tests.support.changed_source import Device, published_rows, settled
+from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_postgres import FAST, SourceDb, program_of
 from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
-
-if TYPE_CHECKING:
-    from headwater.pipeline.jobs import BulkJobs
-
+from tests.support.sync_configs import NOTES, NOTES_AND_OTHERS
+from tests.support.waiting import wait_until
 
 ROWS = 200
 
@@ -64,12 +65,6 @@ def follow(tmp_path: Path, bulk: BulkJobs) -> Iterator[Callable[[EmbeddedPostgre
 
 
 Follow = Callable[[EmbeddedPostgres], Deployment]
-
-
-def settled(deployment: Deployment) -> bool:
-    deployment.raise_failure()
-    with deployment.store() as store:
-        return not any(table.resync for table in store.tables("default"))
 
 
 def truth(deployment: Deployment) -> dict[tuple[str, str], dict[str, object]]:
@@ -119,7 +114,7 @@ def visible(deployment: Deployment, key: str) -> bool:
     return checkpoint.checkpoint.lsns["default"] >= write.lsns["default"]
 
 
-def test_a_standby_that_lacked_commits_takes_over(
+def test_standby_without_last_commits(
     primary: EmbeddedPostgres, follow: Follow, servers: ExitStack, tmp_path: Path
 ) -> None:
     standby = standby_of(primary, tmp_path / "standby")
@@ -148,7 +143,7 @@ def test_a_standby_that_lacked_commits_takes_over(
     assert deployment.problems() == []
 
 
-def test_a_synchronised_slot_goes_on_without_a_comparison(
+def test_synchronised_slot_needs_no_compare(
     primary: EmbeddedPostgres, follow: Follow, servers: ExitStack, tmp_path: Path
 ) -> None:
     if primary.binaries.major < 17:
@@ -184,7 +179,7 @@ def test_a_synchronised_slot_goes_on_without_a_comparison(
     assert kinds(deployment) == before
 
 
-def test_a_source_that_went_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path: Path) -> None:
+def test_source_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path: Path) -> None:
     deployment = follow(primary)
     device = Connected(deployment)
     deployment.source.execute("update notes set body = 'before' where id = '1'")
@@ -220,9 +215,7 @@ def cluster(server: EmbeddedPostgres) -> str:
         return system_identity(conn).system_id
 
 
-def test_another_cluster_with_the_same_tables(
-    primary: EmbeddedPostgres, follow: Follow, other: EmbeddedPostgres
-) -> None:
+def test_other_cluster_with_same_tables(primary: EmbeddedPostgres, follow: Follow, other: EmbeddedPostgres) -> None:
     assert cluster(primary) != cluster(other)
     deployment = follow(primary)
     device, before = Connected(deployment), deployment.op_count()
@@ -237,3 +230,110 @@ def test_another_cluster_with_the_same_tables(
     deployment.source.execute("update notes set body = 'live' where id = '7'")
     assert device.right()
     assert device.never_started_over(3, before)
+
+
+SHOWN = {"public.notes": "true", "public.others": "true"}
+
+SOURCE = """
+create table notes (id text primary key, n int);
+create table others (id text primary key, n int);
+insert into notes select i::text, i from generate_series(1, 20) i;
+insert into others values ('1', 1);
+create publication headwater for all tables
+"""
+
+SINCE = "update notes set n = -n where n < 4; delete from notes where n = 9; insert into notes values ('new', 1)"
+
+
+def rows_are_right(deployment: Deployment, device: Device) -> bool:
+    return settled(deployment) and device.rows() == published_rows(deployment.source, SHOWN)
+
+
+def goes_on(deployment: Deployment, device: Device) -> None:
+    """What is restored is shown, and what is written to it afterwards; nothing was read anew."""
+    wait_until(lambda: rows_are_right(deployment, device), "the rows of the copy")
+    deployment.source.execute("update notes set n = 100 where id = '7'; insert into others values ('2', 2)")
+    deployment.caught_up()
+    assert device.rows() == published_rows(deployment.source, SHOWN)
+    assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "re-sync"]
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def follows_nobody_elses(deployment: Deployment, database: str) -> None:
+    """While somebody follows the other database by the slot, it is left to him."""
+    settings = replace(deployment.settings, database=database)
+    with deployment.store() as store:
+        state = store.source_state("default")
+    assert state is not None
+
+    def said() -> bool:
+        health = deployment.health()
+        return health is not None and health.cause is not None and "another session reads" in health.cause.what
+
+    with ReplicationStream(settings, state.slot, state.lsn, ["headwater"]):
+        deployment.start(publish=False)
+        wait_until(said, "the slot to be in use")
+        deployment.stop()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["renamed", "dropped"])
+def test_database_recreated_from_template(deploy: Deploy, source_db: SourceDb, kept: bool) -> None:
+    source_db.execute(SOURCE)
+    deployment = deploy(NOTES_AND_OTHERS).start()
+    device = Device(deployment)
+    name, copy = source_db.name, f"{source_db.name}_copy"
+    deployment.stop()
+    source_db.connection.close()
+    with psycopg.connect(source_db.server.dsn(), autocommit=True) as admin:
+        admin.execute(f"create database {copy} template {name}".encode())
+        source_db.connection = psycopg.connect(source_db.dsn, autocommit=True)
+        deployment.start()
+        source_db.execute(SINCE)
+        deployment.caught_up()
+        deployment.stop()
+        source_db.connection.close()
+        if kept:
+            admin.execute(f"alter database {name} rename to {name}_broken".encode())
+        else:
+            admin.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s",
+                [name])  # fmt: skip
+            admin.execute(f"drop database {name}".encode())
+        admin.execute(f"alter database {copy} rename to {name}".encode())
+        source_db.connection = psycopg.connect(source_db.dsn, autocommit=True)
+        if kept:
+            follows_nobody_elses(deployment, f"{name}_broken")
+        deployment.start()
+        goes_on(deployment, device)
+        assert admin.execute(
+            "select count(*) from pg_replication_slots where database like %s", [f"{name}%"]
+        ).fetchall() == [(1,)]
+        if kept:
+            admin.execute(f"drop database {name}_broken".encode())
+
+
+def test_server_restored_from_backup(
+    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
+) -> None:
+    server = postgres_with()
+    program = program_of(server, "pg_basebackup")
+    source = SourceDb(server, "postgres")
+    source.execute(SOURCE)
+    deployment = Deployment(source, tmp_path / "store", NOTES_AND_OTHERS, bulk).start()
+    try:
+        device = Device(deployment)
+        address = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
+        subprocess.run([program, *address, "-D", tmp_path / "backup", "-c", "fast"], check=True, capture_output=True)
+        source.execute(SINCE)
+        deployment.caught_up()
+        assert device.rows() == published_rows(source, SHOWN)
+        deployment.stop()
+        source.connection.close()
+        server.stop()
+        with EmbeddedPostgres(tmp_path / "backup", server.binaries, server.settings) as restored:
+            deployment.source = SourceDb(restored, "postgres")
+            deployment.start()
+            goes_on(deployment, device)
+            deployment.source.connection.close()
+    finally:
+        deployment.close()

@@ -15,12 +15,13 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.health import slot_findings
 from headwater.source.slot import replication_connection
 from headwater.storage.contract.versions import Origin, VersionState
-from tests.integration.world import CONFIG, ROWS, SHOWN, NewWorld, SmallDisk, World
+from tests.integration.followed_source import ROWS, SHOWN, FollowedSource, FollowSource, SmallDisk
 from tests.support.changed_source import Device
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import FAST
 from tests.support.lost_slots import outrun, unread
 from tests.support.network import Network
+from tests.support.sync_configs import NOTES_AND_OTHERS
+from tests.support.waiting import wait_until
 
 NewServer = Callable[..., EmbeddedPostgres]
 
@@ -30,48 +31,48 @@ class Fault:
     """Something that keeps rows from flowing, and the code, the text and the remedy by which it is named. What befalls
     a whole server gets one of its own."""
 
-    begin: Callable[[World], None]
-    mend: Callable[[World], None]
+    begin: Callable[[FollowedSource], None]
+    mend: Callable[[FollowedSource], None]
     code: str
     what: str
     fix: str
     server: bool = False
 
 
-def refuse_login(world: World) -> None:
-    world.sql("alter role follower nologin")
-    world.disconnect()
+def refuse_login(followed: FollowedSource) -> None:
+    followed.sql("alter role follower nologin")
+    followed.disconnect()
 
 
-def refuse_replication(world: World) -> None:
-    world.sql("alter role follower noreplication")
-    world.disconnect()
+def refuse_replication(followed: FollowedSource) -> None:
+    followed.sql("alter role follower noreplication")
+    followed.disconnect()
 
 
-def change_password(world: World) -> None:
-    hba = world.server.data_dir / "pg_hba.conf"
+def change_password(followed: FollowedSource) -> None:
+    hba = followed.server.data_dir / "pg_hba.conf"
     hba.write_text("host all follower 127.0.0.1/32 scram-sha-256\n" + hba.read_text(), encoding="utf-8")
-    world.sql("select pg_reload_conf(); alter role follower password 'wrong'")
-    world.disconnect()
+    followed.sql("select pg_reload_conf(); alter role follower password 'wrong'")
+    followed.disconnect()
 
 
-def become_standby(world: World) -> None:
-    (world.server.data_dir / "standby.signal").touch()
-    world.server.restart()
+def become_standby(followed: FollowedSource) -> None:
+    (followed.server.data_dir / "standby.signal").touch()
+    followed.server.restart()
 
 
 FAULTS = {
     "stopped": Fault(
-        lambda world: world.server.stop(StopMode.FAST),
-        lambda world: world.server.start(),
+        lambda followed: followed.server.stop(StopMode.FAST),
+        lambda followed: followed.server.start(),
         "HW_2001",
         "cannot be reached",
         "check that Postgres runs there",
         server=True,
     ),
     "killed": Fault(
-        lambda world: world.server.kill(),
-        lambda world: world.server.start(),
+        lambda followed: followed.server.kill(),
+        lambda followed: followed.server.start(),
         "HW_2001",
         "cannot be reached",
         "check that Postgres runs there",
@@ -79,43 +80,43 @@ FAULTS = {
     ),
     "standby": Fault(
         become_standby,
-        lambda world: world.sql("select pg_promote(true, 60)"),
+        lambda followed: followed.sql("select pg_promote(true, 60)"),
         "HW_2001",
         "is a standby",
         "primary",
         server=True,
     ),
     "network cut": Fault(
-        lambda world: world.network.cut(),
-        lambda world: world.network.mend(),
+        lambda followed: followed.network.cut(),
+        lambda followed: followed.network.mend(),
         "HW_2001",
         "cannot be reached",
         "firewall",
     ),
     "network that swallows everything": Fault(
-        lambda world: world.network.swallow(),
-        lambda world: world.network.mend(),
+        lambda followed: followed.network.swallow(),
+        lambda followed: followed.network.mend(),
         "PSYNC_S1120",
         "did not answer for 4 s",
         "check the network",
     ),
     "role that may not log in": Fault(
         refuse_login,
-        lambda world: world.sql("alter role follower login"),
+        lambda followed: followed.sql("alter role follower login"),
         "HW_2002",
         "does not let this role log in",
         "ALTER ROLE follower LOGIN",
     ),
     "role that may not replicate": Fault(
         refuse_replication,
-        lambda world: world.sql("alter role follower replication"),
+        lambda followed: followed.sql("alter role follower replication"),
         "HW_2002",
         "does not let this role replicate",
         "ALTER ROLE follower REPLICATION",
     ),
     "another password": Fault(
         change_password,
-        lambda world: world.sql("alter role follower password 'right'"),
+        lambda followed: followed.sql("alter role follower password 'right'"),
         "HW_2002",
         "rejects user name or password",
         "set username and password in replication.connections",
@@ -125,23 +126,19 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_named_while_it_lasts_and_forgotten_when_it_is_mended(
-    world_of: NewWorld, postgres_with: NewServer, fault: Fault
-) -> None:
-    world = world_of(postgres_with() if fault.server else None)
-    world.sql("update notes set body = 'before' where id = '1'")
-    fault.begin(world)
-    wait_until(lambda: world.names(fault.code, fault.what), "the cause to be named")
-    cause = world.cause()
+def test_fault_is_named_and_forgotten(follow_source: FollowSource, postgres_with: NewServer, fault: Fault) -> None:
+    followed = follow_source(postgres_with() if fault.server else None)
+    followed.sql("update notes set body = 'before' where id = '1'")
+    fault.begin(followed)
+    wait_until(lambda: followed.names(fault.code, fault.what), "the cause to be named")
+    cause = followed.cause()
     assert cause is not None
     assert fault.fix in cause.fix
-    fault.mend(world)
-    world.sql("update notes set body = 'later' where id = '2'; delete from notes where id = '3'")
-    world.goes_on()
-    assert world.cause() is None
-    assert world.kinds() == ["snapshot"]
-    world.deployment.close()
-    assert world.deployment.problems() == []
+    fault.mend(followed)
+    followed.sql("update notes set body = 'later' where id = '2'; delete from notes where id = '3'")
+    followed.goes_on()
+    assert followed.cause() is None
+    assert followed.kinds() == ["snapshot"]
 
 
 FOREIGN = {
@@ -152,14 +149,14 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("begin", "what"), FOREIGN.values(), ids=FOREIGN)
-def test_a_refusal_is_understood_in_any_language(
-    world_of: NewWorld, postgres_with: NewServer, begin: Callable[[World], None], what: str
+def test_refusal_in_any_language(
+    follow_source: FollowSource, postgres_with: NewServer, begin: Callable[[FollowedSource], None], what: str
 ) -> None:
-    world = world_of(postgres_with())
-    world.network.foreign = True
-    begin(world)
-    world.network.drop()
-    wait_until(lambda: world.names("HW_2002", what), "the cause to be named")
+    followed = follow_source(postgres_with())
+    followed.network.foreign = True
+    begin(followed)
+    followed.network.drop()
+    wait_until(lambda: followed.names("HW_2002", what), "the cause to be named")
 
 
 LIMITS = {
@@ -172,7 +169,7 @@ LIMITS = {
 }
 
 
-def test_each_limit_of_connections_is_named_with_its_own_remedy_in_any_language(postgres_with: NewServer) -> None:
+def test_connection_limits_in_any_language(postgres_with: NewServer) -> None:
     server = postgres_with(max_wal_senders="4")
     hba = server.data_dir / "pg_hba.conf"
     lets_in = hba.read_text(encoding="utf-8")
@@ -248,95 +245,83 @@ def wait_for_refusal(settings: SourceSettings) -> HeadwaterError:
     return found[0]
 
 
-def test_a_reader_of_the_slot_that_is_ended_comes_again(world_of: NewWorld) -> None:
-    world = world_of()
-    for body in ("first", "second"):
-        world.sql("select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where active")
-        world.sql(f"update notes set body = '{body}' where id = '2'")
-        world.goes_on()
-        world.sql("delete from others where id = 'after'")
-    assert world.kinds() == ["snapshot"]
+def lose_slot(followed: FollowedSource) -> None:
+    followed.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
 
 
-def lose_slot(world: World) -> None:
-    world.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
-
-
-def outrun_slot(world: World) -> None:
-    outrun(world.source)
+def outrun_slot(followed: FollowedSource) -> None:
+    outrun(followed.source)
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["in English", "in another language"])
 @pytest.mark.parametrize("lose", [lose_slot, outrun_slot])
-def test_a_lost_slot_costs_what_differs(
-    world_of: NewWorld, postgres_with: NewServer, lose: Callable[[World], None], foreign: bool
+def test_lost_slot_costs_what_differs(
+    follow_source: FollowSource, postgres_with: NewServer, lose: Callable[[FollowedSource], None], foreign: bool
 ) -> None:
-    world = world_of(postgres_with(max_slot_wal_keep_size="64MB"))
-    world.network.foreign = foreign
-    before = world.deployment.op_count()
-    world.network.cut()
-    wait_until(lambda: world.names("HW_2001", "cannot be reached"), "the cause to be named")
-    wait_until(lambda: not world.source.fetch("select from pg_replication_slots where active"), "the slot to be left")
-    world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
-    lose(world)
-    world.network.mend()
-    world.goes_on()
-    assert world.deployment.op_count() - before == 4
-    assert world.kinds() == ["snapshot", "re-sync"]
-    world.deployment.close()
-    assert world.deployment.problems() == []
+    followed = follow_source(postgres_with(max_slot_wal_keep_size="64MB"))
+    followed.network.foreign = foreign
+    before = followed.deployment.op_count()
+    followed.network.cut()
+    wait_until(lambda: followed.names("HW_2001", "cannot be reached"), "the cause to be named")
+    wait_until(
+        lambda: not followed.source.fetch("select from pg_replication_slots where active"), "the slot to be left"
+    )
+    followed.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
+    lose(followed)
+    followed.network.mend()
+    followed.goes_on()
+    assert followed.deployment.op_count() - before == 4
+    assert followed.kinds() == ["snapshot", "re-sync"]
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["in English", "in another language"])
-def test_a_slot_that_is_lost_while_it_is_read_costs_what_differs(
-    world_of: NewWorld, postgres_with: NewServer, foreign: bool
-) -> None:
-    world = world_of(postgres_with(max_slot_wal_keep_size="64MB"))
-    world.network.foreign = foreign
-    world.network.drop()
-    before = world.deployment.op_count()
+def test_slot_lost_while_read(follow_source: FollowSource, postgres_with: NewServer, foreign: bool) -> None:
+    followed = follow_source(postgres_with(max_slot_wal_keep_size="64MB"))
+    followed.network.foreign = foreign
+    followed.network.drop()
+    before = followed.deployment.op_count()
     with unread():
-        world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
-        assert world.source.fetch("select active from pg_replication_slots") == [(True,)]
-        outrun(world.source)
-        world.sql("update notes set body = 'last' where id = '5'")
-    world.goes_on()
-    assert world.deployment.op_count() - before == 5
-    assert world.kinds() == ["snapshot", "re-sync"]
-    assert world.source.fetch("select wal_status, active from pg_replication_slots") == [("reserved", True)]
-    world.deployment.close()
-    assert world.deployment.problems() == []
+        followed.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
+        assert followed.source.fetch("select active from pg_replication_slots") == [(True,)]
+        outrun(followed.source)
+        followed.sql("update notes set body = 'last' where id = '5'")
+    followed.goes_on()
+    assert followed.deployment.op_count() - before == 5
+    assert followed.kinds() == ["snapshot", "re-sync"]
+    assert followed.source.fetch("select wal_status, active from pg_replication_slots") == [("reserved", True)]
 
 
-def remake_publication(world: World) -> None:
+def remake_publication(followed: FollowedSource) -> None:
     """While nobody follows the stream, which has a row from in between."""
-    world.network.cut()
-    wait_until(lambda: not world.source.fetch("select from pg_replication_slots where active"), "the slot to be left")
-    world.sql("drop publication headwater")
-    world.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
-    world.sql("create publication headwater for all tables")
-    world.network.mend()
+    followed.network.cut()
+    wait_until(
+        lambda: not followed.source.fetch("select from pg_replication_slots where active"), "the slot to be left"
+    )
+    followed.sql("drop publication headwater")
+    followed.sql("update notes set body = 'later' where id in ('2', '3'); delete from notes where id = '4'")
+    followed.sql("create publication headwater for all tables")
+    followed.network.mend()
 
 
-def test_a_publication_that_was_made_again_is_understood_in_any_language(world_of: NewWorld) -> None:
-    world = world_of()
-    world.network.foreign = True
-    remake_publication(world)
-    world.goes_on()
-    assert world.kinds() == ["snapshot", "re-sync"]
+def test_recreated_publication_in_any_language(follow_source: FollowSource) -> None:
+    followed = follow_source()
+    followed.network.foreign = True
+    remake_publication(followed)
+    followed.goes_on()
+    assert followed.kinds() == ["snapshot", "re-sync"]
 
 
-def test_a_server_that_speaks_german_is_understood(world_of: NewWorld, german_postgres: EmbeddedPostgres) -> None:
-    world = world_of(german_postgres)
-    remake_publication(world)
-    world.goes_on()
-    assert world.kinds() == ["snapshot", "re-sync"]
-    change_password(world)
-    wait_until(lambda: world.names("HW_2002", "rejects user name or password"), "the cause to be named")
+def test_german_server(follow_source: FollowSource, german_postgres: EmbeddedPostgres) -> None:
+    followed = follow_source(german_postgres)
+    remake_publication(followed)
+    followed.goes_on()
+    assert followed.kinds() == ["snapshot", "re-sync"]
+    change_password(followed)
+    wait_until(lambda: followed.names("HW_2002", "rejects user name or password"), "the cause to be named")
     hba = german_postgres.data_dir / "pg_hba.conf"
     hba.write_text("host all postgres 127.0.0.1/32 trust\n", encoding="utf-8")
-    world.sql("select pg_reload_conf()")
-    wait_until(lambda: world.names("HW_2002", "pg_hba.conf"), "the cause to be named")
+    followed.sql("select pg_reload_conf()")
+    wait_until(lambda: followed.names("HW_2002", "pg_hba.conf"), "the cause to be named")
 
 
 @dataclass(frozen=True)
@@ -380,109 +365,103 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
-def test_rows_that_cannot_be_read_are_named_and_nothing_is_taken_from_devices(
-    world_of: NewWorld, hidden: Hidden, caplog: pytest.LogCaptureFixture
+def test_unreadable_rows_are_named(
+    follow_source: FollowSource, hidden: Hidden, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = world_of()
-    world.sql(hidden.begin)
-    wait_until(lambda: world.finds(hidden.code), "the finding")
-    health = world.deployment.health()
+    followed = follow_source()
+    followed.sql(hidden.begin)
+    wait_until(lambda: followed.finds(hidden.code), "the finding")
+    health = followed.deployment.health()
     assert health is not None
     finding = next(each for each in health.findings if each.code == hidden.code)
     assert finding.fatal
     assert hidden.what in finding.what
     assert hidden.fix in finding.fix
 
-    world.sql("update notes set body = 'streamed' where id = '2'")
-    wait_until(lambda: world.device.rows() == world.truth(), "what needs no right to read")
-    world.sql("alter table notes add column filled text default 'x'")  # whose rows can't be read
-    world.sql("insert into others values ('2', 'beside')")
-    wait_until(lambda: ("others", "2") in world.device.rows(), "commits to another table")
-    wait_until(lambda: "public.notes" in world.compared(), "the comparison")
+    followed.sql("update notes set body = 'streamed' where id = '2'")
+    wait_until(lambda: followed.device.rows() == followed.truth(), "what needs no right to read")
+    followed.sql("alter table notes add column filled text default 'x'")  # whose rows can't be read
+    followed.sql("insert into others values ('2', 'beside')")
+    wait_until(lambda: ("others", "2") in followed.device.rows(), "commits to another table")
+    wait_until(lambda: "public.notes" in followed.compared(), "the comparison")
     wait_until(lambda: "[HW_5101]" in caplog.text, "the comparison to fail")
     assert hidden.refused in caplog.text
-    assert len(world.device.rows()) == len(world.truth())
+    assert len(followed.device.rows()) == len(followed.truth())
 
-    world.sql(hidden.mend)
-    world.goes_on()
-    wait_until(lambda: not world.finds(hidden.code), "the finding to go")
-    world.deployment.close()
-    assert world.deployment.problems() == []
+    followed.sql(hidden.mend)
+    followed.goes_on()
+    wait_until(lambda: not followed.finds(hidden.code), "the finding to go")
 
 
-def test_a_full_disk_of_the_store_is_told_and_waited_for(
-    world_of: NewWorld, small_disk: Callable[[int], SmallDisk], caplog: pytest.LogCaptureFixture
+def test_full_disk_of_store(
+    follow_source: FollowSource, small_disk: Callable[[int], SmallDisk], caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = small_disk(30)
-    world = world_of(directory=disk.path / "store")
+    followed = follow_source(directory=disk.path / "store")
     disk.fill()
-    world.sql("insert into notes select 'big' || i, repeat('x', 1000) from generate_series(1, 2000) i")
+    followed.sql("insert into notes select 'big' || i, repeat('x', 1000) from generate_series(1, 2000) i")
     wait_until(lambda: caplog.text.count("the disk is full") > 1, "a second attempt")
     assert "free space on it" in caplog.text
     wait_until(
-        lambda: world.names("HW_4001", "the disk is full"), "the cause to be told though the store can't be written"
+        lambda: followed.names("HW_4001", "the disk is full"), "the cause to be told though the store can't be written"
     )
-    wait_until(lambda: (told := world.deployment.health()) is not None and (told.lag_seconds or 0) > 0, "the lag")
-    world.sql("update notes set body = 'meanwhile' where id = '2'")
+    wait_until(lambda: (told := followed.deployment.health()) is not None and (told.lag_seconds or 0) > 0, "the lag")
+    followed.sql("update notes set body = 'meanwhile' where id = '2'")
     disk.make_room()
-    world.goes_on()
-    assert world.kinds() == ["snapshot"]
-    health = world.deployment.health()
+    followed.goes_on()
+    assert followed.kinds() == ["snapshot"]
+    health = followed.deployment.health()
     assert health is not None
     assert health.trouble is not None
     assert health.trouble.what == "the disk is full"
-    world.deployment.close()
-    assert world.deployment.problems() == []
 
 
-def fill_log(world: World) -> None:
+def fill_log(followed: FollowedSource) -> None:
     """Until the server stops for want of room."""
     for _ in range(8):
-        world.sql("update notes set body = body || 'x' where id = '2'; select pg_switch_wal()")
+        followed.sql("update notes set body = body || 'x' where id = '2'; select pg_switch_wal()")
 
 
-def test_a_full_disk_of_the_source_loses_nothing(
-    world_of: NewWorld, small_disk: Callable[[int], SmallDisk], postgres_binaries: PostgresBinaries
+def test_full_disk_of_source(
+    follow_source: FollowSource, small_disk: Callable[[int], SmallDisk], postgres_binaries: PostgresBinaries
 ) -> None:
     disk = small_disk(200)
     sizes = {**FAST, "min_wal_size": "32MB", "max_wal_size": "48MB"}
     with EmbeddedPostgres(disk.path / "data", postgres_binaries, sizes) as server:
-        world = world_of(server)
+        followed = follow_source(server)
         disk.fill()
         with pytest.raises(psycopg.errors.DiskFull):
-            world.sql("insert into notes select 'big' || i, repeat('x', 1000) from generate_series(1, 20000) i")
+            followed.sql("insert into notes select 'big' || i, repeat('x', 1000) from generate_series(1, 20000) i")
         with pytest.raises(psycopg.OperationalError):
-            fill_log(world)
-        wait_until(lambda: world.cause() is not None, "the cause to be named")
+            fill_log(followed)
+        wait_until(lambda: followed.cause() is not None, "the cause to be named")
         disk.make_room()
         server.restart(StopMode.IMMEDIATE)
-        world.goes_on()
-        assert world.kinds() == ["snapshot"]
-        world.deployment.close()
-        assert world.deployment.problems() == []
+        followed.goes_on()
+        assert followed.kinds() == ["snapshot"]
+        followed.deployment.close()
+        assert followed.deployment.problems() == []
 
 
-def test_a_config_that_is_deployed_while_tables_are_compared(world_of: NewWorld) -> None:
-    world = world_of()
-    with psycopg.connect(world.source.dsn) as writer:
+def test_deploy_during_compare(follow_source: FollowSource) -> None:
+    followed = follow_source()
+    with psycopg.connect(followed.source.dsn) as writer:
         writer.execute("insert into others values ('open', 'x')")  # for which the comparison's snapshot waits
-        world.sql("alter table notes add column filled text default 'x'")
-        wait_until(lambda: "public.notes" in world.compared(), "the comparison")
-        with world.deployment.store() as store:
-            fewer = CONFIG.replace("FROM notes", "FROM notes WHERE body <> 'x5'")
+        followed.sql("alter table notes add column filled text default 'x'")
+        wait_until(lambda: "public.notes" in followed.compared(), "the comparison")
+        with followed.deployment.store() as store:
+            fewer = NOTES_AND_OTHERS.replace("FROM notes", "FROM notes WHERE body <> 'x5'")
             number = store.deploy(fewer, Origin.COMMAND).id
-        world.sql("update notes set body = 'x5' where id = '6'")
+        followed.sql("update notes set body = 'x5' where id = '6'")
 
     def served() -> bool:
-        world.deployment.raise_failure()
-        with world.deployment.store() as store:
+        followed.deployment.raise_failure()
+        with followed.deployment.store() as store:
             return {v.id: v.state for v in store.versions()}[number] is VersionState.ACTIVE
 
     wait_until(served, "the version to be served")
-    world.deployment.yaml = fewer
-    world.shown = {**SHOWN, "public.notes": "body <> 'x5'"}
-    world.device = Device(world.deployment)
-    world.goes_on()
-    assert len([key for key in world.device.rows() if key[0] == "notes"]) == ROWS - 2
-    world.deployment.close()
-    assert world.deployment.problems() == []
+    followed.deployment.yaml = fewer
+    followed.shown = {**SHOWN, "public.notes": "body <> 'x5'"}
+    followed.device = Device(followed.deployment)
+    followed.goes_on()
+    assert len([key for key in followed.device.rows() if key[0] == "notes"]) == ROWS - 2

@@ -39,7 +39,7 @@ def refusal(url: str, rules: AddressRules | None = None) -> JwksError:
     return raised.value
 
 
-def test_keys_are_fetched_with_what_a_server_may_want_to_know(issuer: JwksServer) -> None:
+def test_jwks_request_headers(issuer: JwksServer) -> None:
     assert [key.kid for key in fetched(issuer.url() + "?secret=1").keys] == ["k1"]
     (headers,) = issuer.asked
     assert headers["accept"] == "application/json"
@@ -102,9 +102,7 @@ def not_http(request: BaseHTTPRequestHandler) -> None:
         (not_http, ""),
     ],
 )
-def test_an_answer_that_is_not_keys_is_refused_with_the_reason_in_the_log(
-    issuer: JwksServer, answer: Any, said: str
-) -> None:
+def test_bad_jwks_is_refused_and_logged(issuer: JwksServer, answer: Any, said: str) -> None:
     issuer.answer = answer
     error = refusal(issuer.url() + "?secret=1")
     assert (error.code, error.what) == ("PSYNC_S2204", "the keys of tokens can't be fetched")
@@ -115,9 +113,7 @@ def test_an_answer_that_is_not_keys_is_refused_with_the_reason_in_the_log(
 
 
 @pytest.mark.parametrize("begins", [True, False], ids=["drips", "is silent"])
-def test_a_server_that_takes_too_long_is_given_up(
-    issuer: JwksServer, monkeypatch: pytest.MonkeyPatch, begins: bool
-) -> None:
+def test_slow_jwks_server_times_out(issuer: JwksServer, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
     def slowly(request: BaseHTTPRequestHandler) -> None:
         if begins:
             request.send_response(200)
@@ -131,21 +127,19 @@ def test_a_server_that_takes_too_long_is_given_up(
     assert "in time" in refusal(issuer.url()).where or "not complete" in refusal(issuer.url()).where
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_missing_jwks_server_is_named() -> None:
     assert "PSYNC_S2204" in str(refusal(f"http://localhost:{free_port()}/keys"))
     assert "the host name can't be resolved" in refusal("http://nowhere.invalid/keys").where
 
 
-def test_a_refused_address_is_never_connected_to(issuer: JwksServer) -> None:
+def test_refused_address_is_never_connected(issuer: JwksServer) -> None:
     for host in ("localhost", "127.0.0.1"):
         error = refusal(issuer.url(host), AddressRules(local=True))
         assert (error.code, error.where) == ("PSYNC_S2203", host)
     assert issuer.asked == []
 
 
-def test_a_name_that_means_something_else_a_moment_later_leads_nowhere(
-    issuer: JwksServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dns_rebinding_leads_nowhere(issuer: JwksServer, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = ["127.0.0.2", *["127.0.0.1"] * 20]
 
     def getaddrinfo(host: str, port: int, *_: object, **__: object) -> object:
@@ -160,9 +154,7 @@ def test_a_name_that_means_something_else_a_moment_later_leads_nowhere(
     assert refusal(issuer.url("rebound.example"), rules).code == "PSYNC_S2203"
 
 
-def test_a_host_is_reached_at_another_address_when_one_does_not_answer(
-    issuer: JwksServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_address_is_tried(issuer: JwksServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def getaddrinfo(_: str, port: int, *__: object, **___: object) -> object:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.2", "127.0.0.1")]
 
@@ -171,9 +163,7 @@ def test_a_host_is_reached_at_another_address_when_one_does_not_answer(
     assert issuer.asked[0]["host"] == f"two.example:{issuer.port}"
 
 
-def test_a_certificate_has_to_be_vouched_for_and_to_bear_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_certificate_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tls, authority = certificate(tmp_path, "localhost")
     with jwks_server(signer(), tls=tls) as issuer:
         assert "CERTIFICATE_VERIFY_FAILED" in refusal(issuer.url()).where

@@ -1,10 +1,11 @@
-"""A first start that fails leaves nothing behind at the source: a slot that nobody reads would hold its log back."""
+"""A first start that lacks something leaves nothing behind at the source."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,13 @@ from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.source.connect import connect
 from headwater.source.slot import drop_unread_slot, slot_name
-from tests.support.fix_headwater import Deployment
+from tests.support import command
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import config_of, free_port
+from tests.support.plain_http import plain_http
+from tests.support.sync_configs import NOTES
 
 CONFIG = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: SELECT * FROM notes}}\n"
 
@@ -53,7 +59,7 @@ def failure_of(deployment: Deployment, error: type[HeadwaterError]) -> None:
         deployment.start()
 
 
-def test_a_snapshot_that_fails_leaves_no_slot(first: Deployment) -> None:
+def test_failed_snapshot_leaves_no_slot(first: Deployment) -> None:
     working, first.bulk = first.bulk, BulkJobs(BrokenEngine())
     failure_of(first, EngineError)
     assert slots(first) == []
@@ -63,7 +69,7 @@ def test_a_snapshot_that_fails_leaves_no_slot(first: Deployment) -> None:
     assert first.rows("u") == {("notes", "1"): {"id": "1"}}
 
 
-def test_without_java_no_slot_is_made(first: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slot_without_java(first: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise NoJavaError("Spark needs Java")
 
@@ -73,7 +79,7 @@ def test_without_java_no_slot_is_made(first: Deployment, monkeypatch: pytest.Mon
     failure_of(first, NoJavaError)
 
 
-def test_a_login_that_becomes_another_role_at_once(first: Deployment, source_db: SourceDb) -> None:
+def test_login_that_sets_role(first: Deployment, source_db: SourceDb) -> None:
     """As Vault makes them: the login may replicate, and the role that owns the tables may not."""
     login, owner = f"{source_db.name}_login", f"{source_db.name}_owner"
     source_db.execute(f"create role {owner}; create role {login} login replication in role {owner}")
@@ -98,3 +104,54 @@ def test_a_login_that_becomes_another_role_at_once(first: Deployment, source_db:
     finally:
         first.close()
         source_db.execute(f"drop owned by {login}, {owner}; drop role {login}, {owner}")
+
+
+REFUSING = """
+import sys
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"pyspark", "py4j", "pyarrow", "pandas", "numpy"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refusing())
+"""
+
+
+@pytest.fixture
+def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started now find none of these packages."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(REFUSING)
+    monkeypatch.setitem(command._CLEAN, "PYTHONPATH", str(folder))
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_endpoint_works_without_spark(deploy: Deploy, source_db: SourceDb, launch: Launch) -> None:
+    source_db.execute("create table notes (id text primary key)")
+    deployment = deploy(NOTES).start()
+    deployment.stop()
+    config = config_of(deployment, port := free_port())
+    endpoint = launch("api", config)
+
+    endpoint.wait_for("Application startup complete")
+    with plain_http(port) as http:
+        assert http.get("/probes/liveness").status_code == 200
+    replicator = launch("replicate", config)
+    assert replicator.wait() == 1
+    assert "[HW_8003] this command needs Spark" in replicator.output
+    assert ".whl[spark]'" in replicator.output
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["config: {edition: 3}\nstreams: {}\n", "bucket_definitions: {}\n", "bucket_definitions: {b: {data: []}}\n"],
+)
+def test_config_without_queries(source_db: SourceDb, deploy: Callable[..., Deployment], config: str) -> None:
+    source_db.execute("create table notes (id int primary key); insert into notes values (1)")
+    deployment = deploy(config).start()
+
+    source_db.execute("insert into notes values (2)")
+
+    assert deployment.rows("u") == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -11,21 +10,16 @@ import pytest
 from headwater.source.catalog.published import published_tables
 from headwater.source.readiness.checks import table_findings
 from tests.support.changed_source import settled
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
+from tests.support.fix_postgres import SourceDb
 from tests.support.row_truth import Rows, device_rows, truth
-
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
 
 ANONYMOUS = "part, owner, body, n"
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes: {auto_subscribe: true, query: "SELECT COLUMNS FROM notes"}
-  parents: {auto_subscribe: true, query: "SELECT * FROM parents"}
-  children: {auto_subscribe: true, query: "SELECT * FROM children"}
-"""
+CONFIG = auto_streams(
+    notes="SELECT COLUMNS FROM notes", parents="SELECT * FROM parents", children="SELECT * FROM children"
+)
 BIG = "repeat('toast', 4000)"
 
 
@@ -111,7 +105,7 @@ def whole_truth(source: SourceDb, columns: str = "*") -> Rows:
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
-def test_every_change_arrives_whatever_identifies_a_row(deploy: Deploy, source_db: SourceDb, name: str) -> None:
+def test_changes_arrive_with_any_identity(deploy: Deploy, source_db: SourceDb, name: str) -> None:
     case = IDENTITIES[name]
     create(source_db, case)
     deployment = deploy(CONFIG.replace("COLUMNS", case.columns)).start()
@@ -142,8 +136,6 @@ def test_every_change_arrives_whatever_identifies_a_row(deploy: Deploy, source_d
     check("a truncate amid a transaction")
     audit = deployment.ask("audit")
     assert (audit["state"], audit["differences"]) == ("done", {})
-    deployment.close()
-    assert deployment.problems() == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +148,7 @@ def test_every_change_arrives_whatever_identifies_a_row(deploy: Deploy, source_d
         "alter table notes add constraint bad unique (id) deferrable",
     ],
 )
-def test_postgres_refuses_an_index_that_cannot_identify(source_db: SourceDb, index: str) -> None:
+def test_postgres_refuses_unfit_index(source_db: SourceDb, index: str) -> None:
     create(source_db, IDENTITIES["default with a primary key"])
     source_db.execute(index)
     with pytest.raises((psycopg.errors.WrongObjectType, psycopg.errors.FeatureNotSupported)):
@@ -179,7 +171,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("sql", REASONS)
-def test_the_reason_is_told_why_nothing_identifies_rows(source_db: SourceDb, sql: str) -> None:
+def test_missing_identity_has_a_reason(source_db: SourceDb, sql: str) -> None:
     create(source_db, IDENTITIES["default with a primary key"])
     source_db.execute("create publication headwater for table notes")
     source_db.execute(sql)
@@ -195,16 +187,10 @@ def test_the_reason_is_told_why_nothing_identifies_rows(source_db: SourceDb, sql
     assert [found.code for found in table_findings(source_db.connection, tables)] == ["PSYNC_S1142"]
 
 
-RENAMED = """
-config: {edition: 3}
-streams:
-  notes: {auto_subscribe: true, query: "SELECT ifnull(ref, id) AS id, body FROM notes"}
-"""
+RENAMED = auto_streams(notes="SELECT ifnull(ref, id) AS id, body FROM notes")
 
 
-def test_a_key_column_that_is_renamed_costs_nothing_where_the_rules_keep_its_name(
-    deploy: Deploy, source_db: SourceDb
-) -> None:
+def test_renamed_key_column_costs_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db, IDENTITIES["default with a primary key"])
     deployment = deploy(RENAMED).start()
     rows = deployment.rows("a")
@@ -217,8 +203,6 @@ def test_a_key_column_that_is_renamed_costs_nothing_where_the_rules_keep_its_nam
     deployment.caught_up()
     assert deployment.op_count() == before + 2
     assert deployment.rows("a")["notes", "1"]["body"] == "after"
-    deployment.close()
-    assert deployment.problems() == []
 
 
 WITH_INDEX = IDENTITIES["index beside a primary key"]
@@ -287,9 +271,7 @@ LIVE = {
     "stopped", [pytest.param(False, id="followed"), pytest.param(True, id="stopped", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("name", LIVE)
-def test_a_table_may_tell_its_rows_apart_in_another_way(
-    deploy: Deploy, source_db: SourceDb, name: str, stopped: bool
-) -> None:
+def test_identity_changes_live(deploy: Deploy, source_db: SourceDb, name: str, stopped: bool) -> None:
     live = LIVE[name]
     create(source_db, live.case)
     deployment = deploy(CONFIG.replace("COLUMNS", "*")).start()
@@ -311,14 +293,10 @@ def test_a_table_may_tell_its_rows_apart_in_another_way(
         source_db.execute("update notes set owner = 'c'; delete from notes where n = 11 and id < '7'")
     wait_until(lambda: device_rows(deployment) == whole_truth(source_db), f"the later truth after: {live.sql}")
     assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
-    deployment.close()
-    assert deployment.problems() == []
 
 
 @pytest.mark.parametrize("identity", ["default", "using index notes_key", "full"])
-def test_a_row_may_enter_and_leave_a_filter_with_values_that_are_not_streamed(
-    deploy: Deploy, source_db: SourceDb, identity: str
-) -> None:
+def test_row_enters_and_leaves_filter_untoasted(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     source_db.needs(15, "row filters of publications")
     create(source_db, Identity("alter table notes add primary key (id, part);" + UNIQUE, identity))
     source_db.execute("create publication headwater for table notes where (part > 1), parents, children")
@@ -347,5 +325,3 @@ def test_a_row_may_enter_and_leave_a_filter_with_values_that_are_not_streamed(
     ):
         source_db.execute(change)
         check(change)
-    deployment.close()
-    assert deployment.problems() == []

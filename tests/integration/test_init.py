@@ -57,7 +57,7 @@ def all_streams(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_rows_go_to_their_users_and_the_rest_is_left_to_the_developer(name: str, source_db: SourceDb) -> None:
+def test_proposed_rules_give_rows_to_users(name: str, source_db: SourceDb) -> None:
     proposal = proposed(source_db, name)
     compiled = checked(source_db, proposal.text)
     assert _streams(compiled) == GIVEN[name]
@@ -71,7 +71,7 @@ def test_rows_go_to_their_users_and_the_rest_is_left_to_the_developer(name: str,
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", GIVEN)
-def test_devices_sync_by_it_and_get_no_rows_of_others(name: str, deploy: Deploy, source_db: SourceDb) -> None:
+def test_devices_sync_by_proposed_rules(name: str, deploy: Deploy, source_db: SourceDb) -> None:
     text = proposed(source_db, name).text
     prepare(settings(source_db), compile_config(text).plan.tables())
     deployed = deploy(text).start()
@@ -86,7 +86,7 @@ def _streams(compiled: Compiled) -> set[str]:
     return {stream.name for stream in compiled.plan.streams}
 
 
-def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tmp_path: Path) -> None:
+def test_written_files_work(source_db: SourceDb, tmp_path: Path) -> None:
     make_example(source_db, "rails")
     uri = uri_of(source_db, ":it's%20a%20secret")
     done = headwater_here("init", "--yes", "--sdk", "ts", cwd=tmp_path, HEADWATER_SOURCE_URI=uri)
@@ -104,7 +104,7 @@ def test_it_writes_files_that_work_and_says_what_is_next(source_db: SourceDb, tm
         assert headwater_here(*arguments, cwd=tmp_path).code == 0
 
 
-def test_more_buckets_than_a_device_may_have_are_told(source_db: SourceDb, tmp_path: Path) -> None:
+def test_too_many_buckets_are_named(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute(
         "create table users (id bigint primary key, email text);"
         "create table tasks (id bigint primary key, user_id bigint references users);"
@@ -123,7 +123,7 @@ def test_more_buckets_than_a_device_may_have_are_told(source_db: SourceDb, tmp_p
     assert "CAUTION: a bucket for each row of tasks" in (tmp_path / "sync.yaml").read_text()
 
 
-def test_it_asks_what_it_was_not_told(source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_asks(source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_example(source_db, "pagila")
     uri = uri_of(source_db, ":secret")
     monkeypatch.setattr("sys.stdin", io.StringIO("customer\nn\n"))
@@ -142,7 +142,7 @@ def test_it_asks_what_it_was_not_told(source_db: SourceDb, tmp_path: Path, monke
     assert (unknown.code, "HW_8601" in unknown.err) == (1, True)
 
 
-def test_files_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
+def test_existing_files_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id text primary key, user_id text)")
     (tmp_path / "sync.yaml").write_text("mine")
     arguments = ["init", "--yes", "--sdk", "none", "--uri", uri_of(source_db)]
@@ -153,7 +153,7 @@ def test_files_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> N
     assert "user_id = auth.user_id()" in (tmp_path / "sync.yaml").read_text()
 
 
-def test_secrets_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
+def test_existing_secrets_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id text primary key, user_id text)")
     secrets = tmp_path / ".env"
     secrets.write_text("STRIPE_KEY='of the app'\nexport PS_JWT_SECRET=mine-since-years")
@@ -170,20 +170,20 @@ def test_secrets_that_are_there_are_kept(source_db: SourceDb, tmp_path: Path) ->
     assert {each.name for each in tmp_path.iterdir()} == {".env", "headwater.yaml", "sync.yaml"}
 
 
-def test_files_that_are_there_are_told_before_any_question(tmp_path: Path) -> None:
+def test_existing_files_are_named_first(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("mine")
     refused = headwater_here("init", cwd=tmp_path)
     assert (refused.code, "headwater.yaml exists already" in refused.err) == (1, True), refused.err
 
 
 @pytest.mark.parametrize("uri", ["postgresql://u:p[x@host/db", "postgresql://u:p\u2100x@host/db", "u:p[x@host/db"])
-def test_an_address_that_can_not_be_read_is_not_repeated(uri: str, tmp_path: Path) -> None:
+def test_bad_address_is_not_repeated(uri: str, tmp_path: Path) -> None:
     refused = headwater_here("init", "--yes", "--uri", uri, cwd=tmp_path)
     assert (refused.code, "--uri" in refused.err, "Traceback" in refused.err) == (1, True, False), refused.err
     assert "x@host" not in refused.out + refused.err
 
 
-def test_reserved_and_strange_names_are_written_so_that_they_compile(source_db: SourceDb) -> None:
+def test_odd_names_compile(source_db: SourceDb) -> None:
     words = source_db.fetch("select word from pg_get_keywords() where catcode in ('R', 'T')")
     for number, (word,) in enumerate(words):
         source_db.execute(f'create table "{word}" (id int primary key, user_id int, "{words[number - 1][0]}" text)')
@@ -195,7 +195,7 @@ def test_reserved_and_strange_names_are_written_so_that_they_compile(source_db: 
 
 
 @pytest.mark.long
-def test_the_tables_that_django_makes(deploy: Deploy, source_db: SourceDb) -> None:
+def test_django_tables(deploy: Deploy, source_db: SourceDb) -> None:
     make_django_tables(source_db)
     proposal = propose(read_outline(settings(source_db)))
     assert _streams(checked(source_db, proposal.text)) == {
@@ -236,7 +236,7 @@ def as_owner(source: SourceDb, login: str) -> str:
     return uri_of(source).replace("postgres@", f"{login}@")
 
 
-def test_on_amazon_rds_nobody_is_a_superuser(roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path) -> None:
+def test_rds_has_no_superuser(roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path) -> None:
     make_example(source_db, "prisma")
     roles("rds_superuser, rds_replication, rds_main login replication createrole in role rds_superuser")
     uri = as_owner(source_db, "rds_main")
@@ -258,9 +258,7 @@ def test_on_amazon_rds_nobody_is_a_superuser(roles: Callable[[str], None], sourc
     assert "may not replicate" not in again.out
 
 
-def test_on_supabase_its_users_its_role_and_its_policies_are_taken(
-    roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path
-) -> None:
+def test_supabase_policies(roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path) -> None:
     make_example(source_db, "supabase")
     roles("supabase_admin, authenticated, sb_login login replication bypassrls createrole")
     uri = as_owner(source_db, "sb_login")
@@ -284,7 +282,7 @@ def test_on_supabase_its_users_its_role_and_its_policies_are_taken(
     assert token.code == 0, token.err
 
 
-def test_a_host_is_known_by_its_name(source_db: SourceDb) -> None:
+def test_host_tells_provider(source_db: SourceDb) -> None:
     def known(host: str) -> list[tuple[str, str | None]]:
         named = replace(settings(source_db), host=host)
         return [(each.name, each.project) for each in (by_name(named),) if each is not None]
@@ -297,7 +295,7 @@ def test_a_host_is_known_by_its_name(source_db: SourceDb) -> None:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_uploads_that_are_proposed_are_ready_with_their_policies(
+def test_proposed_uploads_are_ready(
     name: str, roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path
 ) -> None:
     """Whether a device may then write is asked of the page, in tests/e2e."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,19 +13,12 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.stats import LeftOutRow
 from tests.support.changed_source import unheard
 from tests.support.fix_headwater import Deploy, Deployment
-from tests.support.store_checker import problems
+from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import auto_streams
 
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM items WHERE owner IN (SELECT owner FROM items WHERE reader = auth.user_id())
-"""
+CONFIG = auto_streams(
+    items="SELECT * FROM items WHERE owner IN (SELECT owner FROM items WHERE reader = auth.user_id())"
+)
 
 # A control character is one byte in a row, and seven in the row's JSON as a text within an op
 LARGE_ROW = f"repeat('x', {ROW_LIMIT})"
@@ -57,7 +50,7 @@ def audit(deployment: Deployment) -> dict[str, Any]:
     return deployment.ask("audit")
 
 
-def test_snapshot_and_stream_leave_out_the_same(
+def test_snapshot_and_stream_have_same_limits(
     deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
     create(source_db)
@@ -80,11 +73,9 @@ def test_snapshot_and_stream_leave_out_the_same(
     assert shown(deployment) == {"small"}
     assert left_out(deployment) == by_snapshot
     assert audit(deployment)["differences"] == {}
-    deployment.close()
-    assert problems(deployment.directory) == []
 
 
-def test_a_row_just_below_the_limits_arrives_whole(deploy: Deploy, source_db: SourceDb) -> None:
+def test_row_below_limits_arrives(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     insert(source_db, "snapshot", JUST_BELOW)
     deployment = deploy(CONFIG).start()
@@ -112,11 +103,9 @@ def test_a_row_just_below_the_limits_arrives_whole(deploy: Deploy, source_db: So
     source_db.execute("update items set note = 'n' where id = 'stream'")
     assert whole("n"), "also the large value, which the store had no copy of"
     assert left_out(deployment) == {}
-    deployment.close()
-    assert problems(deployment.directory) == []
 
 
-def test_a_row_that_grows_goes_from_devices_and_comes_back_when_it_shrinks(deploy: Deploy, source_db: SourceDb) -> None:
+def test_row_grows_and_shrinks(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     for row in ("a", "b"):
         insert(source_db, row, "'x'")
@@ -138,14 +127,10 @@ def test_a_row_that_grows_goes_from_devices_and_comes_back_when_it_shrinks(deplo
     source_db.execute("delete from items where id = 'a'")
     assert shown(deployment) == set()
     assert left_out(deployment).keys() == {"b"}
-    deployment.close()
-    assert problems(deployment.directory) == []
 
 
 @pytest.mark.parametrize("identity", ["full", "nothing"])
-def test_rows_without_key_are_counted_although_they_are_too_large(
-    deploy: Deploy, source_db: SourceDb, identity: str
-) -> None:
+def test_large_rows_without_key_are_counted(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     create(source_db, identity)
     source_db.execute("alter table items drop constraint items_pkey")
     insert(source_db, "row", LARGE_ROW)
@@ -160,11 +145,9 @@ def test_rows_without_key_are_counted_although_they_are_too_large(
         assert shown(deployment) == {"small"}
         assert len(left_out(deployment)) == 1
         assert audit(deployment)["differences"] == {}
-    deployment.close()
-    assert problems(deployment.directory) == []
 
 
-def test_a_comparison_mends_what_was_missed_of_large_rows(deploy: Deploy, source_db: SourceDb) -> None:
+def test_compare_respects_limits(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     for row, body in (("grows", "'x'"), ("shrinks", LARGE_ROW), ("goes", LARGE_ROW)):
         insert(source_db, row, body)
@@ -181,7 +164,7 @@ def test_a_comparison_mends_what_was_missed_of_large_rows(deploy: Deploy, source
     assert audit(deployment)["differences"] == {}
 
 
-def test_a_new_sync_config_leaves_large_ones_out_too(deploy: Deploy, source_db: SourceDb) -> None:
+def test_new_config_respects_limits(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     for row, body in (("small", "'x'"), ("row", LARGE_ROW), ("op", LARGE_OP)):
         insert(source_db, row, body)
@@ -192,5 +175,3 @@ def test_a_new_sync_config_leaves_large_ones_out_too(deploy: Deploy, source_db: 
     deployment.redeploy(CONFIG.replace("SELECT * FROM items", "SELECT id, owner FROM items"))
     assert shown(deployment) == {"small", "op"}
     assert audit(deployment)["differences"] == {}
-    deployment.close()
-    assert problems(deployment.directory) == []

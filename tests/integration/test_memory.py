@@ -5,30 +5,23 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headwater.source import stream
 from tests.support.changed_source import unheard
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.memory import forget_peak, peak
 from tests.support.row_truth import device_rows, truth
 from tests.support.store_file import store_file
-
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes: {auto_subscribe: true, query: "SELECT * FROM notes"}
-"""
 MB = 1 << 20
 ALLOWED = 350 * MB
 """Bytes beside what the tests take already: 128 MB are the store's page cache."""
@@ -55,12 +48,10 @@ def grown(deployment: Deployment, sql: str, seconds: float = 120) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.long
 @pytest.mark.parametrize("rows", [130, 200])
-def test_a_transaction_of_up_to_a_gigabyte_passes_a_process_of_600_megabytes(
-    deploy: Deploy, source_db: SourceDb, launch: Launch, rows: int
-) -> None:
+def test_gigabyte_transaction_in_600_megabytes(deploy: Deploy, source_db: SourceDb, launch: Launch, rows: int) -> None:
     # Compressed at rest, which is quick; the stream brings each value whole
     source_db.execute("create table notes (id text primary key, body text, n int)")
-    deployment = deploy(CONFIG, on_postgres=False).start()
+    deployment = deploy(NOTES, on_postgres=False).start()
     deployment.stop()
     running = launch("replicate", config_of(deployment, free_port()))
     running.wait_for("following the stream")
@@ -75,10 +66,10 @@ def test_a_transaction_of_up_to_a_gigabyte_passes_a_process_of_600_megabytes(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_five_gigabytes_of_rows_as_large_as_may_be(deploy: Deploy, source_db: SourceDb) -> None:
+def test_five_gigabytes_of_large_rows(deploy: Deploy, source_db: SourceDb) -> None:
     rows, width, rounds = 70, 15 * MB - 100, 5
     create(source_db)
-    deployment = deploy(CONFIG.replace("*", "id, n")).start()
+    deployment = deploy(NOTES.replace("*", "id, n")).start()
     for _ in range(rounds):
         took = grown(
             deployment,
@@ -108,14 +99,14 @@ def now() -> int:
     ],
     ids=["message", "message of no transaction", "row"],
 )
-def test_what_is_larger_than_the_budget_is_held_a_few_times_only_and_then_not_at_all(
+def test_over_budget_rows_are_held_briefly(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, what: str, copies: int
 ) -> None:
     """Postgres sends no message and no row in parts. What libpq holds and what it hands over make two."""
     monkeypatch.setattr(stream, "_KEPT_SECONDS", 0.0)
     size = 128 * MB
     create(source_db)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     fill(source_db, 10, 1 * MB)
     deployment.caught_up()
     before = now()
@@ -128,12 +119,12 @@ def test_what_is_larger_than_the_budget_is_held_a_few_times_only_and_then_not_at
 
 
 @pytest.mark.long
-def test_bulk_work_holds_a_row_beyond_the_limit_a_few_times_only(deploy: Deploy, source_db: SourceDb) -> None:
+def test_bulk_work_holds_large_row_briefly(deploy: Deploy, source_db: SourceDb) -> None:
     size = 64 * MB
     create(source_db)
     fill(source_db, 10, 1 * MB)
     source_db.execute(f"insert into notes values ('large', repeat(E'xyz\n', {size} / 4), 1)")
-    before, deployment = now(), deploy(CONFIG).start()
+    before, deployment = now(), deploy(NOTES).start()
     for kind in ("snapshot", "resync", "audit"):
         if kind != "snapshot":
             assert deployment.ask(kind)["state"] == "done"
@@ -143,10 +134,10 @@ def test_bulk_work_holds_a_row_beyond_the_limit_a_few_times_only(deploy: Deploy,
 
 
 @pytest.mark.long
-def test_values_that_an_update_leaves_alone(deploy: Deploy, source_db: SourceDb) -> None:
+def test_untoasted_values(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     fill(source_db, 1_500, 200_000)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     took = grown(deployment, "update notes set n = n + 1")
     assert took < ALLOWED, f"{took // MB} MB"
 
@@ -155,13 +146,13 @@ def test_values_that_an_update_leaves_alone(deploy: Deploy, source_db: SourceDb)
     ("identity", "on_postgres"),
     [("default", False), ("full", False), ("default", True), pytest.param("full", True, marks=pytest.mark.long)],
 )
-def test_pieces_of_one_row_each_give_the_same(
+def test_single_row_pieces_give_the_same(
     deploy: Deploy, source_db: SourceDb, identity: str, *, on_postgres: bool
 ) -> None:
     create(source_db)
     source_db.execute(f"alter table notes replica identity {identity}")
     fill(source_db, 22, 10_000)
-    deployment = deploy(CONFIG, on_postgres=on_postgres)
+    deployment = deploy(NOTES, on_postgres=on_postgres)
     deployment.batch_bytes = 4
     deployment.start()
     source_db.execute(
@@ -176,21 +167,19 @@ def test_pieces_of_one_row_each_give_the_same(
         source_db.execute("insert into notes select 'unheard ' || i, 'x', i from generate_series(1, 20) i")
     assert deployment.ask("resync")["state"] == "done"
     assert device_rows(deployment) == truth(source_db, "notes")
-    deployment.redeploy(CONFIG.replace("*", "id, body, n, n AS more"))
+    deployment.redeploy(NOTES.replace("*", "id, body, n, n AS more"))
     assert {row["more"] for row in deployment.rows("u").values()} == {
         n for (n,) in source_db.fetch("select n from notes")
     }
     assert deployment.ask("audit")["differences"] == {}
-    deployment.close()
-    assert deployment.problems() == []
 
 
 @pytest.mark.long
-def test_a_large_row_in_many_buckets(deploy: Deploy, source_db: SourceDb) -> None:
+def test_large_row_in_many_buckets(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     source_db.execute("alter table notes add column readers jsonb")
     query = "SELECT id, body FROM notes WHERE auth.user_id() IN notes.readers"
-    deployment = deploy(CONFIG.replace("SELECT * FROM notes", query)).start()
+    deployment = deploy(NOTES.replace("SELECT * FROM notes", query)).start()
     readers = "(select jsonb_agg(i::text) from generate_series(1, 100) i)"
     took = grown(deployment, f"insert into notes values ('1', repeat('x', {5 * MB}), 1, {readers})")
     assert took < ALLOWED, f"{took // MB} MB"

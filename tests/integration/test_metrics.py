@@ -13,11 +13,14 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch, Running
+from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.one_device import sees
+from tests.support.processes import Running
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 COUNTED = (
     "powersync_data_synced_bytes_total",
@@ -70,7 +73,7 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     return deploy(NOTES).start()
 
 
-def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, launch: Launch) -> None:
+def test_metrics_of_endpoint_and_replicator(deployment: Deployment, launch: Launch) -> None:
     page, port = Page(), free_port()
     config = {**page.config(deployment, port), "system": {"logging": {"format": "json"}}}
     running = launch("api", config, "--unified")
@@ -96,7 +99,7 @@ def test_an_endpoint_beside_a_replicator_tells_of_both(deployment: Deployment, l
     assert "eyJ" not in running.output, "as tokens begin"
 
 
-def test_an_endpoint_alone_leaves_a_replicators_figures_to_it(deployment: Deployment, launch: Launch) -> None:
+def test_metrics_of_endpoint_alone(deployment: Deployment, launch: Launch) -> None:
     page, port = Page(), free_port()
     running = launch("api", {**page.config(deployment, port), "api": {"workers": 1, "http": {"max_connections": 2}}})
     wait_until(lambda: page.there() and LAG in page.of, "the endpoint, and the replicator's first look at its slot")
@@ -123,7 +126,7 @@ def no_threads_for_connections(running: Running, page: Page) -> None:
         assert process.num_threads() == before
 
 
-def test_a_replicator_alone_tells_of_itself(deployment: Deployment, launch: Launch) -> None:
+def test_metrics_of_replicator_alone(deployment: Deployment, launch: Launch) -> None:
     deployment.stop()
     page = Page()
     config = {**page.config(deployment, free_port()), "system": {"logging": {"format": "json"}}}

@@ -80,7 +80,7 @@ def former(source_db: SourceDb) -> Iterator[None]:
     source_db.execute("select pg_drop_replication_slot('powersync_1_ab12')")
 
 
-def test_a_database_that_the_other_service_replicates(check: Check, former: None, source_db: SourceDb) -> None:
+def test_database_of_powersync(check: Check, former: None, source_db: SourceDb) -> None:
     done, told = check()
     assert (done.code, set(told)) == (1, set(HEADINGS)), done
     assert "replication.connections[0].uri, replication.connections[0].sslmode" in told["Taken over as it is"]
@@ -105,7 +105,7 @@ def test_a_database_that_the_other_service_replicates(check: Check, former: None
     ]
 
 
-def test_what_has_to_change_is_told_all_at_once(check: Check, former: None) -> None:
+def test_all_changes_are_named_at_once(check: Check, former: None) -> None:
     rules = RULES.replace("request.user_id()", "lowr(request.user_id())")
     done, told = check(rules, storage="mongodb", more="telemetry: {internal_service_endpoint: 'https://example.com'}\n")
     assert done.code == 1
@@ -120,19 +120,17 @@ def test_what_has_to_change_is_told_all_at_once(check: Check, former: None) -> N
     assert "once there are rules that can be read" in told["Good to know"]
 
 
-def test_the_admin_token_of_an_example_has_to_change(check: Check, former: None) -> None:
+def test_example_admin_token(check: Check, former: None) -> None:
     _, told = check(service=SERVICE.replace("one-of-our-operators", "use_a_better_token_in_production"))
     assert "api.tokens: is the secret of an example" in told["Has to change"]
 
 
-def test_a_misspelt_column_is_found_in_the_source(check: Check, former: None) -> None:
+def test_misspelt_column(check: Check, former: None) -> None:
     _, told = check(RULES.replace("owner_id =", "ownr_id ="))
     assert re.search(r"sync_config.yaml, line 4: .*ownr_id", told["Has to change"])
 
 
-def test_a_source_that_does_not_answer_or_does_not_fit(
-    check: Check, postgres_with: Callable[..., EmbeddedPostgres]
-) -> None:
+def test_source_unreachable_or_unfit(check: Check, postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     _, told = check(uri=f"postgresql://postgres@127.0.0.1:{free_port()}/app")
     assert "[HW_2001]" in told["Has to change"]
     server = postgres_with(wal_level="replica")
@@ -143,24 +141,24 @@ def test_a_source_that_does_not_answer_or_does_not_fit(
     assert "127.0.0.1" not in told["Taken over as it is"]
 
 
-def test_a_config_that_lacks_its_variables_is_told_with_their_names(tmp_path: Path) -> None:
+def test_missing_variables_are_named(tmp_path: Path) -> None:
     (tmp_path / "powersync.yaml").write_text(SERVICE.format(storage="postgresql"))
     done = headwater_here("migrate", "check", cwd=tmp_path)
     assert (done.code, "PS_SOURCE_URI is not set" in done.err, "PS_PORT is not set" in done.err) == (1, True, True)
 
 
-def test_an_error_of_the_store_hides_nothing_about_tokens(check: Check, former: None) -> None:
+def test_store_error_hides_no_token_error(check: Check, former: None) -> None:
     without = SERVICE.replace("  audience: [powersync-dev, powersync]\n", "")
     _, told = check(service=without, storage="mongodb")
     assert "client_auth.audience: is empty, so every token is refused" in told["Ignored, or read with a warning"]
 
 
-def test_rules_in_the_service_config_are_told_with_a_remedy_that_works(check: Check, former: None) -> None:
+def test_rules_in_service_config(check: Check, former: None) -> None:
     _, told = check(service=SERVICE.replace("path: sync_config.yaml", "content: '['"))
     assert "-> save it as a file, and see `headwater rules check FILE`" in told["Has to change"]
 
 
-def test_only_slots_of_the_old_service_are_named(check: Check, former: None, source_db: SourceDb) -> None:
+def test_old_slots_are_named(check: Check, former: None, source_db: SourceDb) -> None:
     settings = SourceSettings("127.0.0.1", source_db.name, "postgres", slot_prefix="powersync_")
     theirs, ours = "shop_1_cd34", slot_name(settings)
     for name in (theirs, ours):
@@ -177,7 +175,7 @@ def test_only_slots_of_the_old_service_are_named(check: Check, former: None, sou
             source_db.execute(f"select pg_drop_replication_slot('{name}')")
 
 
-def test_the_slot_of_our_store_is_not_taken_for_theirs(check: Check, former: None, tmp_path: Path) -> None:
+def test_own_slot_is_not_named(check: Check, former: None, tmp_path: Path) -> None:
     kept = re.sub(r"storage:\n(  .*\n)+", "storage: {{type: sqlite, path: store}}\n", SERVICE)
     _, told = check(service=kept)
     assert "the slot powersync_1_ab12" in told["Good to know"]
@@ -195,7 +193,7 @@ def test_the_slot_of_our_store_is_not_taken_for_theirs(check: Check, former: Non
 
 
 @pytest.mark.long
-def test_who_answers_probes_and_metrics_is_told(check: Check, former: None) -> None:
+def test_probes_and_metrics(check: Check, former: None) -> None:
     more = "healthcheck: {probes: {use_http: true}}\ntelemetry: {prometheus_port: 9464}\n"
     _, told = check(more=more)
     assert "a replicator alone (start -r sync) has no port for them" in told["Good to know"]

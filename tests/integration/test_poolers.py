@@ -20,7 +20,7 @@ from tests.support.pooler import silent_pooler
 DIRECTLY = "connect to Postgres itself"
 
 
-def test_a_pooler_that_drops_settings_and_replication_is_refused(source_db: SourceDb, tmp_path: Path) -> None:
+def test_pooler_is_refused(source_db: SourceDb, tmp_path: Path) -> None:
     settings = SourceSettings("127.0.0.1", source_db.name, "postgres", port=source_db.server.port, sslmode="disable")
     connect(settings).close()
     source_db.execute("create table notes (id text primary key, user_id text)")
@@ -47,7 +47,7 @@ def test_a_pooler_that_drops_settings_and_replication_is_refused(source_db: Sour
         "FATAL:  unsupported startup parameter: replication",
     ],
 )
-def test_what_pgbouncer_says_is_understood(message: str) -> None:
+def test_pgbouncer_errors_are_understood(message: str) -> None:
     """Its words, from 1.18 and from 1.20 on."""
     settings = SourceSettings("db.internal", "shop", "app", port=6432)
     error = connection_error(settings, psycopg.OperationalError(f"connection failed: {message}"))

@@ -18,20 +18,13 @@ from tests.support.command import headwater_here
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import config_of
-
-RULES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
+from tests.support.sync_configs import NOTES
 
 
 @pytest.fixture
 def deployed(deploy: Deploy, source_db: SourceDb) -> Deployment:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
-    return deploy(RULES).start()
+    return deploy(NOTES).start()
 
 
 def slots(source: SourceDb) -> list[tuple[object, ...]]:
@@ -45,9 +38,7 @@ def config(deployed: Deployment, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_teardown_needs_its_word_and_takes_slot_and_store(
-    deployed: Deployment, source_db: SourceDb, config: Path
-) -> None:
+def test_teardown_removes_slot_and_store(deployed: Deployment, source_db: SourceDb, config: Path) -> None:
     deployed.close()
     assert len(slots(source_db)) == 1
     refused = headwater_here("teardown", "please", "-c", config)
@@ -61,14 +52,14 @@ def test_a_teardown_needs_its_word_and_takes_slot_and_store(
     assert (again.code, "there is no store" in again.out) == (0, True)
 
 
-def test_a_running_service_is_not_torn_down(deployed: Deployment, source_db: SourceDb, config: Path) -> None:
+def test_teardown_refused_while_running(deployed: Deployment, source_db: SourceDb, config: Path) -> None:
     with pytest.raises(LeaseHeldError):
         teardown(load_config(ConfigSource(path=config), {}, config.parent), "TEARDOWN", wait_seconds=0)
     assert len(slots(source_db)) == 1
     assert deployed.rows("u") != {}
 
 
-def test_the_store_stays_while_its_slot_does(
+def test_teardown_keeps_store_with_its_slot(
     deployed: Deployment, source_db: SourceDb, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployed.close()
@@ -78,14 +69,14 @@ def test_the_store_stays_while_its_slot_does(
     assert open_store(deployed.address).exists()
 
 
-def test_a_store_is_migrated_up_and_never_down(deployed: Deployment, config: Path) -> None:
+def test_migrate_up_and_never_down(deployed: Deployment, config: Path) -> None:
     deployed.close()
     assert headwater_here("migrate", "up", "-c", config).code == 0
     down = headwater_here("migrate", "down", "-c", config)
     assert (down.code, "HW_8104" in down.err) == (1, True)
 
 
-def test_a_connection_is_tested(source_db: SourceDb, config: Path, deployed: Deployment) -> None:
+def test_connection(source_db: SourceDb, config: Path, deployed: Deployment) -> None:
     good = headwater_here("test-connection", "-c", config)
     assert (good.code, "ready to be replicated" in good.out) == (0, True), good
     deployed.close()

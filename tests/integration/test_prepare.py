@@ -15,7 +15,6 @@ from headwater.source.readiness.checks import SourceNotReadyError, check_source
 from headwater.source.readiness.prepare import MissingRightsError, PublishRefusedError, missing_sql, prepare, sql_block
 from headwater.source.slot import slot_name
 from headwater_rules.plan import TablePattern
-from tests.integration.test_catalog import settings_for
 from tests.support.fix_postgres import SourceDb
 
 
@@ -36,20 +35,20 @@ def weak_role(source_db: SourceDb) -> Iterator[str]:
     source_db.execute(f"drop owned by {role}; drop role {role}")
 
 
-def test_the_named_tables_are_published(source_db: SourceDb) -> None:
+def test_named_tables_are_published(source_db: SourceDb) -> None:
     source_db.execute(
         "create table a (id int primary key); create table b (id int primary key); create table c (id int primary key)"
     )
-    report = prepare(settings_for(source_db), tables("a", "b"))
+    report = prepare(source_db.settings(), tables("a", "b"))
     assert published(source_db) == ["a", "b"]
     assert report.tables == ("public.a", "public.b")
     (statement,) = report.done
     assert statement.startswith('CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."a", ONLY "public"."b" WITH')
 
 
-def test_repeating_it_changes_nothing_and_new_tables_are_added(source_db: SourceDb) -> None:
+def test_prepare_is_idempotent(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key); create table b (id int primary key)")
-    settings = settings_for(source_db)
+    settings = source_db.settings()
     prepare(settings, tables("a"))
     assert prepare(settings, tables("a")).done == ()
     assert prepare(settings, tables("a", "b")).done == ('ALTER PUBLICATION "headwater" ADD TABLE ONLY "public"."b"',)
@@ -57,97 +56,97 @@ def test_repeating_it_changes_nothing_and_new_tables_are_added(source_db: Source
     assert published(source_db) == ["a", "b"]
 
 
-def test_names_that_need_quotes_are_quoted(source_db: SourceDb) -> None:
+def test_names_are_quoted(source_db: SourceDb) -> None:
     source_db.execute('create table "Odd ""one" (id int primary key)')
-    report = prepare(settings_for(source_db, publications=("My Pub",)), tables('Odd "one'))
+    report = prepare(source_db.settings(publications=("My Pub",)), tables('Odd "one'))
     assert report.tables == ('public.Odd "one',)
 
 
-def test_a_wildcard_takes_every_table_that_begins_so(source_db: SourceDb) -> None:
+def test_wildcard_tables_are_published(source_db: SourceDb) -> None:
     source_db.execute("create table log_a (id int primary key); create table log_b (id int primary key)")
     source_db.execute("create table logs (id int primary key); create view log_v as select 1 as id")
-    prepare(settings_for(source_db), tables("log_%"))
+    prepare(source_db.settings(), tables("log_%"))
     assert published(source_db) == ["log_a", "log_b"]
 
 
-def test_a_partitioned_table_is_published_as_one(source_db: SourceDb) -> None:
+def test_partitioned_table_is_published_once(source_db: SourceDb) -> None:
     source_db.execute(
         "create table event (id int primary key) partition by range (id);"
         "create table event_1 partition of event for values from (1) to (10)"
     )
-    prepare(settings_for(source_db), tables("event", "event_%"))
+    prepare(source_db.settings(), tables("event", "event_%"))
     assert published(source_db) == ["event"]
-    assert prepare(settings_for(source_db), tables("event", "event_%")).done == ()
+    assert prepare(source_db.settings(), tables("event", "event_%")).done == ()
 
 
-def test_a_superuser_can_publish_everything(source_db: SourceDb) -> None:
+def test_superuser_publishes_all_tables(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key)")
-    prepare(settings_for(source_db), None)
+    prepare(source_db.settings(), None)
     source_db.execute("create table later (id int primary key)")
     assert published(source_db) == ["a", "later"]
-    assert prepare(settings_for(source_db), tables("later")).done == ()
+    assert prepare(source_db.settings(), tables("later")).done == ()
 
 
-def test_an_existing_publication_of_another_name_is_used_as_it_is(source_db: SourceDb) -> None:
+def test_existing_publication_is_used(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key); create publication powersync for all tables")
-    assert prepare(settings_for(source_db, publications=("powersync",)), tables("a")).done == ()
+    assert prepare(source_db.settings(publications=("powersync",)), tables("a")).done == ()
 
 
-def test_a_table_that_does_not_exist_is_a_warning(source_db: SourceDb) -> None:
+def test_missing_table_is_a_warning(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key)")
-    (warning,) = prepare(settings_for(source_db), tables("a", "missing")).warnings
+    (warning,) = prepare(source_db.settings(), tables("a", "missing")).warnings
     assert "no table matches public.missing" in str(warning)
 
 
-def test_a_view_cannot_be_published(source_db: SourceDb) -> None:
+def test_view_is_not_published(source_db: SourceDb) -> None:
     source_db.execute("create view v as select 1 as id")
     with pytest.raises(PublishRefusedError, match=r"public\.v is a view, which Postgres cannot publish"):
-        prepare(settings_for(source_db), tables("v"))
+        prepare(source_db.settings(), tables("v"))
 
 
-def test_a_table_without_a_key_is_not_published_unasked_since_its_deletes_would_fail(source_db: SourceDb) -> None:
+def test_table_without_key_is_not_published(source_db: SourceDb) -> None:
     source_db.execute("create table loose (id int); insert into loose values (1)")
     with pytest.raises(
         PublishRefusedError, match=r'ALTER TABLE "public"\."loose" REPLICA IDENTITY FULL.*--append-only'
     ):
-        prepare(settings_for(source_db), tables("loose"))
+        prepare(source_db.settings(), tables("loose"))
     source_db.execute("delete from loose")
-    (warning,) = prepare(settings_for(source_db), tables("loose"), append_only=True).warnings
+    (warning,) = prepare(source_db.settings(), tables("loose"), append_only=True).warnings
     assert "has no primary key, so Postgres refuses its updates and deletes" in str(warning)
 
 
-def test_a_publication_that_leaves_deletes_out_is_a_warning_with_its_remedy(source_db: SourceDb) -> None:
+def test_publication_without_deletes_is_a_warning(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key); create table b (id int primary key)")
     source_db.execute("create publication headwater for table a, b with (publish = 'insert')")
-    (warning,) = prepare(settings_for(source_db), tables("a", "b")).warnings
+    (warning,) = prepare(source_db.settings(), tables("a", "b")).warnings
     assert "update, delete, truncate of public.a, public.b is not published" in warning.what
     assert warning.code == "PSYNC_S1142"
     source_db.execute(warning.fix.removeprefix("run "))
-    assert prepare(settings_for(source_db), tables("a", "b")).warnings == ()
+    assert prepare(source_db.settings(), tables("a", "b")).warnings == ()
 
 
-def test_what_one_publication_leaves_out_another_may_publish(source_db: SourceDb) -> None:
+def test_publications_complement_each_other(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key)")
     source_db.execute("create publication headwater for table a with (publish = 'insert')")
     source_db.execute("create publication more for table a with (publish = 'update, delete, truncate')")
-    assert prepare(settings_for(source_db, publications=("headwater", "more")), tables("a")).warnings == ()
+    assert prepare(source_db.settings(publications=("headwater", "more")), tables("a")).warnings == ()
 
 
-def test_without_the_right_to_publish_the_statement_is_named(source_db: SourceDb, weak_role: str) -> None:
+def test_missing_publish_right_names_statement(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(f"create table a (id int primary key); alter role {weak_role} replication")
     with pytest.raises(MissingRightsError, match=r"may not run all that is needed.*or pass --admin-uri") as caught:
-        prepare(settings_for(source_db, user=weak_role), tables("a"))
+        prepare(source_db.settings(user=weak_role), tables("a"))
     assert 'CREATE PUBLICATION "headwater" FOR TABLE ONLY "public"."a"' in str(caught.value)
 
 
-def test_all_that_is_missing_is_one_block_that_somebody_else_can_run(source_db: SourceDb, weak_role: str) -> None:
+def test_missing_statements_are_one_block(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(
         "create schema s; create table s.a (id int primary key); create table b (id int primary key);"
         "create table event (id int primary key) partition by range (id);"
         "create table event_1 partition of event for values from (1) to (10);"
         "alter table s.a enable row level security; alter table b enable row level security"
     )
-    settings = settings_for(source_db, user=weak_role)
+    settings = source_db.settings(user=weak_role)
     wanted = [TablePattern("default", "s", "a"), *tables("b", "event")]
     with pytest.raises(MissingRightsError) as caught:
         prepare(settings, wanted)
@@ -160,10 +159,10 @@ def test_all_that_is_missing_is_one_block_that_somebody_else_can_run(source_db: 
     assert missing_sql(settings, wanted) == ()
 
 
-def test_what_a_role_may_do_itself_is_done_and_only_the_rest_is_left(source_db: SourceDb, weak_role: str) -> None:
+def test_own_rights_are_used_first(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(f"create table a (id int primary key); alter role {weak_role} replication")
     source_db.execute(f"create publication headwater; alter publication headwater owner to {weak_role}")
-    settings = settings_for(source_db, user=weak_role)
+    settings = source_db.settings(user=weak_role)
     source_db.execute(f"create table own (id int primary key); alter table own owner to {weak_role}")
     assert len(prepare(settings, tables("own")).done) == 1
     with pytest.raises(MissingRightsError) as caught:
@@ -174,18 +173,18 @@ def test_what_a_role_may_do_itself_is_done_and_only_the_rest_is_left(source_db: 
     ]
 
 
-def test_only_tables_of_the_sync_config_are_granted(source_db: SourceDb, weak_role: str) -> None:
+def test_only_config_tables_are_granted(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute("create table a (id int primary key); create table secret (id int primary key)")
     source_db.execute(f"create publication headwater for all tables; alter role {weak_role} replication")
-    prepare(settings_for(source_db, user=weak_role), tables("a"), admin=settings_for(source_db))
+    prepare(source_db.settings(user=weak_role), tables("a"), admin=source_db.settings())
     assert source_db.fetch("select has_table_privilege(%s, 'secret', 'select')", weak_role) == [(False,)]
 
 
-def test_an_administrator_publishes_and_grants_what_the_role_lacks(source_db: SourceDb, weak_role: str) -> None:
+def test_admin_publishes_and_grants(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(f"create schema s; create table s.a (id int primary key); alter role {weak_role} replication")
-    settings = settings_for(source_db, user=weak_role)
+    settings = source_db.settings(user=weak_role)
     pattern = [TablePattern("default", "s", "a")]
-    report = prepare(settings, pattern, admin=settings_for(source_db))
+    report = prepare(settings, pattern, admin=source_db.settings())
     assert report.done[1:] == (
         f'GRANT USAGE ON SCHEMA "s" TO "{weak_role}"',
         f'GRANT SELECT ON "s"."a" TO "{weak_role}"',
@@ -194,9 +193,9 @@ def test_an_administrator_publishes_and_grants_what_the_role_lacks(source_db: So
         assert check_source(conn, settings) == []
 
 
-def test_everything_that_a_role_lacks_is_named_at_once(source_db: SourceDb, weak_role: str) -> None:
+def test_missing_rights_are_named_at_once(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute("create table a (id int primary key); create publication headwater for table a")
-    settings = settings_for(source_db, user=weak_role)
+    settings = source_db.settings(user=weak_role)
     with connect(settings) as conn, pytest.raises(SourceNotReadyError) as caught:
         check_source(conn, settings)
     text = str(caught.value)
@@ -205,24 +204,24 @@ def test_everything_that_a_role_lacks_is_named_at_once(source_db: SourceDb, weak
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
-def test_only_the_tables_of_the_sync_config_have_to_be_readable(source_db: SourceDb, weak_role: str) -> None:
+def test_only_config_tables_must_be_readable(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute("create table a (id int primary key); create table secret (id int primary key)")
     source_db.execute(f"create publication headwater for all tables; grant select on a to {weak_role}")
     source_db.execute(f"alter role {weak_role} replication")
-    settings = settings_for(source_db, user=weak_role)
+    settings = source_db.settings(user=weak_role)
     with connect(settings) as conn:
         assert check_source(conn, settings, tables("a")) == []
         with pytest.raises(SourceNotReadyError, match=r"may not read public\.secret"):
             check_source(conn, settings)
 
 
-def test_row_level_security_that_would_hide_rows_is_refused(source_db: SourceDb, weak_role: str) -> None:
+def test_row_level_security_is_refused(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute(
         "create table a (id int primary key); alter table a enable row level security;"
         "create publication headwater for table a;"
         f"grant select on a to {weak_role}; alter role {weak_role} replication"
     )
-    settings = settings_for(source_db, user=weak_role)
+    settings = source_db.settings(user=weak_role)
     with connect(settings) as conn, pytest.raises(SourceNotReadyError, match=rf'ALTER ROLE "{weak_role}" BYPASSRLS'):
         check_source(conn, settings)
     source_db.execute(f"alter role {weak_role} bypassrls")
@@ -230,7 +229,7 @@ def test_row_level_security_that_would_hide_rows_is_refused(source_db: SourceDb,
         assert check_source(conn, settings) == []
 
 
-def test_a_server_without_logical_decoding_or_free_slots_is_refused(
+def test_server_settings_are_checked(
     postgres_with: Callable[..., EmbeddedPostgres],
 ) -> None:
     server = postgres_with(wal_level="replica", max_replication_slots="1", max_wal_senders="1")
@@ -245,16 +244,16 @@ def test_a_server_without_logical_decoding_or_free_slots_is_refused(
     assert "ALTER SYSTEM SET max_wal_senders = 2" in text
 
 
-def test_a_database_that_was_made_read_only_is_not_said_to_be_a_standby(source_db: SourceDb) -> None:
+def test_read_only_database_is_not_a_standby(source_db: SourceDb) -> None:
     source_db.execute("create table a (id int primary key)")
     source_db.execute(f"alter database {source_db.name} set default_transaction_read_only = on")
     with pytest.raises(
         SourceUnreachableError, match=r"though it is no standby.*SET default_transaction_read_only = off"
     ):
-        prepare(settings_for(source_db), tables("a"))
+        prepare(source_db.settings(), tables("a"))
 
 
-def test_the_slot_that_is_ours_already_does_not_count_as_missing(
+def test_own_slot_counts_as_free(
     postgres_with: Callable[..., EmbeddedPostgres],
 ) -> None:
     server = postgres_with(max_replication_slots="2")
@@ -278,14 +277,14 @@ def test_the_slot_that_is_ours_already_does_not_count_as_missing(
         ({"sslmode": "verify-full"}, SourceRefusedError, "speaks no TLS.*sslmode: disable"),
     ],
 )
-def test_a_connection_that_fails_says_why(
+def test_connection_error_says_why(
     source_db: SourceDb, changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        connect(settings_for(source_db, **changes))
+        connect(source_db.settings(**changes))
 
 
-def test_a_wrong_password_is_told_from_a_missing_one(postgres: EmbeddedPostgres, source_db: SourceDb) -> None:
+def test_wrong_password_is_not_missing_password(postgres: EmbeddedPostgres, source_db: SourceDb) -> None:
     hba = postgres.data_dir / "pg_hba.conf"
     before = hba.read_text()
     role = sql.Identifier(f"{source_db.name}_locked")
@@ -297,8 +296,8 @@ def test_a_wrong_password_is_told_from_a_missing_one(postgres: EmbeddedPostgres,
         with pytest.raises(SourceRefusedError, match="asks for a password and none is configured"):
             _until_asked(source_db, settings)
         with pytest.raises(SourceRefusedError, match="rejects user name or password"):
-            connect(settings_for(source_db, **settings, password="wrong"))
-        connect(settings_for(source_db, **settings, password="right")).close()
+            connect(source_db.settings(**settings, password="wrong"))
+        connect(source_db.settings(**settings, password="right")).close()
     finally:
         hba.write_text(before)
         source_db.execute("select pg_reload_conf()")
@@ -308,4 +307,4 @@ def test_a_wrong_password_is_told_from_a_missing_one(postgres: EmbeddedPostgres,
 def _until_asked(db: SourceDb, changes: dict[str, str]) -> None:
     """A reload takes effect a moment later: connect until the server asks for the password."""
     for _ in range(1000):
-        connect(settings_for(db, **changes)).close()
+        connect(db.settings(**changes)).close()

@@ -7,7 +7,6 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,19 +14,18 @@ from headwater.replication.health import ReplicationState, ReplicatorHealth, to_
 from headwater.storage.contract.store import RequestState
 from tests.support.changed_source import unheard
 from tests.support.command import headwater_here
-from tests.support.fix_headwater import HASTY, NOTES, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import config_of
 from tests.support.store_file import store_file
-
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 ROWS = 2_525
 
 
 @pytest.fixture
-def world(source_db: SourceDb) -> SourceDb:
+def notes_source(source_db: SourceDb) -> SourceDb:
     """A table that the planner knows."""
     source_db.execute("create table notes (id int primary key, nr int not null, body text)")
     source_db.execute(f"insert into notes select i, i, 'x' from generate_series(1, {ROWS}) i; analyze notes")
@@ -43,35 +41,33 @@ def told(deployment: Deployment, what: str) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
-def test_as_many_rows_are_announced_as_there_are(deploy: Deploy, world: SourceDb, on_postgres: bool) -> None:
+def test_expected_rows_are_exact(deploy: Deploy, notes_source: SourceDb, on_postgres: bool) -> None:
     deployment = deploy(NOTES, on_postgres=on_postgres).start()
     assert told(deployment, "snapshot") == {(ROWS, ROWS)}
     assert deployment.ask("resync")["state"] == "done"
     assert told(deployment, "comparison") == {(2 * ROWS, 2 * ROWS)}  # of either side
     deployment.redeploy(NOTES.replace("*", "id"))
     assert told(deployment, "reprocess") == {(ROWS, ROWS)}
-    world.execute("alter table notes replica identity using index nr")
+    notes_source.execute("alter table notes replica identity using index nr")
     wait_until(lambda: any(p.what == "re-key" and p.tasks for p in deployment.snapshots), "the re-key")
     assert told(deployment, "re-key") == {(ROWS, ROWS)}
     deployment.close()  # its schema goes before it
 
 
-def test_rows_are_told_by_the_size_of_a_table_that_grew_since_the_planner_looked(
-    deploy: Deploy, world: SourceDb
-) -> None:
-    world.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, {4 * ROWS}) i")
+def test_expected_rows_of_grown_table(deploy: Deploy, notes_source: SourceDb) -> None:
+    notes_source.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, {4 * ROWS}) i")
     ((rows, expected),) = told(deploy(NOTES).start(), "snapshot")
     assert rows == 4 * ROWS
     assert 3 * ROWS < expected < 5 * ROWS
 
 
-def test_a_merge_tells_its_rows_to_the_log_and_to_the_command_that_waits(deploy: Deploy, world: SourceDb) -> None:
-    world.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, 9000) i")
+def test_merge_progress_in_log_and_request(deploy: Deploy, notes_source: SourceDb) -> None:
+    notes_source.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, 9000) i")
     deployment = deploy(NOTES)
     deployment.intervals = replace(HASTY, work=0.0)
     deployment.start()
     with unheard(deployment):
-        world.execute("update notes set body = 'y'")
+        notes_source.execute("update notes set body = 'y'")
     heard: list[str] = []
     with deployment.store() as store:
         number = store.submit("resync", "default", "{}")
@@ -88,7 +84,7 @@ def test_a_merge_tells_its_rows_to_the_log_and_to_the_command_that_waits(deploy:
     wait_until(lambda: (health := deployment.health()) is not None and health.work == "", "the end to be noted")
 
 
-def test_source_status_tells_what_is_being_done(deploy: Deploy, world: SourceDb, tmp_path: Path) -> None:
+def test_status_shows_current_work(deploy: Deploy, notes_source: SourceDb, tmp_path: Path) -> None:
     deployment = deploy(NOTES)
     (tmp_path / "headwater.yaml").write_text(json.dumps(config_of(deployment, 0)))
     with deployment.store() as store:
@@ -101,7 +97,7 @@ def test_source_status_tells_what_is_being_done(deploy: Deploy, world: SourceDb,
         assert "work" not in headwater_here("source", "status", cwd=tmp_path).out, "whoever began it is gone"
 
 
-def test_buckets_that_are_built_anew_tell_their_rows(deploy: Deploy, world: SourceDb) -> None:
+def test_rebuilt_buckets_show_progress(deploy: Deploy, notes_source: SourceDb) -> None:
     deployment = deploy(NOTES).start()
     deployment.caught_up()
     deployment.stop()

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.changed_source import Change, Device, play, published_rows, settled
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
+from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import auto_streams
 from tests.support.turns import in_turn
+from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes WHERE owner = auth.user_id()
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM app.items
-  others:
-    auto_subscribe: true
-    query: SELECT * FROM others
-"""
+CONFIG = auto_streams(
+    notes="SELECT * FROM notes WHERE owner = auth.user_id()",
+    items="SELECT * FROM app.items",
+    others="SELECT * FROM others",
+)
 
 SHOWN = {"public.notes": "owner = 'a'", "app.items": "true", "public.others": "true"}
 
@@ -135,9 +125,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("name", "found"), in_turn(CHANGES))
-def test_a_change_of_a_publication_costs_what_differs(
-    deploy: Deploy, source_db: SourceDb, name: str, found: str
-) -> None:
+def test_publication_change_costs_what_differs(deploy: Deploy, source_db: SourceDb, name: str, found: str) -> None:
     change = CHANGES[name]
     source_db.needs(change.needs, name)
     prepare(source_db)
@@ -148,7 +136,7 @@ def test_a_change_of_a_publication_costs_what_differs(
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
-def test_a_publication_that_is_missing_for_a_while_is_waited_for(
+def test_missing_publication_is_waited_for(
     deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, stopped: bool
 ) -> None:
     prepare(source_db)
@@ -174,11 +162,9 @@ def test_a_publication_that_is_missing_for_a_while_is_waited_for(
     assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
     source_db.execute("update notes set body = 'after' where id = '1'")
     assert deployment.rows("a") == published_rows(source_db, SHOWN)
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_publications_that_contradict_each_other_are_followed_again_when_they_agree(
+def test_contradicting_publications_recover(
     deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
     source_db.needs(15, "column lists")
@@ -206,7 +192,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("operation", WRITTEN)
-def test_what_is_not_published_is_told_and_comes_when_it_is_published_again(
+def test_unpublished_operation_is_named_and_recovered(
     deploy: Deploy, source_db: SourceDb, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
     prepare(source_db)
@@ -229,12 +215,10 @@ def test_what_is_not_published_is_told_and_comes_when_it_is_published_again(
     source_db.execute("insert into others values ('2', 'two')")
     wait_until(lambda: settled(deployment), "the tables to be compared")
     assert device.rows() == published_rows(source_db, SHOWN)
-    deployment.close()
-    assert deployment.problems() == []
 
 
 @pytest.mark.long
-def test_what_is_not_published_comes_late(deploy: Deploy, source_db: SourceDb) -> None:
+def test_unpublished_operations_come_late(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
     source_db.execute(BOTH + " with (publish = 'insert')")
     deployment = deploy(CONFIG)
@@ -257,9 +241,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("identity", ["full", "using index notes_id_kind"])
-def test_a_row_is_followed_through_the_filters_of_two_publications(
-    deploy: Deploy, source_db: SourceDb, identity: str
-) -> None:
+def test_row_moves_through_two_filters(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     source_db.needs(15, "row filters")
     prepare(source_db)
     source_db.execute(
@@ -281,17 +263,13 @@ def test_a_row_is_followed_through_the_filters_of_two_publications(
         assert device.rows() == published_rows(source_db, SHOWN, deployment.publications), name
         another = 1 if identity == "full" and name.startswith("within") else 0  # content is another row
         assert deployment.op_count() - before == ops + another, name
-    deployment.close()
-    assert deployment.problems() == []
 
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"  # too large to stand in the row
 
 
 @pytest.mark.parametrize("identity", ["full", "using index notes_id_kind"])
-def test_rows_that_enter_and_leave_a_row_filter_keep_their_large_values(
-    deploy: Deploy, source_db: SourceDb, identity: str
-) -> None:
+def test_row_filter_keeps_large_values(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     source_db.needs(15, "row filters")
     prepare(source_db)
     source_db.execute(
@@ -320,28 +298,21 @@ def test_rows_that_enter_and_leave_a_row_filter_keep_their_large_values(
     assert device.rows()["notes", "moved"]["big"] == source_db.fetch(f"select {BIG}")[0][0]
     stayed = 6 * (2 if identity == "full" else 1)  # without a key, another content is another row
     assert deployment.op_count() - before == 20 + stayed + 2
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_a_rule_reaches_published_tables_only(source_db: SourceDb, deploy: Deploy) -> None:
+def test_rules_reach_published_tables_only(source_db: SourceDb, deploy: Deploy) -> None:
     prepare(source_db)
     source_db.execute(BOTH)
-    rules = """
-config: {edition: 3}
-streams:
-  all:
-    auto_subscribe: true
-    queries:
-      - SELECT id FROM others
-      - SELECT id FROM app.items
-      - SELECT rolname AS id FROM pg_catalog.pg_authid
-      - SELECT table_name AS id FROM information_schema.tables
-      - SELECT id FROM "%"."%" AS everything
-  by_others:
-    auto_subscribe: true
-    query: SELECT id FROM others AS granted WHERE auth.user_id() IN (SELECT rolname FROM pg_catalog.pg_roles)
-"""
+    rules = auto_streams(
+        all=[
+            "SELECT id FROM others",
+            "SELECT id FROM app.items",
+            "SELECT rolname AS id FROM pg_catalog.pg_authid",
+            "SELECT table_name AS id FROM information_schema.tables",
+            'SELECT id FROM "%"."%" AS everything',
+        ],
+        by_others="SELECT id FROM others AS granted WHERE auth.user_id() IN (SELECT rolname FROM pg_catalog.pg_roles)",
+    )
     deployment = deploy(rules).start()
     source_db.execute("update app.items set n = 0; insert into others values ('2', 'two')")
     deployment.caught_up()

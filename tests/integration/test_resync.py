@@ -1,35 +1,27 @@
-"""The difference engine: what source and store do not have alike is found, named and mended while the stream flows."""
+"""Comparisons with the source: devices get exactly what differs, and other tables flow meanwhile."""
 
 from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
 
+import headwater.pipeline.compare
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract.versions import Origin
 from tests.support.changed_source import settled, unheard
-from tests.support.fix_headwater import Deploy, Deployment, read_bucket, wait_until
-from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
+from tests.support.fix_headwater import Deploy, Deployment, read_bucket
+from tests.support.fix_postgres import SourceDb
+from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk, patches_tasks
 from tests.support.store_file import store_file
+from tests.support.sync_configs import OWN_ITEMS, auto_streams
+from tests.support.waiting import wait_until
 
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM items WHERE owner = auth.user_id()
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
+CONFIG = auto_streams(items="SELECT * FROM items WHERE owner = auth.user_id()", notes="SELECT * FROM notes")
 
 
 @pytest.fixture
@@ -64,7 +56,7 @@ def assert_true(deployment: Deployment, source: SourceDb) -> None:
         assert shown(deployment, owner) == truth(source, owner)
 
 
-def test_a_resync_sends_what_differs_and_other_tables_flow_meanwhile(deploy: Deploy, source_db: SourceDb) -> None:
+def test_resync_sends_what_differs(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table items (id int primary key, owner text, body text)")
     source_db.execute("insert into items select i, 'u' || i % 2, 'body ' || i from generate_series(1, 10000) i")
     source_db.execute("create table notes (id int primary key, text text)")
@@ -104,15 +96,13 @@ def test_a_resync_sends_what_differs_and_other_tables_flow_meanwhile(deploy: Dep
     changed = source_db.fetch("select id, body from items where owner = 'u0' order by id")
     rows = [row for key, row in deployment.rows("u0").items() if key[0] == "items"]
     assert sorted((row["id"], row["body"]) for row in rows) == changed
-    deployment.close()
-    assert deployment.problems() == []
 
 
 @pytest.mark.parametrize(
     ("identity", "on_postgres"),
     [("full", False), *(pytest.param("default", on_postgres, marks=pytest.mark.long) for on_postgres in (False, True))],
 )
-def test_rows_lost_changed_and_left_over_are_mended(
+def test_lost_changed_and_extra_rows_are_repaired(
     deploy: Deploy, source_db: SourceDb, identity: str, on_postgres: bool
 ) -> None:
     tables(source_db, identity)
@@ -129,11 +119,9 @@ def test_rows_lost_changed_and_left_over_are_mended(
     assert deployment.ask("audit", repair=True)["differences"] == named["differences"]
     assert_true(deployment, source_db)
     assert deployment.ask("audit")["differences"] == {}
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_rows_without_identity_are_compared_by_how_many_there_are(deploy: Deploy, source_db: SourceDb) -> None:
+def test_rows_without_identity_are_counted(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table items (n int, owner text, body text)")
     source_db.execute("alter table items replica identity nothing")
     source_db.execute("insert into items select i % 50, 'u1', 'b' from generate_series(1, 200) i")
@@ -150,7 +138,7 @@ def test_rows_without_identity_are_compared_by_how_many_there_are(deploy: Deploy
     assert deployment.ask("resync")["differences"] == {}
 
 
-def test_an_audit_finds_a_flipped_byte_of_a_stored_row(deploy: Deploy, source_db: SourceDb) -> None:
+def test_audit_finds_flipped_byte(deploy: Deploy, source_db: SourceDb) -> None:
     tables(source_db)
     deployment = deploy(CONFIG, on_postgres=False).start()
     deployment.caught_up()
@@ -171,7 +159,7 @@ def test_an_audit_finds_a_flipped_byte_of_a_stored_row(deploy: Deploy, source_db
     assert deployment.ask("audit")["rows"] == []
 
 
-def test_an_unknown_table_is_named_with_those_there_are(deploy: Deploy, source_db: SourceDb) -> None:
+def test_unknown_table_is_named(deploy: Deploy, source_db: SourceDb) -> None:
     tables(source_db)
     deployment = deploy(CONFIG).start()
     result = deployment.ask("resync", tables=["public.nosuch"])
@@ -181,9 +169,7 @@ def test_an_unknown_table_is_named_with_those_there_are(deploy: Deploy, source_d
 
 
 @pytest.mark.parametrize("identity", ["default", pytest.param("full", marks=pytest.mark.long)])
-def test_random_changes_during_a_resync_lead_to_what_the_source_has(
-    deploy: Deploy, source_db: SourceDb, identity: str
-) -> None:
+def test_random_changes_during_resync(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     tables(source_db, identity)
     deployment = deploy(CONFIG).start()
     dice = random.Random(f"{identity} 3")
@@ -231,11 +217,9 @@ def test_random_changes_during_a_resync_lead_to_what_the_source_has(
                 done.set()
                 writer.join()
             assert_true(deployment, source_db)
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_a_comparison_that_was_cut_short_while_it_waited_is_no_hindrance(deploy: Deploy, source_db: SourceDb) -> None:
+def test_interrupted_compare_is_no_hindrance(deploy: Deploy, source_db: SourceDb) -> None:
     tables(source_db)
     deployment = deploy(CONFIG).start()
 
@@ -265,9 +249,7 @@ def test_a_comparison_that_was_cut_short_while_it_waited_is_no_hindrance(deploy:
         ("reprocess", "another version"),
     ],
 )
-def test_bulk_work_ends_with_the_replicator_that_wanted_it(
-    deploy: Deploy, source_db: SourceDb, work: str, change: str
-) -> None:
+def test_bulk_work_ends_with_replicator(deploy: Deploy, source_db: SourceDb, work: str, change: str) -> None:
     tables(source_db)
     deployment = deploy(CONFIG)
     deployment.start().stop()
@@ -287,3 +269,65 @@ def test_bulk_work_ends_with_the_replicator_that_wanted_it(
     wait_until(at_work, "the work to begin")
     deployment.stop()
     wait_until(lambda: not at_work(), "the work to end")
+
+
+def fill(source: SourceDb, rows: int, identity: str = "default") -> None:
+    source.execute("create table items (id int primary key, owner text, body text, gone text)")
+    source.execute(f"alter table items replica identity {identity}")
+    source.execute(f"insert into items select i, 'a', 'body ' || i, 'gone ' || i from generate_series(1, {rows}) i")
+
+
+def stale(deployment: Deployment) -> int:
+    """How many rows of a device have what is not in the source any more."""
+    return sum("gone" in row for row in deployment.rows("a").values())
+
+
+@pytest.fixture
+def with_stale_rows(deploy: Deploy, source_db: SourceDb) -> Callable[..., Deployment]:
+    """A deployment whose comparison took none of the rows for wrong."""
+
+    def make(rows: int) -> Deployment:
+        fill(source_db, rows)
+        deployment = deploy(OWN_ITEMS).start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(headwater.pipeline.compare, "_in_right_buckets", lambda *_: True)
+            source_db.execute("alter table items drop column gone")
+            wait_until(lambda: settled(deployment), "the comparison to end")
+        assert stale(deployment) == rows
+        return deployment
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("identity", "rows"),
+    [
+        ("default", 20_000),
+        *(pytest.param(identity, 20_000, marks=pytest.mark.long) for identity in ("full", "nothing")),
+        *(
+            pytest.param(identity, 1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
+            for identity in ("default", "full", "nothing")
+        ),
+    ],
+)
+def test_dropped_column_leaves_all_rows(deploy: Deploy, source_db: SourceDb, identity: str, rows: int) -> None:
+    fill(source_db, rows, identity)
+    deployment = deploy(OWN_ITEMS)
+    deployment.patience = 600
+    deployment.start()
+    assert stale(deployment) == rows
+    source_db.execute("alter table items drop column gone")
+    wait_until(lambda: settled(deployment), "the comparison to end", seconds=900)
+    assert stale(deployment) == 0
+    assert len(deployment.rows("a")) == rows
+
+
+@patches_tasks
+def test_resync_finds_rows_of_old_rules(
+    with_stale_rows: Callable[..., Deployment],
+) -> None:
+    deployment = with_stale_rows(1000)
+    assert deployment.ask("audit")["differences"] == {"public.items": 1000}
+    assert deployment.ask("resync")["differences"] == {"public.items": 1000}
+    assert stale(deployment) == 0
+    assert deployment.ask("resync")["differences"] == {}

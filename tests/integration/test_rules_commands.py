@@ -76,7 +76,7 @@ def running(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 
 @pytest.mark.timeout(400)
-def test_a_device_gets_what_the_commands_foretold_until_the_rollback(
+def test_commands_foretell_device_until_rollback(
     running: Deployment, source_db: SourceDb, tmp_path: Path, headwater_here: Run
 ) -> None:
     commands = Commands(running, tmp_path, headwater_here)
@@ -111,7 +111,7 @@ def test_a_device_gets_what_the_commands_foretold_until_the_rollback(
     assert states == ["active", "stopped", "stopped"]
 
 
-def test_a_store_in_postgres_foretells_the_same(
+def test_commands_foretell_with_postgres_store(
     source_db: SourceDb, tmp_path: Path, headwater_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_bytes", bytes)  # so that checksums have as many digits in both

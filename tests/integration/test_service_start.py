@@ -17,10 +17,10 @@ from headwater.source.connect import SourceSettings
 from headwater.source.slot import slot_name
 from headwater_rules.errors import SyncConfigError
 from tests.support.command import Outcome, headwater, headwater_here
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import free_port
+from tests.support.waiting import wait_until
 
 RULES = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: 'SELECT * FROM notes'}}\n"
 
@@ -45,7 +45,7 @@ def refusal(outcome: Outcome) -> str:
 
 
 @pytest.mark.parametrize("arguments", [("serve",), ("source", "prepare")], ids=" ".join)
-def test_a_source_without_logical_decoding(
+def test_no_logical_decoding(
     postgres_with: Callable[..., EmbeddedPostgres], tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     write_config(tmp_path, postgres_with(wal_level="replica").port)
@@ -55,9 +55,7 @@ def test_a_source_without_logical_decoding(
 
 
 @pytest.mark.parametrize("arguments", [("serve",), ("api",)], ids=" ".join)
-def test_a_port_in_use_is_said_before_anything_is_made(
-    source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_port_in_use(source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -69,14 +67,14 @@ def test_a_port_in_use_is_said_before_anything_is_made(
     assert source_db.fetch("select from pg_replication_slots where database = current_database()") == []
 
 
-def test_a_source_without_the_publication(source_db: SourceDb, tmp_path: Path) -> None:
+def test_no_publication(source_db: SourceDb, tmp_path: Path) -> None:
     write_config(tmp_path, source_db.server.port, source_db.name)
     error = refusal(headwater_here("serve", cwd=tmp_path))
     assert '[PSYNC_S1141] publication "headwater" does not exist; run `headwater source prepare`' in error
 
 
 @pytest.mark.parametrize("arguments", [("serve",), ("source", "prepare")], ids=" ".join)
-def test_a_role_without_rights(source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_no_rights(source_db: SourceDb, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     role = f"{source_db.name}_nobody"
     source_db.execute(f"create role {role} login; create table notes (id int primary key)")
     source_db.execute("create publication headwater for table notes")
@@ -88,7 +86,7 @@ def test_a_role_without_rights(source_db: SourceDb, tmp_path: Path, arguments: t
     assert f'role "{role}" may not replicate; run ALTER ROLE "{role}" REPLICATION as a superuser' in error
 
 
-def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, tmp_path: Path) -> None:
+def test_prepare_and_status(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int primary key)")
     write_config(tmp_path, source_db.server.port, source_db.name)
     prepared = headwater("source", "prepare", cwd=tmp_path)
@@ -108,9 +106,7 @@ def test_prepare_says_what_it_did_and_status_what_there_is(source_db: SourceDb, 
 
 
 @pytest.mark.parametrize("command", ["serve", "replicate"])
-def test_a_sync_config_with_errors_ends_the_service_unless_it_is_told_to_go_on(
-    source_db: SourceDb, tmp_path: Path, command: str
-) -> None:
+def test_config_errors_end_service(source_db: SourceDb, tmp_path: Path, command: str) -> None:
     write_config(tmp_path, source_db.server.port, source_db.name)
     (tmp_path / "sync.yaml").write_text(RULES.replace("SELECT", "SELEKT"))
     ended = headwater_here(command, cwd=tmp_path)
@@ -125,9 +121,7 @@ def test_a_sync_config_with_errors_ends_the_service_unless_it_is_told_to_go_on(
     assert "PSYNC_S1141" in headwater_here("source", "status", cwd=tmp_path).out
 
 
-def test_a_typo_in_what_decides_is_not_served_and_what_comes_by_a_migration_is(
-    source_db: SourceDb, tmp_path: Path
-) -> None:
+def test_typo_in_condition_is_not_served(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name)
     service = (tmp_path / "headwater.yaml").read_text()
@@ -160,7 +154,7 @@ def test_status_fails_on_problems(source_db: SourceDb, tmp_path: Path) -> None:
     assert 'problem   [PSYNC_S1141] publication "headwater" does not exist' in status.out
 
 
-def test_a_slot_whose_store_is_gone_is_told(source_db: SourceDb, tmp_path: Path) -> None:
+def test_slot_without_store_is_named(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name)
     prefix = f"{source_db.name}_"
@@ -181,7 +175,7 @@ def test_status_tells_notes_from_problems(source_db: SourceDb, tmp_path: Path) -
     assert "problem" not in status.out
 
 
-def test_the_sql_of_prepare_does_what_prepare_does(source_db: SourceDb, tmp_path: Path) -> None:
+def test_print_sql_does_what_prepare_does(source_db: SourceDb, tmp_path: Path) -> None:
     role = f"{source_db.name}_asks"
     source_db.execute(f"create role {role} login replication; create table notes (id int primary key)")
     write_config(tmp_path, source_db.server.port, source_db.name, role)
@@ -199,7 +193,7 @@ def test_the_sql_of_prepare_does_what_prepare_does(source_db: SourceDb, tmp_path
         source_db.execute(f"drop owned by {role}; drop role {role}")
 
 
-def test_prepare_as_somebody_with_more_rights(source_db: SourceDb, tmp_path: Path) -> None:
+def test_prepare_with_admin_uri(source_db: SourceDb, tmp_path: Path) -> None:
     role = f"{source_db.name}_app"
     source_db.execute(f"create role {role} login replication; create table notes (id int primary key)")
     write_config(tmp_path, source_db.server.port, source_db.name, role)
@@ -213,7 +207,7 @@ def test_prepare_as_somebody_with_more_rights(source_db: SourceDb, tmp_path: Pat
 
 
 @pytest.mark.spark
-def test_a_machine_without_java(source_db: SourceDb, tmp_path: Path) -> None:
+def test_no_java(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name)
     (tmp_path / "hidden").mkdir()
@@ -225,7 +219,7 @@ def test_a_machine_without_java(source_db: SourceDb, tmp_path: Path) -> None:
     assert source_db.fetch("select slot_name from pg_replication_slots where database = current_database()") == []
 
 
-def test_a_replicator_that_waits_for_its_source_says_so(launch: Launch, tmp_path: Path) -> None:
+def test_replicator_waiting_for_source_says_so(launch: Launch, tmp_path: Path) -> None:
     """As when it is started again while the source is away."""
     config = {
         "replication": {

@@ -33,14 +33,14 @@ def position(db: SourceDb, function: str) -> Lsn:
     return parse_lsn(db.fetch(f"select {function}()::text")[0][0])
 
 
-def test_every_commit_made_before_lies_before_the_head(source_db: SourceDb) -> None:
+def test_commits_lie_before_head(source_db: SourceDb) -> None:
     source_db.execute("create table t (a int); insert into t values (1)")
     committed = position(source_db, "pg_current_wal_insert_lsn")
     (answer,) = asyncio.run(heads(settings_of(source_db)))
     assert answer["default"] >= committed
 
 
-def test_the_log_goes_on_beyond_the_head_and_is_flushed_there(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_log_is_flushed_beyond_head(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     with psycopg.connect(postgres_with(synchronous_commit="on", wal_writer_delay="10s").dsn(), autocommit=True) as conn:
         info = conn.info
         settings = SourceSettings(info.host, info.dbname, info.user, port=info.port, sslmode="disable")
@@ -56,7 +56,7 @@ def test_each_source_is_asked(source_db: SourceDb) -> None:
     assert answer.keys() == {"one", "two"}
 
 
-def test_a_lost_connection_is_made_again(source_db: SourceDb) -> None:
+def test_lost_connection_is_made_again(source_db: SourceDb) -> None:
     async def story() -> None:
         head = SourceHead([settings_of(source_db)])
         await head.advance_past()
@@ -72,7 +72,7 @@ def test_a_lost_connection_is_made_again(source_db: SourceDb) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"), [({"port": 1}, SourceUnreachableError), ({"database": "no_such_database"}, SourceRefusedError)]
 )
-def test_a_source_that_can_not_be_asked_is_named(
+def test_unreachable_source_is_named(
     source_db: SourceDb, changes: dict[str, object], kind: type[HeadwaterError]
 ) -> None:
     settings = settings_of(source_db, **changes)

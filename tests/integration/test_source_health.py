@@ -29,19 +29,12 @@ from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.open import open_store
 from headwater.storage.store import Store
 from headwater_rules.plan import TablePattern
-from tests.integration.test_catalog import settings_for
-from tests.support.fix_headwater import WATCHED, Deploy, Deployment, plan_of, wait_until
+from tests.support.fix_headwater import WATCHED, Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import NOTES, auto_streams
+from tests.support.waiting import wait_until
 
 SLOT = "headwater_default"
-
-NOTES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 
 def found(settings: SourceSettings) -> dict[str, Finding]:
@@ -65,7 +58,7 @@ def fill_segments(conn: psycopg.Connection, count: int) -> None:
         conn.execute("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
 
 
-def test_the_budget_of_the_slot_is_spoken_of_when_half_is_used(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_slot_budget_half_used(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     settings, conn = own_server(postgres_with, max_slot_wal_keep_size="128MB", max_wal_size="2GB")
     with conn:
         assert found(settings) == {}
@@ -85,7 +78,7 @@ def test_the_budget_of_the_slot_is_spoken_of_when_half_is_used(postgres_with: Ca
         assert slot.wal_status == "lost"
 
 
-def test_the_age_of_the_oldest_transaction_is_spoken_of(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_oldest_transaction_age(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     settings, conn = own_server(postgres_with, autovacuum_freeze_max_age="100000")
     with conn:
         assert found(settings) == {}
@@ -97,7 +90,7 @@ def test_the_age_of_the_oldest_transaction_is_spoken_of(postgres_with: Callable[
         assert "vacuuming its catalog" in found(settings)["HW_2022"].what
 
 
-def test_a_slot_of_somebody_else_that_nobody_reads_is_named(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_foreign_inactive_slot(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     settings, conn = own_server(postgres_with, max_wal_size="2GB")
     with conn:
         conn.execute("select pg_create_physical_replication_slot('standby', true)")
@@ -107,7 +100,7 @@ def test_a_slot_of_somebody_else_that_nobody_reads_is_named(postgres_with: Calla
         assert "run SELECT pg_drop_replication_slot('standby')" in forgotten.fix
 
 
-def test_a_standby_that_the_stream_waits_for_is_named(
+def test_standby_blocks_stream(
     postgres_with: Callable[..., EmbeddedPostgres], postgres_binaries: PostgresBinaries
 ) -> None:
     if postgres_binaries.major < 17:
@@ -149,14 +142,12 @@ def test_a_standby_that_the_stream_waits_for_is_named(
         ("drop publication headwater", "PSYNC_S1141", 'publication "headwater" does not exist', "source prepare"),
     ],
 )
-def test_what_keeps_changes_from_the_stream_is_named(
-    source_db: SourceDb, sql: str, code: str, what: str, fix: str
-) -> None:
+def test_stream_blocker_is_named(source_db: SourceDb, sql: str, code: str, what: str, fix: str) -> None:
     source_db.execute("create table notes (id int primary key, body text not null)")
     source_db.execute("create publication headwater for table notes")
-    assert found(settings_for(source_db)) == {}
+    assert found(source_db.settings()) == {}
     source_db.execute(sql)
-    (finding,) = found(settings_for(source_db)).values()
+    (finding,) = found(source_db.settings()).values()
     assert finding.code == code
     assert what in finding.what
     assert fix in finding.fix
@@ -174,7 +165,7 @@ def test_what_keeps_changes_from_the_stream_is_named(
         ),
     ],
 )
-def test_what_can_not_be_streamed_is_named_for_what_it_is(source_db: SourceDb, sql: str, form: str) -> None:
+def test_unstreamable_is_named_by_kind(source_db: SourceDb, sql: str, form: str) -> None:
     source_db.execute("create publication headwater")
     pattern = TablePattern("default", "public", "v")
     for told, change in (
@@ -182,13 +173,13 @@ def test_what_can_not_be_streamed_is_named_for_what_it_is(source_db: SourceDb, s
         (f"public.v, which the sync config names, is {form}", sql),
     ):
         source_db.execute(change)
-        with connect(settings_for(source_db)) as conn:
-            (finding,) = look(conn, settings_for(source_db), SLOT, (), [pattern]).findings
+        with connect(source_db.settings()) as conn:
+            (finding,) = look(conn, source_db.settings(), SLOT, (), [pattern]).findings
         assert finding.code == "HW_2019"
         assert told in finding.what
 
 
-def test_a_published_table_that_can_not_be_written_is_named_though_no_rule_names_it(source_db: SourceDb) -> None:
+def test_unwritable_table_is_named_without_rule(source_db: SourceDb) -> None:
     source_db.execute(
         "create table notes (id int primary key); create table log (line text); insert into log values ('x');"
         " create table quiet (line text); alter table quiet replica identity nothing;"
@@ -196,7 +187,7 @@ def test_a_published_table_that_can_not_be_written_is_named_though_no_rule_names
     )
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
         source_db.execute("update log set line = 'y'")
-    settings, notes = settings_for(source_db), [TablePattern("default", "public", "notes")]
+    settings, notes = source_db.settings(), [TablePattern("default", "public", "notes")]
     with connect(settings) as conn:
         for findings in (look(conn, settings, SLOT, (), notes).findings, source_findings(conn, settings, notes)):
             (finding,) = [f for f in findings if f.code in {"HW_2036", "HW_2017"}]
@@ -211,13 +202,13 @@ def test_a_published_table_that_can_not_be_written_is_named_though_no_rule_names
         assert "HW_2036" not in {f.code for f in source_findings(conn, only, notes)}
 
 
-def test_a_table_whose_heirs_are_not_named_is_told_that_their_rows_do_not_come(source_db: SourceDb) -> None:
+def test_unnamed_children_are_named(source_db: SourceDb) -> None:
     source_db.execute(
         "create table m (id int primary key); create table m1 (primary key (id)) inherits (m);"
         " create table m2 (primary key (id)) inherits (m); create publication headwater for all tables;"
         " create table p (id int primary key) partition by range (id); create table p1 partition of p default"
     )
-    settings = settings_for(source_db)
+    settings = source_db.settings()
     with connect(settings) as conn:
         for names, heirs in ((["m", "p"], "2 tables inherit"), (["m", "m1"], "a table inherits"), (["m%"], "")):
             patterns = [TablePattern("default", "public", name) for name in names]
@@ -226,7 +217,7 @@ def test_a_table_whose_heirs_are_not_named_is_told_that_their_rows_do_not_come(s
             assert all(f"of public.m only its own rows reach devices: {heirs}" in f.what for f in findings)
 
 
-def test_what_another_version_kept_is_passed_over() -> None:
+def test_foreign_version_notes_are_ignored() -> None:
     assert from_json("") is None
     assert from_json('{"state": "dreaming"}') is None
     assert from_json("[]") is None
@@ -262,7 +253,7 @@ def attempts(deployment: Deployment) -> int:
     return 0 if cause is None else cause.attempts
 
 
-def test_the_replicator_warns_once_and_says_when_it_is_over(
+def test_warnings_are_logged_once_and_resolved(
     deployment: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.replication.monitor")
@@ -283,7 +274,7 @@ def test_the_replicator_warns_once_and_says_when_it_is_over(
     assert standing(deployment).cause is None
 
 
-def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_named(
+def test_open_transactions_block_start_and_compare(
     postgres_with: Callable[..., EmbeddedPostgres],
     bulk: BulkJobs,
     tmp_path: Path,
@@ -356,7 +347,7 @@ def test_open_transactions_that_a_first_start_and_a_comparison_wait_for_are_name
         source.connection.close()
 
 
-def test_without_a_slot_for_a_comparison_rows_flow_and_the_lack_is_named(
+def test_no_slot_left_for_compare(
     postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
 ) -> None:
     server = postgres_with(max_replication_slots="2", max_wal_senders="2")
@@ -383,10 +374,10 @@ def test_without_a_slot_for_a_comparison_rows_flow_and_the_lack_is_named(
         source.connection.close()
 
 
-def test_a_lock_that_a_table_s_reading_waits_for_is_named(source_db: SourceDb) -> None:
+def test_lock_of_table_is_named(source_db: SourceDb) -> None:
     source_db.execute("create table notes (id int primary key)")
     source_db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", source_db.name)
-    settings = settings_for(source_db)
+    settings = source_db.settings()
 
     def named() -> list[str]:
         return [f.what for f in slot_findings(conn, source_db.name, None) if f.code == "HW_2033"]
@@ -405,9 +396,7 @@ def test_a_lock_that_a_table_s_reading_waits_for_is_named(source_db: SourceDb) -
 
 
 @pytest.mark.long
-def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_unreachable_at_start(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when it is restarted, just when a replicator takes over."""
     failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
 
@@ -421,7 +410,7 @@ def test_a_store_that_can_not_be_reached_at_the_start_learns_later_how_it_stands
     wait_until(lambda: flows(deployment), "the first look")
 
 
-def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployment, source_db: SourceDb) -> None:
+def test_compared_tables_have_reasons(deployment: Deployment, source_db: SourceDb) -> None:
     source_db.execute("create table other (id text primary key)")
     deployment.start()
     with psycopg.connect(source_db.dsn) as writer:
@@ -436,7 +425,7 @@ def test_tables_that_are_compared_are_named_with_the_reason(deployment: Deployme
     assert standing(deployment).compared == ()
 
 
-def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
+def test_error_is_kept_until_rows_flow(
     postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
 ) -> None:
     server = postgres_with()
@@ -465,7 +454,7 @@ def test_an_error_is_kept_with_its_cause_and_remedy_until_rows_flow_again(
 
 
 @pytest.mark.parametrize("whose", ["of another database", "of others in the same"])
-def test_log_that_has_nothing_for_us_is_let_go(deployment: Deployment, source_db: SourceDb, whose: str) -> None:
+def test_irrelevant_log_is_released(deployment: Deployment, source_db: SourceDb, whose: str) -> None:
     deployment.start()
     dsn = source_db.dsn if whose == "of others in the same" else source_db.server.dsn()
     with psycopg.connect(dsn, autocommit=True) as busy:
@@ -483,7 +472,7 @@ def passed(source: SourceDb, position: Lsn, column: str) -> bool:
     return parse_lsn(source.fetch(slot)[0][0]) >= position
 
 
-def test_the_heartbeat_comes_as_often_as_it_is_configured(deployment: Deployment, source_db: SourceDb) -> None:
+def test_heartbeat_interval(deployment: Deployment, source_db: SourceDb) -> None:
     source_db.execute("create publication headwater for all tables")
     source_db.execute("select pg_create_logical_replication_slot('peek', 'pgoutput')")
     deployment.heartbeat_seconds = 1
@@ -496,7 +485,7 @@ def test_the_heartbeat_comes_as_often_as_it_is_configured(deployment: Deployment
     source_db.execute("select pg_drop_replication_slot('peek')")
 
 
-def test_what_was_replicated_is_counted(deploy: Deploy, source_db: SourceDb) -> None:
+def test_replicated_rows_are_counted(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     source_db.execute("insert into notes select n::text, 'x' from generate_series(1, 30) n")
     deployment = deploy(NOTES).start()
@@ -514,11 +503,11 @@ def test_what_was_replicated_is_counted(deploy: Deploy, source_db: SourceDb) -> 
     assert after.chunks > before.chunks
 
 
-def test_a_column_that_some_tables_of_a_wildcard_lack_is_a_warning(source_db: SourceDb) -> None:
+def test_column_missing_in_wildcard_table(source_db: SourceDb) -> None:
     source_db.execute("create table log_1 (id int primary key, owner text); create table log_2 (id int primary key)")
     source_db.execute("create publication headwater for all tables")
-    plan = plan_of(NOTES.replace("notes\n", '"log_%" AS log WHERE owner = auth.user_id()\n'))
-    settings = settings_for(source_db)
+    plan = plan_of(auto_streams(log='SELECT * FROM "log_%" AS log WHERE owner = auth.user_id()'))
+    settings = source_db.settings()
 
     def lacking() -> list[tuple[str, bool]]:
         with connect(settings) as conn:

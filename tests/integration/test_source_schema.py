@@ -33,7 +33,7 @@ def settings(source_db: SourceDb) -> SourceSettings:
     )
 
 
-def test_every_type_is_known_by_what_its_values_become(source_db: SourceDb) -> None:
+def test_type_maps_to_value_type(source_db: SourceDb) -> None:
     skip_without("xml", source_db.connection)
     source_db.execute(CUSTOM_TYPES)
     columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(CASES))
@@ -51,7 +51,7 @@ def test_every_type_is_known_by_what_its_values_become(source_db: SourceDb) -> N
     assert SourceSchema.from_json(SourceSchema((table,)).to_json()).tables == (table,)
 
 
-def test_tables_of_every_schema_are_there_and_nothing_else(source_db: SourceDb) -> None:
+def test_tables_of_every_schema(source_db: SourceDb) -> None:
     source_db.execute(
         """create schema app; create type mood as enum ('glad'); create domain age as int;
         create table app."Plans" (id int primary key, "At" timestamptz(3), gone int, moods mood[], age age);
@@ -101,7 +101,7 @@ def config(source_db: SourceDb, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("config")
-def test_the_source_and_a_file_of_its_schema_tell_the_same(headwater_here: Run, tmp_path: Path) -> None:
+def test_schema_file_equals_source(headwater_here: Run, tmp_path: Path) -> None:
     live = headwater_here("rules", "check", "sync.yaml", "--schema", "--json")
     assert live.code == 0, live
     assert [each["code"] for each in json.loads(live.out)["warnings"]] == ["HW_R302", "HW_R303", "HW_R304"]
@@ -115,7 +115,7 @@ def test_the_source_and_a_file_of_its_schema_tell_the_same(headwater_here: Run, 
     assert of_file["note"] == "compared with the tables in schema.json"
 
 
-def test_columns_that_the_publication_leaves_out_are_told(source_db: SourceDb) -> None:
+def test_unpublished_columns_are_named(source_db: SourceDb) -> None:
     source_db.needs(15, "column lists")
     source_db.execute(
         """create table notes (id int primary key, private bool, twice int generated always as (id * 2) stored);
@@ -127,9 +127,7 @@ def test_columns_that_the_publication_leaves_out_are_told(source_db: SourceDb) -
 
 
 @pytest.mark.usefixtures("config")
-def test_rules_are_compared_with_the_source_unless_it_is_away(
-    headwater_here: Run, source_db: SourceDb, tmp_path: Path
-) -> None:
+def test_rules_are_checked_unless_source_is_away(headwater_here: Run, source_db: SourceDb, tmp_path: Path) -> None:
     typo = "config: {edition: 3}\nstreams:\n  lists: {query: SELECT id FROM lists WHERE delted_at IS NULL}\n"
     (tmp_path / "sync.yaml").write_text(typo)
     compared = f"note: compared with the tables of source default (127.0.0.1:{source_db.server.port}/{source_db.name})"
@@ -158,7 +156,7 @@ def test_rules_are_compared_with_the_source_unless_it_is_away(
 
 
 @pytest.mark.usefixtures("config")
-def test_a_source_that_is_away_is_named(headwater_here: Run, tmp_path: Path) -> None:
+def test_unreachable_source_is_named(headwater_here: Run, tmp_path: Path) -> None:
     config = "replication: {connections: [{uri: 'postgresql://postgres@127.0.0.1:1024/x', sslmode: disable}]}\n"
     (tmp_path / "headwater.yaml").write_text(config + "storage: {type: sqlite, path: data}\n")
     outcome = headwater_here("rules", "check", "sync.yaml", "--schema")

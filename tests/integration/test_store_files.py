@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +15,12 @@ from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.storage.contract.store import Lease, StoreError, StoreGoneError
 from headwater.storage.sqlite.flush import SqliteFlush
 from headwater.storage.sqlite.writer import SqliteWriter
-from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
 from tests.support.row_truth import device_rows, truth
 from tests.support.store_file import store_file
-
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def forget_leases(directory: Path) -> None:
 @pytest.mark.parametrize(
     "harm", [remove_file, remove_log, remove_index, remove_directory, replace_file, replace_directory]
 )
-def test_a_store_that_was_taken_away_is_told_and_nothing_more_is_confirmed(
+def test_removed_store_confirms_nothing(
     running: Deployment, source_db: SourceDb, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     running.reader.newest()
@@ -101,13 +100,9 @@ def test_a_store_that_was_taken_away_is_told_and_nothing_more_is_confirmed(
     forget_leases(running.directory)
     running.start()
     assert device_rows(running) == truth(source_db, "notes")
-    running.close()
-    assert running.problems() == []
 
 
-def test_a_store_that_is_put_back_is_gone_on_with(
-    running: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_restored_store_continues(running: Deployment, source_db: SourceDb, caplog: pytest.LogCaptureFixture) -> None:
     away = running.directory.with_name("away")
     running.directory.rename(away)
     source_db.execute("insert into notes values ('new', 'x')")
@@ -115,8 +110,6 @@ def test_a_store_that_is_put_back_is_gone_on_with(
     away.rename(running.directory)
     assert device_rows(running) == truth(source_db, "notes")
     assert [record.kind for record in running.bulk_records()] == ["snapshot"]
-    running.close()
-    assert running.problems() == []
 
 
 Freeze = Callable[[Path], None]
@@ -143,9 +136,7 @@ def thaw(path: Path) -> None:
 
 
 @pytest.mark.parametrize("frozen", ["store.db", "."])
-def test_what_is_open_is_written_to_though_nobody_may_open_it_any_more(
-    running: Deployment, source_db: SourceDb, freeze: Freeze, frozen: str
-) -> None:
+def test_open_files_outlive_permissions(running: Deployment, source_db: SourceDb, freeze: Freeze, frozen: str) -> None:
     running.reader.newest()
     freeze(running.directory / frozen)
     source_db.execute("insert into notes values ('new', 'x'); delete from notes where id = '8'")
@@ -155,11 +146,9 @@ def test_what_is_open_is_written_to_though_nobody_may_open_it_any_more(
     running.start()
     assert [record.kind for record in running.bulk_records()] == ["snapshot"]
     assert device_rows(running) == truth(source_db, "notes")
-    running.close()
-    assert running.problems() == []
 
 
-def test_a_store_that_takes_no_writes_meanwhile_loses_nothing(
+def test_unwritable_store_loses_nothing(
     running: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read_only, begin, discard = [True], SqliteWriter.begin, SqliteWriter.discard_staged
@@ -181,12 +170,10 @@ def test_a_store_that_takes_no_writes_meanwhile_loses_nothing(
     read_only[0] = False
     assert device_rows(running) == truth(source_db, "notes")
     assert [record.kind for record in running.bulk_records()] == ["snapshot"]
-    running.close()
-    assert running.problems() == []
 
 
 @pytest.mark.parametrize("frozen", ["store.db", "."])
-def test_a_store_that_can_not_be_written_to_at_the_start_is_named(
+def test_unwritable_store_at_start_is_named(
     running: Deployment, source_db: SourceDb, freeze: Freeze, frozen: str
 ) -> None:
     running.close()
@@ -202,5 +189,3 @@ def test_a_store_that_can_not_be_written_to_at_the_start_is_named(
     running.start()
     assert device_rows(running) == truth(source_db, "notes")
     assert [record.kind for record in running.bulk_records()] == ["snapshot"]
-    running.close()
-    assert running.problems() == []

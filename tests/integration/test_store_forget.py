@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,33 +17,24 @@ from headwater.insight import forget as store_forget
 from headwater.oplog.op import OpId
 from tests.support.command import Outcome
 from tests.support.fix_headwater import Deploy, Deployment, read_bucket
+from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import ModelBucket, contents
 from tests.support.store_checker import histories, problems
 from tests.support.store_file import store_file
-
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import auto_streams
 
 Run = Callable[..., Outcome]
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  people:
-    auto_subscribe: true
-    query: SELECT * FROM people WHERE team = auth.parameter('team')
-  mine:
-    auto_subscribe: true
-    query: SELECT id, email FROM people WHERE email = auth.user_id()
-  logins:
-    auto_subscribe: true
-    query: SELECT * FROM logins WHERE who IN (SELECT email FROM people WHERE team = auth.parameter('team'))
-"""
+CONFIG = auto_streams(
+    people="SELECT * FROM people WHERE team = auth.parameter('team')",
+    mine="SELECT id, email FROM people WHERE email = auth.user_id()",
+    logins="SELECT * FROM logins WHERE who IN (SELECT email FROM people WHERE team = auth.parameter('team'))",
+)
 OLD, NEW = "ann.first@mail.example", "ann.second@mail.example"
 ROWS = 60
 
 
-class World:
+class PeopleStore:
     """People and their logins; Ann is number 42. A device that saw her at first is `behind`."""
 
     def __init__(self, deployment: Deployment, run: Run, folder: Path) -> None:
@@ -130,7 +121,7 @@ class World:
 
 
 @pytest.fixture
-def world(deploy: Deploy, source_db: SourceDb, headwater_here: Run, tmp_path: Path) -> World:
+def people(deploy: Deploy, source_db: SourceDb, headwater_here: Run, tmp_path: Path) -> PeopleStore:
     source_db.execute("create table people (id int primary key, email text, team text, note text)")
     source_db.execute("create table logins (who text primary key, at text)")
     source_db.execute(
@@ -141,7 +132,7 @@ def world(deploy: Deploy, source_db: SourceDb, headwater_here: Run, tmp_path: Pa
     source_db.execute(f"update people set email = '{OLD}' where id = 42")
     source_db.execute(f"insert into logins values ('{OLD}', 'now')")
     deployment = deploy(CONFIG).start()
-    made = World(deployment, headwater_here, tmp_path)
+    made = PeopleStore(deployment, headwater_here, tmp_path)
     made.remember()
     source_db.execute(f"update people set email = '{NEW}', note = 'elsewhere' where id = 42")
     source_db.execute(f"update logins set who = '{NEW}' where who = '{OLD}'")
@@ -149,103 +140,103 @@ def world(deploy: Deploy, source_db: SourceDb, headwater_here: Run, tmp_path: Pa
     return made
 
 
-def test_a_row_is_forgotten_with_all_its_versions(world: World) -> None:
-    world.source.execute("delete from people where id = 42")
-    world.source.execute("delete from logins where who like 'ann.%'")
-    world.deployment.caught_up()
-    assert "segment" in world.holds(OLD)
-    out = world.forgotten("--table", "public.people", "--id", "42")
+def test_forget_row_with_all_versions(people: PeopleStore) -> None:
+    people.source.execute("delete from people where id = 42")
+    people.source.execute("delete from logins where who like 'ann.%'")
+    people.deployment.caught_up()
+    assert "segment" in people.holds(OLD)
+    out = people.forgotten("--table", "public.people", "--id", "42")
     assert "segment" in out
     assert "store.db" in out
     assert "devices that are offline" in out
-    assert world.holds("elsewhere") == []
-    world.check()
+    assert people.holds("elsewhere") == []
+    people.check()
 
 
-def test_a_text_is_forgotten_wherever_it_is(world: World) -> None:
-    world.source.execute("delete from people where id = 42")
-    world.source.execute("delete from logins where who like 'ann.%'")
-    world.deployment.caught_up()
-    world.deployment.reader.create_write_checkpoint([f"{OLD}/device"], {})
-    assert {"store.db-wal", "write_checkpoints.db-wal", "segment"} <= {*world.holds(OLD)}
+def test_forget_text_everywhere(people: PeopleStore) -> None:
+    people.source.execute("delete from people where id = 42")
+    people.source.execute("delete from logins where who like 'ann.%'")
+    people.deployment.caught_up()
+    people.deployment.reader.create_write_checkpoint([f"{OLD}/device"], {})
+    assert {"store.db-wal", "write_checkpoints.db-wal", "segment"} <= {*people.holds(OLD)}
     for text in (OLD, NEW):
-        world.forgotten("--contains", text)
-    assert world.holds(OLD) == world.holds(NEW) == []
-    assert "store.db" in world.holds("p2@mail.example"), "others keep theirs"
-    world.check()
+        people.forgotten("--contains", text)
+    assert people.holds(OLD) == people.holds(NEW) == []
+    assert "store.db" in people.holds("p2@mail.example"), "others keep theirs"
+    people.check()
     # Work goes on, and what comes back later is there again
-    world.source.execute(f"insert into people values (42, '{NEW}', 'red', 'back')")
-    world.check()
-    mine = world.deployment.buckets(NEW, team="none")
+    people.source.execute(f"insert into people values (42, '{NEW}', 'red', 'back')")
+    people.check()
+    mine = people.deployment.buckets(NEW, team="none")
     assert [row["email"] for row in contents(mine.values()).values()] == [NEW]
 
 
-def test_nothing_is_forgotten_while_the_source_has_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget_refused_while_in_source(people: PeopleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for options in (("--table", "people", "--id", "42"), ("--contains", NEW)):
-        refused = world.forget(*options, "--yes")
+        refused = people.forget(*options, "--yes")
         assert refused.code == 1
         assert "the source still has the" in refused.err
         assert "(public." in refused.err
         assert NEW not in refused.err
     monkeypatch.setattr(store_forget, "STREAM_PATIENCE", 0.0)
     # What only stands in the store is refused too: here the stream was kept from bringing the change
-    world.source.execute("alter publication headwater set (publish = '')")
-    world.source.execute("delete from people where id = 42")
-    world.source.execute(f"delete from logins where who = '{NEW}'")
-    world.source.execute("alter publication headwater set (publish = 'insert, update, delete, truncate')")
-    world.deployment.caught_up()
+    people.source.execute("alter publication headwater set (publish = '')")
+    people.source.execute("delete from people where id = 42")
+    people.source.execute(f"delete from logins where who = '{NEW}'")
+    people.source.execute("alter publication headwater set (publish = 'insert, update, delete, truncate')")
+    people.deployment.caught_up()
     for options in (("--table", "people", "--id", "42"), ("--contains", NEW)):
-        refused = world.forget(*options, "--yes")
+        refused = people.forget(*options, "--yes")
         assert refused.code == 1
         assert "the store still needs it: " in refused.err
         assert NEW not in refused.err
-    assert world.deployment.ask("resync")["state"] == "done"
-    world.forgotten("--contains", NEW)
-    world.check()
+    assert people.deployment.ask("resync")["state"] == "done"
+    people.forgotten("--contains", NEW)
+    people.check()
 
 
-def test_a_dry_run_says_what_it_costs_and_changes_nothing(world: World) -> None:
-    world.source.execute("delete from people where id = 42")
-    world.source.execute("delete from logins where who like 'ann.%'")
-    world.deployment.caught_up()
-    before = histories(world.deployment.directory)
-    outcome = world.forget("--contains", OLD, "--dry-run")
+def test_forget_dry_run_changes_nothing(people: PeopleStore) -> None:
+    people.source.execute("delete from people where id = 42")
+    people.source.execute("delete from logins where who like 'ann.%'")
+    people.deployment.caught_up()
+    before = histories(people.deployment.directory)
+    outcome = people.forget("--contains", OLD, "--dry-run")
     assert outcome.code == 0
     assert "ops in " in outcome.out
     assert "devices download them again" in outcome.out, "a login goes by its address"
     assert "2 buckets named by it and empty: removed" in outcome.out
     assert outcome.out.endswith("nothing was changed\n")
-    outcome = world.forget("--table", "people", "--id", "42", "--dry-run")
+    outcome = people.forget("--table", "people", "--id", "42", "--dry-run")
     assert "download" not in outcome.out
-    assert histories(world.deployment.directory) == before
-    assert "segment" in world.holds(OLD)
+    assert histories(people.deployment.directory) == before
+    assert "segment" in people.holds(OLD)
 
 
-def test_devices_and_writers_work_on_while_it_forgets(world: World) -> None:
-    world.source.execute("delete from people where id = 42")
-    world.source.execute("delete from logins where who like 'ann.%'")
-    world.deployment.caught_up()
+def test_forget_while_devices_and_writers_work(people: PeopleStore) -> None:
+    people.source.execute("delete from people where id = 42")
+    people.source.execute("delete from logins where who like 'ann.%'")
+    people.deployment.caught_up()
     stop = threading.Event()
 
     def write() -> None:
         number = 0
-        with psycopg.connect(world.source.dsn, autocommit=True) as conn:
+        with psycopg.connect(people.source.dsn, autocommit=True) as conn:
             while not stop.is_set():
                 number += 1
                 conn.execute("update people set note = %s where id = %s", [f"w{number}", number % 41 + 1])
 
     def read() -> None:
         while not stop.is_set():
-            world.deployment.reader.newest()
-            world.deployment.reader.chunk(next(iter(world.behind)), OpId(0), OpId(1 << 60))
+            people.deployment.reader.newest()
+            people.deployment.reader.chunk(next(iter(people.behind)), OpId(0), OpId(1 << 60))
 
     with ThreadPoolExecutor(2) as pool:
         busy = [pool.submit(write), pool.submit(read)]
         try:
-            world.forgotten("--contains", OLD)
+            people.forgotten("--contains", OLD)
         finally:
             stop.set()
         for done in busy:
             done.result()
-    assert world.holds(OLD) == []
-    world.check()
+    assert people.holds(OLD) == []
+    people.check()

@@ -10,26 +10,26 @@ from tests.support.fix_storm import Storm
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_writers_at_once(storm: Storm) -> None:
+def test_storm_of_writers(storm: Storm) -> None:
     tally = storm(1, Plan(transactions=80), rounds=2)
     assert tally.transactions > 100
     assert tally.sights > 10
 
 
 @pytest.mark.parametrize("seed", [102, pytest.param(104, marks=pytest.mark.long)])
-def test_tables_change_under_the_writers(storm: Storm, seed: int) -> None:
+def test_storm_of_table_changes(storm: Storm, seed: int) -> None:
     tally = storm(seed, Plan(transactions=40, changes=3), rounds=2)
     assert tally.rounds == 2
 
 
 @pytest.mark.long
-def test_two_services_with_secrets_and_large_rows(storm: Storm) -> None:
+def test_storm_of_two_services(storm: Storm) -> None:
     plan = Plan(transactions=20, changes=2, heavy=2, services=2, storage="postgres")
     tally = storm(3, plan, rounds=1)
     assert tally.transactions > 40
 
 
 @pytest.mark.long
-def test_fifty_devices_of_the_python_client_follow(storm: Storm) -> None:
+def test_storm_with_fifty_devices(storm: Storm) -> None:
     tally = storm(5, Plan(transactions=40, changes=2, devices=50), rounds=2)
     assert tally.rounds == 2

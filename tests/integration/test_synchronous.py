@@ -14,17 +14,11 @@ from headwater.source.readiness.health import look
 from headwater.source.slot import slot_name
 from headwater.source.triggers import install
 from headwater.storage.contract.versions import VersionState
-from tests.support.fix_headwater import TRIGGERED, Deployment, wait_until
+from tests.support.fix_headwater import TRIGGERED, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.model_device import contents
-
-NOTES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -80,7 +74,7 @@ def seen_now(deployment: Deployment) -> set[str]:
     return {row_id for _, row_id in contents(deployment.buckets("a").values())}
 
 
-def test_a_commit_waits_until_the_store_has_it(deployment: Deployment) -> None:
+def test_commit_waits_for_store(deployment: Deployment) -> None:
     source = deployment.source
     commit = Commit(source, "insert into notes values ('early')")
     wait_until(lambda: waiting(source) == 1, "the commit to wait")
@@ -97,14 +91,14 @@ def test_a_commit_waits_until_the_store_has_it(deployment: Deployment) -> None:
     assert source.fetch("select sync_state from pg_stat_replication where application_name like 'hw%%'") == [("sync",)]
 
 
-def test_commits_go_on_when_headwater_is_let_go(deployment: Deployment) -> None:
+def test_commits_resume_when_released(deployment: Deployment) -> None:
     commit = Commit(deployment.source, "insert into notes values ('early')")
     wait_until(lambda: waiting(deployment.source) == 1, "the commit to wait")
     let_go(deployment.source)
     commit.ends()
 
 
-def test_our_own_statements_do_not_wait_while_nobody_follows(deployment: Deployment) -> None:
+def test_own_statements_do_not_wait(deployment: Deployment) -> None:
     assert install(deployment.settings).done
     with connect(deployment.settings) as conn:
         conn.execute("select pg_logical_emit_message(true, 'headwater', 'ping')")
@@ -121,7 +115,7 @@ def test_our_own_statements_do_not_wait_while_nobody_follows(deployment: Deploym
     ],
 )
 @pytest.mark.parametrize("triggers", [False, True], ids=["looking", "triggers"])
-def test_tables_are_compared_while_commits_wait_for_us(deployment: Deployment, sql: str, triggers: bool) -> None:
+def test_compare_while_commits_wait(deployment: Deployment, sql: str, triggers: bool) -> None:
     source = deployment.source
     if triggers:
         install(deployment.settings)
@@ -159,7 +153,7 @@ def rows(deployment: Deployment) -> dict[str, dict[str, object]]:
     return {str(row["id"]): {name: value for name, value in row.items() if value is not None} for row in shown}
 
 
-def test_another_sync_config_is_deployed_while_commits_wait_for_us(deployment: Deployment) -> None:
+def test_deploy_while_commits_wait(deployment: Deployment) -> None:
     deployment.start()
     deployment.source.execute("create table more (id text primary key)")
     deployment.source.execute("insert into more values ('m')")
@@ -181,7 +175,7 @@ def compared_again(deployment: Deployment) -> bool:
     return not marked and "re-sync" in [record.kind for record in deployment.bulk_records()]
 
 
-def test_a_row_that_only_the_source_has_is_not_lost_while_its_commit_waits_for_us(deployment: Deployment) -> None:
+def test_source_only_row_is_not_lost(deployment: Deployment) -> None:
     source = deployment.source
     source.needs(15, "row filters")
     source.execute("set synchronous_commit = local; drop publication headwater")

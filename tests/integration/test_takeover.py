@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -15,9 +14,7 @@ import psycopg
 import pytest
 
 import headwater.replication.replicator
-from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.lsn import Lsn
-from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.replicator import LEASE_SECONDS
 from headwater.replication.versions import deploy_file
 from headwater.storage.contract.store import (
@@ -31,19 +28,22 @@ from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite.writer import SqliteWriter
 from tests.support import small_bulk
-from tests.support.each_once import NOTES, OWNERS, assert_each_once, snapshot_of_empty_table, write
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.each_once import OWNERS, assert_each_once, snapshot_of_empty_table, write
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch, Running, wait_gone
+from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
+from tests.support.processes import Running, wait_gone
 from tests.support.store_file import store_file, store_tables
+from tests.support.sync_configs import OWN_NOTES
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def deployment(request: pytest.FixtureRequest, deploy: Deploy, source_db: SourceDb) -> Deployment:
     """A store that has read an empty table, with nobody at work on it. Embedded, if the test does not say more."""
     where = {} if getattr(request, "param", None) is None else {"on_postgres": request.param == "postgres"}
-    return snapshot_of_empty_table(deploy(NOTES, **where))
+    return snapshot_of_empty_table(deploy(OWN_NOTES, **where))
 
 
 EACH_STORE = pytest.mark.parametrize("deployment", ["embedded", "postgres"], indirect=True)
@@ -114,9 +114,7 @@ def lengthen_leases(deployment: Deployment, seconds: int) -> None:
 
 
 @EACH_STORE
-def test_a_paused_replicator_is_followed_by_the_next_and_can_not_commit_any_more(
-    deployment: Deployment, launch: Launch
-) -> None:
+def test_paused_replicator_is_replaced_and_fenced(deployment: Deployment, launch: Launch) -> None:
     first, second = two_replicators(launch, deployment)
     pause_outside_a_transaction(deployment, first)
     # These the source still sends to the first, which will find them in its socket when it goes on
@@ -162,7 +160,7 @@ def stolen(deployment: Deployment, store: StoreWriter) -> Lease:
 
 
 @EACH_STORE
-def test_a_lost_lease_is_waited_for_again(deployment: Deployment, source_db: SourceDb) -> None:
+def test_lost_lease_is_waited_for(deployment: Deployment, source_db: SourceDb) -> None:
     deployment.start()
     write(source_db, range(3))
     deployment.caught_up()
@@ -173,7 +171,7 @@ def test_a_lost_lease_is_waited_for_again(deployment: Deployment, source_db: Sou
         deployment.raise_failure()
         with deployment.reader.snapshot() as snapshot:
             assert snapshot is not None, "clients are served meanwhile"
-        deployment.yaml = NOTES.replace("auth.user_id()", "auth.user_id() AND n >= 0")
+        deployment.yaml = OWN_NOTES.replace("auth.user_id()", "auth.user_id() AND n >= 0")
         version = store.deploy(deployment.yaml, Origin.FILE)
         store.renew(lease)
         store.release(lease)
@@ -184,9 +182,7 @@ def test_a_lost_lease_is_waited_for_again(deployment: Deployment, source_db: Sou
     assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "reprocess"]
 
 
-def test_a_store_that_restarts_when_a_replicator_takes_over_is_waited_for(
-    deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_restart_during_takeover(deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     source_db.execute("create table notes (id text primary key, owner text, body text)")
     source_db.execute("insert into notes values ('1', 'a', 'there')")
     failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
@@ -197,16 +193,16 @@ def test_a_store_that_restarts_when_a_replicator_takes_over_is_waited_for(
         deploy_file(store, lease, yaml)
 
     monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
-    deployment = deploy(NOTES).start()
+    deployment = deploy(OWN_NOTES).start()
     wait_until(lambda: ("notes", "1") in deployment.rows("a"), "the row")
 
 
-def test_who_lost_the_lease_while_the_store_was_away_does_not_deploy_then(
+def test_deploy_fenced_after_lost_lease(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other holder may have deployed a newer file."""
     source_db.execute("create table notes (id text primary key, owner text, body text)")
-    deployment = deploy(NOTES)
+    deployment = deploy(OWN_NOTES)
     held: list[Lease] = []
     deployed: list[str] = []
 
@@ -228,9 +224,7 @@ def test_who_lost_the_lease_while_the_store_was_away_does_not_deploy_then(
 
 
 @EACH_STORE
-def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(
-    deployment: Deployment, launch: Launch
-) -> None:
+def test_killed_replicator_is_replaced_early(deployment: Deployment, launch: Launch) -> None:
     first, second = two_replicators(launch, deployment)
     pause_outside_a_transaction(deployment, first)
     lengthen_leases(deployment, 3600)
@@ -240,7 +234,7 @@ def test_the_place_of_a_killed_replicator_is_taken_before_its_lease_ends(
     assert_each_once(deployment, 40)
 
 
-def test_a_long_transaction_does_not_cost_the_lease(tmp_path: Path) -> None:
+def test_long_transaction_keeps_lease(tmp_path: Path) -> None:
     """Who waits for the lock meanwhile gets it at the commit, and must find a lease that has just begun."""
     small_bulk.run(tmp_path, "text")
     first, second = SqliteWriter(tmp_path), SqliteWriter(tmp_path)
@@ -255,7 +249,7 @@ def test_a_long_transaction_does_not_cost_the_lease(tmp_path: Path) -> None:
 
 
 @EACH_STORE
-def test_the_next_replicator_goes_on_when_the_first_ends_in_order(deployment: Deployment, launch: Launch) -> None:
+def test_orderly_end_hands_over(deployment: Deployment, launch: Launch) -> None:
     first, second = two_replicators(launch, deployment)
     first.ask_to_end()
     assert first.wait() == 0
@@ -268,7 +262,7 @@ def test_the_next_replicator_goes_on_when_the_first_ends_in_order(deployment: De
 
 
 @EACH_STORE
-def test_a_killed_walsender_is_replaced(deployment: Deployment, launch: Launch) -> None:
+def test_killed_walsender_is_replaced(deployment: Deployment, launch: Launch) -> None:
     running = replicator(launch, deployment)
     rows = 0
     for times in itertools.count(1):
@@ -282,30 +276,6 @@ def test_a_killed_walsender_is_replaced(deployment: Deployment, launch: Launch) 
         rows += 100
     assert_each_once(deployment, rows)
     assert "Traceback" not in running.output
-
-
-def test_a_crash_of_the_source_is_waited_out(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, launch: Launch, tmp_path: Path
-) -> None:
-    server = postgres_with(synchronous_commit="on", full_page_writes="on")
-    with psycopg.connect(server.dsn(), autocommit=True) as admin:
-        admin.execute("create database restarted")
-    source = SourceDb(server, "restarted")
-    deployment = snapshot_of_empty_table(Deployment(source, tmp_path / "store", NOTES, bulk))
-    running = replicator(launch, deployment)
-    running.wait_for("following the stream")
-    write(source, range(100))
-    for times, mode in enumerate((StopMode.IMMEDIATE, StopMode.FAST), 2):
-        source.connection.close()
-        server.restart(mode)
-        source.connection = psycopg.connect(source.dsn, autocommit=True)
-        write(source, range((times - 1) * 100, times * 100))
-        running.wait_for("following the stream", times)
-        assert_each_once(deployment, times * 100)
-    assert running.alive
-    assert "Traceback" not in running.output
-    deployment.close()
-    source.connection.close()
 
 
 # the whole service
@@ -334,7 +304,7 @@ def slot_is_free(source: SourceDb) -> bool:
 
 
 @EACH_STORE
-def test_the_service_starts_a_killed_replicator_again_and_ends_in_order(deployment: Deployment, launch: Launch) -> None:
+def test_service_restarts_replicator(deployment: Deployment, launch: Launch) -> None:
     metrics = free_port()
     running = service(launch, deployment, telemetry={"prometheus_port": metrics})
     (child,) = [process for process in running.family() if "replicate" in process.cmdline()]
@@ -360,7 +330,7 @@ def test_the_service_starts_a_killed_replicator_again_and_ends_in_order(deployme
     wait_until(lambda: slot_is_free(deployment.source), "the slot to be free")
 
 
-def test_nothing_outlives_a_killed_service(deployment: Deployment, launch: Launch) -> None:
+def test_nothing_outlives_killed_service(deployment: Deployment, launch: Launch) -> None:
     running = service(launch, deployment)
     family = running.family()
     running.kill()

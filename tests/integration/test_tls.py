@@ -67,7 +67,7 @@ def store_at(settings: SourceSettings, sslmode: str, cacert: str | None) -> Post
     return PostgresAddress(where, pem=(("sslrootcert", cacert),) if cacert else ())
 
 
-def test_a_certificate_is_trusted_by_its_authority_and_for_its_host(
+def test_certificate_authority_and_host(
     served: Callable[[Issued], SourceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = served(COMPANY.issue(HOST))
@@ -95,7 +95,7 @@ def test_a_certificate_is_trusted_by_its_authority_and_for_its_host(
 
 
 @pytest.mark.long
-def test_a_certificate_that_is_out_of_date_is_told_from_one_that_nobody_knows(
+def test_expired_certificate_is_told_from_unknown(
     served: Callable[[Issued], SourceSettings],
 ) -> None:
     settings = served(COMPANY.issue(HOST, YESTERDAY))
@@ -106,7 +106,7 @@ def test_a_certificate_that_is_out_of_date_is_told_from_one_that_nobody_knows(
 
 
 @pytest.mark.long
-def test_init_takes_the_authority_from_the_uri(
+def test_init_takes_authority_from_uri(
     served: Callable[[Issued], SourceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = served(COMPANY.issue(HOST))

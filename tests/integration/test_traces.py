@@ -13,12 +13,14 @@ from headwater.replication.meters import Figures
 from headwater.telemetry.trace_choice import TraceSettings
 from headwater.telemetry.traces import Traces
 from tests.support import command
-from tests.support.fix_headwater import NOTES, Deploy, wait_until
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.one_device import sees
 from tests.support.otlp_collector import Collector, collecting
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 REFUSING = """
 import sys
@@ -69,7 +71,7 @@ def test_commit_flush_and_device_are_one_trace(
 
 
 @pytest.mark.parametrize("name", ["api", "replicate"])
-def test_without_the_packages_it_says_what_to_install(
+def test_missing_packages_are_named(
     name: str, deploy: Deploy, source_db: SourceDb, launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(REFUSING)

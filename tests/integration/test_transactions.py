@@ -1,14 +1,16 @@
-"""Transactions of every form: devices end with what was committed, and never see a part of one."""
+"""How transactions arrive: in the order of their commits, whole, and in bounded memory."""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,24 +22,17 @@ from headwater.replication.meters import Figures
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_store
 from headwater.telemetry.trace_choice import Flushed
-from tests.support.fix_headwater import HASTY, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import HASTY, Deploy, Deployment
+from tests.support.fix_postgres import SourceDb
 from tests.support.memory import forget_peak, peak
 from tests.support.model_device import parse_ops
 from tests.support.row_truth import device_rows, truth
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import NOTES, auto_streams
+from tests.support.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Writers = Callable[[], Connection]
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes: {auto_subscribe: true, query: "SELECT * FROM notes"}
-"""
 BIG = "repeat('toast', 4000)"
 ALL_SENT = (
     "select r.sent_lsn >= pg_current_wal_lsn() from pg_stat_replication r join pg_stat_activity using (pid)"
@@ -58,7 +53,7 @@ def writers(source_db: SourceDb) -> Iterator[Writers]:
         yield lambda: stack.enter_context(psycopg.connect(source_db.dsn))
 
 
-def test_what_several_writers_commit_is_stored_together(deploy: Deploy, source_db: SourceDb) -> None:
+def test_commits_of_writers_are_stored_together(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
     flushes: list[Flushed] = []
     goes_on = threading.Event()
@@ -67,7 +62,7 @@ def test_what_several_writers_commit_is_stored_together(deploy: Deploy, source_d
         flushes.append(flush)
         goes_on.wait(60)
 
-    deployment = deploy(CONFIG)
+    deployment = deploy(NOTES)
     deployment.figures = Figures(note)
     deployment.intervals = replace(HASTY, commit_delay=3.0)
     deployment.start()
@@ -86,9 +81,9 @@ def test_what_several_writers_commit_is_stored_together(deploy: Deploy, source_d
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
-def test_what_a_savepoint_takes_back_never_was(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
+def test_savepoint_rollback(deploy: Deploy, source_db: SourceDb, identity: str) -> None:
     create(source_db, identity)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     source_db.execute(
         "begin; insert into notes values ('kept', 'x', 0); savepoint a; update notes set n = n + 1;"
         " delete from notes where id = '1'; savepoint b; truncate notes; rollback to a;"
@@ -111,9 +106,9 @@ def test_what_a_savepoint_takes_back_never_was(deploy: Deploy, source_db: Source
     assert device_rows(deployment) == truth(source_db, "notes")
 
 
-def test_an_alter_that_is_taken_back_changes_nothing(deploy: Deploy, source_db: SourceDb) -> None:
+def test_rolled_back_alter(deploy: Deploy, source_db: SourceDb) -> None:
     create(source_db)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     source_db.execute(
         "begin; update notes set n = 1; savepoint a; alter table notes add column extra text default 'x';"
         " update notes set extra = 'y', n = 2 where id < '5'; rollback to a;"
@@ -123,11 +118,11 @@ def test_an_alter_that_is_taken_back_changes_nothing(deploy: Deploy, source_db: 
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
-def test_transactions_that_overlap_arrive_in_the_order_of_their_commits(
+def test_overlapping_transactions_in_commit_order(
     deploy: Deploy, source_db: SourceDb, writers: Writers, identity: str
 ) -> None:
     create(source_db, identity)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     early, middle, late = writers(), writers(), writers()
     early.execute("update notes set n = 100 where id = '1'")
     middle.execute("update notes set n = 200 where id = '2'; insert into notes values ('m', 'x', 1)")
@@ -148,13 +143,11 @@ def test_transactions_that_overlap_arrive_in_the_order_of_their_commits(
     assert device_rows(deployment) == truth(source_db, "notes")
     early.commit()
     assert device_rows(deployment) == truth(source_db, "notes")
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_changes_from_another_origin_arrive(deploy: Deploy, source_db: SourceDb, writers: Writers) -> None:
+def test_changes_of_other_origin(deploy: Deploy, source_db: SourceDb, writers: Writers) -> None:
     create(source_db)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     applying, name = writers(), f"elsewhere_{source_db.name}"
     applying.autocommit = True
     applying.execute("select pg_replication_origin_create(%s)", [name])
@@ -176,8 +169,6 @@ def test_changes_from_another_origin_arrive(deploy: Deploy, source_db: SourceDb,
 @pytest.fixture
 def preparing(postgres_with: Callable[..., EmbeddedPostgres]) -> Iterator[SourceDb]:
     """A database on a server that takes prepared transactions."""
-    from tests.support.fix_postgres import SourceDb
-
     server = postgres_with(max_prepared_transactions="10")
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         admin.execute("create database preparing")
@@ -188,11 +179,9 @@ def preparing(postgres_with: Callable[..., EmbeddedPostgres]) -> Iterator[Source
         database.drop()
 
 
-def test_a_prepared_transaction_arrives_when_it_is_committed(
-    preparing: SourceDb, bulk: BulkJobs, tmp_path: Path
-) -> None:
+def test_prepared_transaction(preparing: SourceDb, bulk: BulkJobs, tmp_path: Path) -> None:
     create(preparing)
-    deployment = Deployment(preparing, tmp_path / "store", CONFIG, bulk).start()
+    deployment = Deployment(preparing, tmp_path / "store", NOTES, bulk).start()
     try:
         preparing.execute(
             "begin; update notes set n = 1 where id = '1'; savepoint a; delete from notes where id = '2';"
@@ -258,11 +247,11 @@ def sums(deployment: Deployment, bucket: str) -> tuple[int, int, int, int]:
         pytest.param("insert", 2_000_000, 100, marks=LONG),
     ],
 )
-def test_a_large_transaction_takes_bounded_memory(
+def test_large_transaction_in_bounded_memory(
     deploy: Deploy, source_db: SourceDb, kind: str, rows: int, width: int
 ) -> None:
     create(source_db)
-    deployment = deploy(CONFIG).start()
+    deployment = deploy(NOTES).start()
     ops = deployment.op_count()
     (bucket,) = deployment.buckets("a")
     before = forget_peak()
@@ -275,5 +264,32 @@ def test_a_large_transaction_takes_bounded_memory(
     there = source_db.fetch("select count(*), sum(n), count(distinct body), sum(length(body)) from notes")
     assert [sums(deployment, bucket)] == there
     assert stored.rows == there[0][0]
-    deployment.close()
-    assert deployment.problems() == []
+
+
+CONFIG = auto_streams(parts='SELECT * FROM "part_%"')
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tables", [20, pytest.param(500, marks=pytest.mark.long)])
+def test_transaction_over_many_tables(deploy: Callable[..., Deployment], source_db: SourceDb, tables: int) -> None:
+    names = [f"part_{number}" for number in range(tables)]
+    source_db.execute(";".join(f"create table {name} (id text primary key, n int)" for name in names))
+    source_db.execute(f"insert into {names[7]} values ('kept', 1)")
+    deployment = deploy(CONFIG)
+    deployment.patience = 600.0
+    deployment.start()
+    assert deployment.rows("a") == {(names[7], "kept"): {"id": "kept", "n": 1}}
+    ops = deployment.op_count()
+    each = "insert into {0} values ('a', {1}), ('b', {1}), ('c', {1}); update {0} set n = n + 1 where id = 'b';"
+    again = "delete from {0} where id = 'c';"
+    statements = [each.format(*pair) for pair in zip(names, range(tables), strict=True)]
+    statements += [again.format(name) for name in reversed(names)]
+    source_db.execute(f"begin; {''.join(statements)} truncate {names[3]}; alter table {names[4]} add v int; commit")
+    rows = deployment.rows("a")
+    expected = {(name, "a"): {"id": "a", "n": n} for n, name in enumerate(names) if n not in {3, 4}}
+    expected |= {(name, "b"): {"id": "b", "n": n + 1} for n, name in enumerate(names) if n not in {3, 4}}
+    expected |= {(names[7], "kept"): {"id": "kept", "n": 1}}
+    assert {key: row for key, row in rows.items() if key[0] != names[4]} == expected
+    assert {key for key in rows if key[0] == names[4]} == {(names[4], "a"), (names[4], "b")}
+    assert Counter(record.kind for record in deployment.bulk_records())["snapshot"] == 1
+    assert deployment.op_count() - ops <= 2 * tables + 2  # what was in the table that was emptied goes again

@@ -15,18 +15,12 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.own_slot import slot_note
 from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, slot_name
 from headwater.storage.contract.parts import BulkOutcome
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 Service = Callable[[SourceDb, str], Deployment]
-
-NOTES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 
 
 @pytest.fixture
@@ -89,9 +83,7 @@ def cause(deployment: Deployment) -> str:
     return health.cause.code if health is not None and health.cause is not None else ""
 
 
-def test_a_claim_is_made_anew_when_its_session_ends_and_the_stream_goes_on(
-    service: Service, source_db: SourceDb
-) -> None:
+def test_claim_is_renewed_after_session_ends(service: Service, source_db: SourceDb) -> None:
     ours = service(source_db, "ours").start()
     (before,) = readers(source_db)
 
@@ -118,9 +110,7 @@ def waits_for_writers(source: SourceDb) -> bool:
     return bool(source.fetch(query))
 
 
-def test_two_databases_of_a_cluster_are_followed_and_compared_at_once(
-    service: Service, source_db: SourceDb, other_db: SourceDb
-) -> None:
+def test_two_databases_of_a_cluster(service: Service, source_db: SourceDb, other_db: SourceDb) -> None:
     both = [service(source_db, "store").start(), service(other_db, "other").start()]
     streams = [readers(deployment.source) for deployment in both]
     assert [len(read) for read in streams] == [1, 1]
@@ -145,7 +135,7 @@ def test_two_databases_of_a_cluster_are_followed_and_compared_at_once(
     assert [readers(deployment.source) for deployment in both] == streams, "somebody was ended"
 
 
-def test_a_second_store_is_refused_while_the_first_follows(service: Service, source_db: SourceDb) -> None:
+def test_second_store_is_refused(service: Service, source_db: SourceDb) -> None:
     first, second = service(source_db, "first").start(), service(source_db, "second")
     stream = readers(source_db)
     with pytest.raises(SlotForeignError, match=r"is used by another service .*--take-slot"):
@@ -171,9 +161,7 @@ class Held:
         return self._bulk.snapshot(job, progress)
 
 
-def test_a_slot_is_in_use_while_its_first_snapshot_is_read(
-    service: Service, source_db: SourceDb, bulk: BulkJobs
-) -> None:
+def test_slot_is_in_use_during_first_snapshot(service: Service, source_db: SourceDb, bulk: BulkJobs) -> None:
     first, second = service(source_db, "first"), service(source_db, "second")
     held = Held(bulk)
     first.bulk = cast("BulkJobs", held)
@@ -188,9 +176,7 @@ def test_a_slot_is_in_use_while_its_first_snapshot_is_read(
     assert right(first)
 
 
-def test_a_new_store_takes_over_a_slot_that_nobody_uses_and_the_one_before_leaves_it_alone(
-    service: Service, source_db: SourceDb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_store_takes_unused_slot(service: Service, source_db: SourceDb, caplog: pytest.LogCaptureFixture) -> None:
     first, second = service(source_db, "first").start(), service(source_db, "second")
     first.stop()
     source_db.execute("insert into notes values ('2', 'two')")
@@ -213,7 +199,7 @@ def test_a_new_store_takes_over_a_slot_that_nobody_uses_and_the_one_before_leave
     assert right(first)
 
 
-def test_a_slot_that_is_read_can_be_taken_and_is_not_taken_back(service: Service, source_db: SourceDb) -> None:
+def test_slot_in_use_can_be_taken(service: Service, source_db: SourceDb) -> None:
     first, second = service(source_db, "first").start(), service(source_db, "second")
     second.take_slot = True
     second.start()
@@ -233,7 +219,7 @@ def test_a_slot_that_is_read_can_be_taken_and_is_not_taken_back(service: Service
 
 
 @pytest.mark.parametrize("take", [False, True], ids=["by itself", "when told to take it"])
-def test_a_slot_of_another_database_is_never_touched(
+def test_slot_of_other_database_is_untouched(
     service: Service, source_db: SourceDb, other_db: SourceDb, take: bool
 ) -> None:
     deployment = service(source_db, "store")
@@ -248,7 +234,7 @@ def test_a_slot_of_another_database_is_never_touched(
 # how the store knows
 
 
-def test_a_slot_is_noted_before_it_is_made(
+def test_slot_is_noted_before_it_is_made(
     service: Service, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     deployment = service(source_db, "store")
@@ -272,7 +258,7 @@ def test_a_slot_is_noted_before_it_is_made(
     assert "taken over" not in caplog.text
 
 
-def test_a_login_that_could_not_use_the_slot_claims_it_in_vain(service: Service, source_db: SourceDb) -> None:
+def test_claim_without_right_fails(service: Service, source_db: SourceDb) -> None:
     """Anybody who may connect to the database can take any advisory lock."""
     ours = service(source_db, "ours").start()
     ours.caught_up()

@@ -24,7 +24,6 @@ from headwater.storage.open import open_store
 from headwater.storage.postgres import format as postgres_format
 from headwater.storage.sqlite import format as sqlite_format
 from tests.support.command import headwater_here
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import client_auth, free_port, token_for
@@ -32,7 +31,9 @@ from tests.support.model_client import ModelClient
 from tests.support.model_device import ModelBucket
 from tests.support.ruled_store import SOURCE
 from tests.support.store_checker import problems
-from tests.support.stores.keep import ROUNDS, SCHEMA, YAML, change, notes_after
+from tests.support.stores.keep import ROUNDS, SCHEMA, change, notes_after
+from tests.support.waiting import wait_until
+from tests.support.written_store import YAML
 
 KEPT = Path(__file__).parents[1] / "support" / "stores"
 STORES = ("sqlite-1", "postgres-1")
@@ -140,9 +141,7 @@ def endpoint(kept: Kept, launch: Launch) -> Iterator[None]:
     assert running.wait() == 0
 
 
-def test_a_store_of_an_earlier_version_goes_on_as_if_nothing_had_been(
-    kept: Kept, launch: Launch, tmp_path: Path
-) -> None:
+def test_earlier_store_goes_on(kept: Kept, launch: Launch, tmp_path: Path) -> None:
     upgraded(kept)
     users = ("u0", "u1")
     devices = {user: kept.device(user) for user in users}
@@ -185,6 +184,6 @@ def compact(kept: Kept, tmp_path: Path, budget: int) -> None:
     assert left == [] or budget == 0, "everything is sealed"
 
 
-def test_the_present_format_is_among_them() -> None:
+def test_present_format_is_tested() -> None:
     for kind, now in (("sqlite", sqlite_format.FORMAT), ("postgres", postgres_format.FORMAT)):
         assert f"{kind}-{now}" in STORES, "keep one of this commit: see above"

@@ -10,13 +10,13 @@ import pytest
 from headwater.source.upload import apply
 from headwater.source.upload.settings import TableRule
 from tests.support.fix_api import Endpoint
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_logs import line_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import ALL, NOTES, RULE, Uploads, delete, patch, put
+from tests.support.waiting import wait_until
 
 
-def test_rows_are_made_changed_and_removed(uploads: Uploads) -> None:
+def test_put_patch_delete(uploads: Uploads) -> None:
     device = uploads.device()
     device.applied(put("notes", "1", owner="ann", title="milk", n=1), put("notes", "2", owner="ann", title="bread"))
     assert uploads.rows(ALL) == [("1", "ann", "milk", 1), ("2", "ann", "bread", None)]
@@ -26,7 +26,7 @@ def test_rows_are_made_changed_and_removed(uploads: Uploads) -> None:
     assert uploads.rows(ALL) == [("2", "ann", "rolls", 3)]
 
 
-def test_time_outs_of_the_database_do_not_end_an_upload(uploads: Uploads) -> None:
+def test_database_timeouts_do_not_end_upload(uploads: Uploads) -> None:
     uploads.db.execute(
         "create function slowly() returns trigger language plpgsql as"
         " 'begin perform pg_sleep(0.6); new.n := pg_backend_pid(); return new; end';"
@@ -44,7 +44,7 @@ def test_time_outs_of_the_database_do_not_end_an_upload(uploads: Uploads) -> Non
     assert sessions == 1
 
 
-def test_what_a_put_does_not_name_keeps_its_value_or_default(uploads: Uploads) -> None:
+def test_put_keeps_unnamed_columns(uploads: Uploads) -> None:
     uploads.db.execute("alter table notes alter body set default 'nothing yet'")
     device = uploads.device()
     device.applied(put("notes", "1", owner="ann", title="milk", n=1))
@@ -52,7 +52,7 @@ def test_what_a_put_does_not_name_keeps_its_value_or_default(uploads: Uploads) -
     assert uploads.rows("select title, body, n from notes") == [("tea", "nothing yet", 1)]
 
 
-def test_a_transaction_is_applied_whole_or_waits_whole_and_the_next_one_goes_on(uploads: Uploads) -> None:
+def test_transaction_is_applied_or_parked_whole(uploads: Uploads) -> None:
     device = uploads.device()
     first = device.transaction(put("notes", "1", owner="ann", title="a"))
     bad = device.transaction(put("notes", "2", owner="ann", title="b"), put("notes", "3", owner="ann", title=""))
@@ -65,7 +65,7 @@ def test_a_transaction_is_applied_whole_or_waits_whole_and_the_next_one_goes_on(
     assert device.answers(bad) == answers[1:2]
 
 
-def test_the_same_batch_three_times_or_half_of_it_again_is_applied_once(uploads: Uploads) -> None:
+def test_repeated_batch_is_applied_once(uploads: Uploads) -> None:
     uploads.db.execute("create table log (at timestamptz default clock_timestamp()); grant insert on log to public")
     uploads.db.execute(
         "create function note_it() returns trigger language plpgsql as"
@@ -82,7 +82,7 @@ def test_the_same_batch_three_times_or_half_of_it_again_is_applied_once(uploads:
     assert uploads.rows("select title, (select count(*) from log) from notes") == [("by somebody else", 0)]
 
 
-def test_a_transaction_that_grew_has_only_its_new_entries_applied(uploads: Uploads) -> None:
+def test_grown_transaction_applies_new_entries(uploads: Uploads) -> None:
     device = uploads.device()
     whole = device.transaction(put("notes", "1", owner="ann", title="a", n=1), patch("notes", "1", n=2))
     device.answers({"crud": whole["crud"][:1]})
@@ -91,7 +91,7 @@ def test_a_transaction_that_grew_has_only_its_new_entries_applied(uploads: Uploa
     assert uploads.rows("select title, n from notes") == [("by somebody else", 2)]
 
 
-def test_the_same_op_ids_of_others_are_other_ops(uploads: Uploads) -> None:
+def test_same_op_ids_of_other_devices(uploads: Uploads) -> None:
     ann, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
     tablet.client_id += "-tablet"
     ben.client_id = ann.client_id
@@ -100,7 +100,7 @@ def test_the_same_op_ids_of_others_are_other_ops(uploads: Uploads) -> None:
     assert len(uploads.rows(ALL)) == 3
 
 
-def test_an_op_id_used_again_for_something_else_is_put_aside_once(uploads: Uploads) -> None:
+def test_reused_op_id_is_parked_once(uploads: Uploads) -> None:
     device = uploads.device()
     device.applied(put("notes", "1", owner="ann", title="a"))
     device.next_op = 1  # its database is a copy from before
@@ -111,7 +111,7 @@ def test_an_op_id_used_again_for_something_else_is_put_aside_once(uploads: Uploa
     assert [row[0] for row in uploads.rows(ALL)] == ["1"]
 
 
-def test_two_that_send_the_same_at_once_apply_it_once(uploads: Uploads) -> None:
+def test_concurrent_repeats_are_applied_once(uploads: Uploads) -> None:
     uploads.db.execute("insert into notes values ('1', 'ann', 'counted', null, 0)")
     uploads.db.execute(
         "create function count_up() returns trigger language plpgsql as"
@@ -126,9 +126,7 @@ def test_two_that_send_the_same_at_once_apply_it_once(uploads: Uploads) -> None:
     assert uploads.rows("select n from notes") == [(20,)]
 
 
-def test_what_is_remembered_is_pruned_and_nothing_older_is_applied_twice(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_old_ops_are_pruned_and_not_applied_twice(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     uploads = uploads_of({"notes": RULE}, window=100)
     device = uploads.device()
@@ -145,7 +143,7 @@ def test_what_is_remembered_is_pruned_and_nothing_older_is_applied_twice(
     assert [row[0] for row in uploads.rows(ALL)] == ["257"]
 
 
-def test_devices_that_send_nothing_any_more_are_forgotten_but_for_their_last_op(
+def test_silent_devices_are_forgotten(
     source_db: SourceDb, uploads_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply, "FORGET_AT_ONCE", 2)
@@ -176,7 +174,7 @@ def test_devices_that_send_nothing_any_more_are_forgotten_but_for_their_last_op(
     assert again.rows(ALL) == [("3", "ann", "new", None)]
 
 
-def test_another_key_and_several_key_columns(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_other_key_and_composite_key(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(
         "create table places (internal int generated always as identity primary key, code uuid not null unique,"
         " name text);"
@@ -196,9 +194,7 @@ def test_another_key_and_several_key_columns(source_db: SourceDb, uploads_of: Ca
     device.applied(delete("seats", "3/14"), delete("places", code))
 
 
-def test_several_key_columns_may_come_as_row_id_makes_them(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_composite_key_as_row_id(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     """`row_id()` of a sync config is a JSON array in the order of the table's columns, whatever that of the key is."""
     source_db.execute("create table seats (hall text, number int, who text, primary key (number, hall))")
     device = uploads_of({"seats": TableRule("public", "seats", row_security=False)}).device()
@@ -208,9 +204,7 @@ def test_several_key_columns_may_come_as_row_id_makes_them(
     assert device.parked(put("seats", '["a",14]', who="x"))["code"] == "HW_6111"
 
 
-def test_a_row_is_found_by_a_deferrable_key_and_in_a_child_of_its_table(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_deferrable_key_and_child_table(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(
         "create table late (id text primary key deferrable initially deferred, t text);"
         "create table parent (id text primary key, t text); create table child () inherits (parent);"
@@ -222,7 +216,7 @@ def test_a_row_is_found_by_a_deferrable_key_and_in_a_child_of_its_table(
     assert source_db.fetch("select p.*, tableoid::regclass::text from parent p") == [("1", "b", "child")]
 
 
-def test_a_deferred_constraint_and_an_error_of_a_trigger_put_it_aside(uploads: Uploads) -> None:
+def test_deferred_constraint_and_trigger_error_park(uploads: Uploads) -> None:
     uploads.db.execute(
         "alter table notes add parent text references notes deferrable initially deferred;"
         "create function no() returns trigger language plpgsql as"
@@ -236,7 +230,7 @@ def test_a_deferred_constraint_and_an_error_of_a_trigger_put_it_aside(uploads: U
     assert [row[0] for row in uploads.rows(ALL)] == ["1", "2"]
 
 
-def test_uploads_never_use_a_connection_that_replicates(uploads: Uploads) -> None:
+def test_uploads_use_plain_connections(uploads: Uploads) -> None:
     uploads.device().applied(put("notes", "1", owner="ann", title="x"))
     found = uploads.rows(
         "select distinct backend_type from pg_stat_activity where application_name = 'headwater upload'"
@@ -244,9 +238,7 @@ def test_uploads_never_use_a_connection_that_replicates(uploads: Uploads) -> Non
     assert found == [("client backend",)]
 
 
-def test_the_log_tells_of_what_was_parked_without_its_values(
-    uploads: Uploads, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parked_log_has_no_values(uploads: Uploads, caplog: pytest.LogCaptureFixture) -> None:
     device = uploads.device()
     device.parked(put("notes", "row-17", owner="ann", title="hush", n="not a number"))
     (line,) = [line_of(record) for record in caplog.records if record.getMessage() == "upload parked"]
@@ -254,5 +246,5 @@ def test_the_log_tells_of_what_was_parked_without_its_values(
     assert not any(word in line for word in ("hush", "not a number", "row-17"))
 
 
-def test_uploads_are_off_until_configured(endpoint: Endpoint) -> None:
+def test_uploads_are_off_by_default(endpoint: Endpoint) -> None:
     assert endpoint.http.post("/upload").status_code == 404

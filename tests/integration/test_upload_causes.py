@@ -316,7 +316,7 @@ def letters(causes: Uploads, client_id: str) -> list[tuple[Any, ...]]:
 
 
 @cases([*USER, *OF_VALUES])
-def test_what_is_the_users_is_parked_and_told(causes: Uploads, case: Case) -> None:
+def test_user_errors_are_parked(causes: Uploads, case: Case) -> None:
     device, sent = begun(causes, case)
     (answer,) = device.answers(sent)
     assert answer["outcome"] == "parked"
@@ -330,9 +330,7 @@ def test_what_is_the_users_is_parked_and_told(causes: Uploads, case: Case) -> No
 
 
 @cases([*OPERATOR, *OF_POLICIES])
-def test_what_the_operator_can_mend_waits_and_arrives_once_it_is_mended(
-    causes: Uploads, case: Case, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_operator_errors_wait_until_fixed(causes: Uploads, case: Case, caplog: pytest.LogCaptureFixture) -> None:
     device, sent = begun(causes, case)
     try:
         responses = [device.post(sent) for _ in range(3)]
@@ -354,7 +352,7 @@ def test_what_the_operator_can_mend_waits_and_arrives_once_it_is_mended(
     assert ledger.waiting(causes.settings) == []
 
 
-def test_what_a_config_can_mend_waits_and_arrives_with_another(causes: Uploads) -> None:
+def test_config_errors_wait_for_other_config(causes: Uploads) -> None:
     device, sent = begun(causes, UNTRACKED)
     response = device.post(sent)
     assert (response.status_code, UNTRACKED.code in response.json()["error"]["description"]) == (503, True)
@@ -371,7 +369,7 @@ def test_what_a_config_can_mend_waits_and_arrives_with_another(causes: Uploads) 
 
 
 @cases(PASSING)
-def test_what_passes_is_never_parked(causes: Uploads, case: Case) -> None:
+def test_passing_errors_are_never_parked(causes: Uploads, case: Case) -> None:
     device, sent = begun(causes, case)
     with psycopg.connect(causes.db.dsn) as other:
         if not case.breaks:
@@ -386,7 +384,7 @@ def test_what_passes_is_never_parked(causes: Uploads, case: Case) -> None:
     assert device.answers(sent)[0]["outcome"] == "applied"
 
 
-def test_what_takes_too_long_is_parked_at_its_second_try(causes: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_transaction_is_parked_at_second_try(causes: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "SECONDS", 0.5)
     case, _ = SLOW
     device, sent = begun(causes, case)
@@ -399,7 +397,7 @@ def test_what_takes_too_long_is_parked_at_its_second_try(causes: Uploads, monkey
     assert applied["outcome"] == "applied"
 
 
-def test_a_statement_that_takes_too_long_for_a_minute_is_parked(causes: Uploads) -> None:
+def test_slow_statement_is_parked_after_a_minute(causes: Uploads) -> None:
     _, case = SLOW
     device, sent = begun(causes, case)
     for _ in range(2):
@@ -411,7 +409,7 @@ def test_a_statement_that_takes_too_long_for_a_minute_is_parked(causes: Uploads)
     assert (parked["outcome"], parked["error"]["code"]) == ("parked", case.code)
 
 
-def test_who_waits_is_answered_without_the_source_until_it_was_told_to_come(
+def test_waiting_device_is_answered_without_source(
     causes: Uploads, start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
 ) -> None:
     settings = replace(causes.settings, wait_seconds=3600)
@@ -428,7 +426,7 @@ def test_who_waits_is_answered_without_the_source_until_it_was_told_to_come(
     device.applied(put(table, "early", title="x"))
 
 
-def test_a_device_can_not_hide_what_others_wait_for_nor_put_sql_into_its_remedy(causes: Uploads) -> None:
+def test_device_cannot_hide_or_inject_causes(causes: Uploads) -> None:
     table, evil = NAMES[USER[0].cause], 'x int; drop table "{t}"; --'
     for number in range(60):
         device = causes.device()
@@ -443,7 +441,7 @@ def test_a_device_can_not_hide_what_others_wait_for_nor_put_sql_into_its_remedy(
     assert 'ADD COLUMN "x int; drop table ""{t}""; --" …' in remedy
 
 
-def test_what_waits_is_told_without_values_of_rows(causes: Uploads, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_cause_has_no_values(causes: Uploads, caplog: pytest.LogCaptureFixture) -> None:
     unsafe = Case(USER[0].cause, "", TRIGGER % "execute 'select ' || new.title", "drop trigger t on {t}")
     device, _ = begun(causes, unsafe)
     response = device.post(device.transaction(put(NAMES[unsafe.cause], "unsafe", title="hush")))
@@ -455,13 +453,13 @@ def test_what_waits_is_told_without_values_of_rows(causes: Uploads, caplog: pyte
     device.applied(put(NAMES[unsafe.cause], "unsafe", title="hush"))
 
 
-def test_the_time_limit_of_a_statement_is_not_that_of_many(causes: Uploads) -> None:
+def test_statement_timeout_is_per_statement(causes: Uploads) -> None:
     slow = Case(PASSING[0].cause, "", TRIGGER % "perform pg_sleep(0.3)")
     device, _ = begun(causes, slow)
     device.applied(*(put(NAMES[slow.cause], f"slow {number}", title="x") for number in range(5)))
 
 
-def test_what_waits_for_too_long_is_parked_and_what_is_behind_it_arrives(causes: Uploads) -> None:
+def test_long_wait_is_parked(causes: Uploads) -> None:
     device = causes.device()
     before = device.transaction(put(NAMES[USER[0].cause], "before", title="x"))
     lacking = device.transaction(put(NAMES[USER[0].cause], "late", nothing=1))
@@ -478,7 +476,7 @@ def test_what_waits_for_too_long_is_parked_and_what_is_behind_it_arrives(causes:
     assert not [each for each in ledger.waiting(causes.settings) if each.code == "HW_6118"]
 
 
-def test_the_docs_name_every_cause_and_what_it_is_answered() -> None:
+def test_docs_name_every_cause() -> None:
     told = {cause: (who, re.findall(r"\d{3}|HW_\d{4}", answer)) for cause, who, answer, _ in rows_of_the_docs()}
     wanted = {
         **{case.cause: ("the user", ["200", case.code]) for case in USER},

@@ -11,12 +11,12 @@ import pytest
 
 from headwater.source.upload import ledger, policies
 from headwater.source.upload.settings import Conflict, TableRule
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import ALL, NOTES, Entry, Uploads, delete, patch, put
+from tests.support.waiting import wait_until
 
 
-def test_the_last_write_wins_by_default(uploads: Uploads) -> None:
+def test_last_write_wins(uploads: Uploads) -> None:
     phone, tablet = uploads.device(), uploads.device()
     phone.applied(put("notes", "1", owner="ann", title="a", n=1))
     seen = {"owner": "ann", "title": "a", "n": 1}
@@ -28,16 +28,14 @@ def test_the_last_write_wins_by_default(uploads: Uploads) -> None:
     assert uploads.rows(ALL) == []
 
 
-def test_an_update_of_what_is_gone_may_be_left_out(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_update_of_deleted_row_is_skipped(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     device = uploads_of({"notes": TableRule("public", "notes", skip_gone=True)}).device()
     device.applied(patch("notes", "1", title="x"), put("notes", "2", owner="ann", title="y"))
     assert [row[0] for row in source_db.fetch(ALL)] == ["2"]
 
 
-def test_a_changed_row_is_rejected_where_the_policy_says_so(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_changed_row_is_rejected(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     uploads = uploads_of({"notes": TableRule("public", "notes", conflict=Conflict.REJECT_CHANGED)})
     phone, tablet = uploads.device(), uploads.device()
@@ -56,7 +54,7 @@ def test_a_changed_row_is_rejected_where_the_policy_says_so(
 BLOCKED = "select exists (select from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid)))"
 
 
-def test_a_row_that_another_changes_between_look_and_write_is_not_taken_for_a_triggers_work(
+def test_row_changed_between_look_and_write(
     source_db: SourceDb, uploads_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source_db.execute(NOTES + "insert into notes values ('1', 'ann', 'a'), ('2', 'ann', 'a')")
@@ -85,7 +83,7 @@ def test_a_row_that_another_changes_between_look_and_write_is_not_taken_for_a_tr
     assert refused(patch("notes", "2", n=1), "delete from notes where id = '2'") == "HW_6113"
 
 
-def test_old_values_tell_nothing_of_columns_that_the_device_may_not_know(
+def test_hidden_columns_are_not_guessable(
     source_db: SourceDb, uploads_of: Callable[..., Uploads], upload_role: str
 ) -> None:
     source_db.execute(NOTES)
@@ -108,7 +106,7 @@ def test_old_values_tell_nothing_of_columns_that_the_device_may_not_know(
     assert len({each["description"] for each in guesses}) == 1
 
 
-def test_a_function_of_ones_own_decides(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_conflict_function(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     source_db.execute("create schema app")
     source_db.execute(
@@ -138,7 +136,7 @@ def test_a_function_of_ones_own_decides(source_db: SourceDb, uploads_of: Callabl
     assert uploads.rows(ALL) == []
 
 
-def test_a_function_that_is_missing_parks_nothing(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_missing_conflict_function_parks_nothing(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     source_db.execute("create schema app")
     rule = TableRule("public", "notes", conflict=Conflict.FUNCTION, function=("app", "merge"))
@@ -171,9 +169,7 @@ create policy odd on notes as restrictive
 
 
 @pytest.mark.parametrize("conflict", [Conflict.LAST_WRITE_WINS, Conflict.REJECT_CHANGED])
-def test_what_a_trigger_or_rule_does_instead_is_done(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads], conflict: Conflict
-) -> None:
+def test_trigger_or_rule_instead(source_db: SourceDb, uploads_of: Callable[..., Uploads], conflict: Conflict) -> None:
     source_db.execute(NOTES + SOFT)
     rule = TableRule("public", "notes", conflict=conflict)
     uploads = uploads_of({"notes": rule, "logged": TableRule("public", "logged", row_security=False)})
@@ -192,9 +188,7 @@ def test_what_a_trigger_or_rule_does_instead_is_done(
     assert source_db.fetch("select * from logged order by id") == [("1", "deleted"), ("3", "again")]
 
 
-def test_a_table_may_say_that_a_write_which_changes_no_row_is_done(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_accept_zero_rows(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES + "create policy see on notes for select using (true)")
     source_db.execute("insert into notes values ('1', 'ben', 'a')")
     device = uploads_of({"notes": TableRule("public", "notes", accept_zero_rows=True)}).device()
@@ -202,7 +196,7 @@ def test_a_table_may_say_that_a_write_which_changes_no_row_is_done(
     assert [row[0] for row in source_db.fetch(ALL)] == ["1", "2"]
 
 
-def test_values_are_compared_as_their_column_does(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_values_are_compared_by_column_type(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(
         "create table seats (hall numeric, place uuid, at timestamptz, who text, scores numeric[], span numrange,"
         " primary key (hall, place, at))"
@@ -220,9 +214,7 @@ def test_values_are_compared_as_their_column_does(source_db: SourceDb, uploads_o
     assert source_db.fetch("select who from seats") == [("ben",)]
 
 
-def test_columns_that_the_table_lacks_are_left_out_or_renamed(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_unknown_columns_dropped_or_renamed(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES + "alter table notes add total int generated always as (n * 2) stored")
     rules = {
         "dropped": TableRule("public", "notes", drop_unknown=True, conflict=Conflict.REJECT_CHANGED),
@@ -255,9 +247,7 @@ def test_columns_that_the_table_lacks_are_left_out_or_renamed(
     assert fixes == [f"name it in `columns` of upload.tables and restart, then {adding}", adding]
 
 
-def test_a_column_that_a_put_leaves_out_may_become_null(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_absent_column_becomes_null(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES + "alter table notes alter n set default 5")
     rule = TableRule("public", "notes", null_when_absent=frozenset({"title", "n"}))
     device = uploads_of({"notes": rule}).device()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.fix_api import AUDIENCE, SECRET, make_token
+from tests.support.fix_api import make_token
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch, Running
-from tests.support.fix_service import free_port
+from tests.support.fix_processes import Launch
 from tests.support.fix_upload import Uploads, patch, put
 from tests.support.plain_http import plain_http
+from tests.support.processes import Running
 
 # A row for each time that a write was done, so that one done twice shows
 COUNTED = """
@@ -60,20 +59,7 @@ class Dying:
 @pytest.fixture
 def dying(uploads: Uploads, launch: Launch, tmp_path: Path) -> Dying:
     uploads.db.execute(COUNTED)
-    login = uploads.settings.login
-    connection = {
-        "type": "postgresql", "hostname": login.host, "port": login.port, "database": login.database,
-        "username": login.user, "sslmode": "disable",
-    }  # fmt: skip
-    key = {"kty": "oct", "alg": "HS256", "k": urlsafe_b64encode(SECRET).decode()}
-    config: dict[str, Any] = {
-        "replication": {"connections": [connection]},
-        "storage": {"type": "sqlite", "path": str(tmp_path / "store")},
-        "client_auth": {"audience": [AUDIENCE], "jwks": {"keys": [key]}},
-        "upload": {"role": uploads.settings.role, "tables": {"notes": {}}},
-        "port": free_port(),
-    }
-    return Dying(uploads, launch, config)
+    return Dying(uploads, launch, uploads.config(tmp_path))
 
 
 def transactions() -> list[dict[str, Any]]:
@@ -102,7 +88,7 @@ UPLOAD_POINTS = (
 
 
 @pytest.mark.parametrize("failpoint", UPLOAD_POINTS)
-def test_death_at_any_step_loses_nothing_and_does_nothing_twice(dying: Dying, failpoint: str) -> None:
+def test_kill_at_any_step(dying: Dying, failpoint: str) -> None:
     sent = transactions()
     dying.dies_while_taking(sent, failpoint)
     outcomes = dying.post(sent)
@@ -116,9 +102,7 @@ def test_death_at_any_step_loses_nothing_and_does_nothing_twice(dying: Dying, fa
     assert dying.post(sent) == ["already_applied", "already_applied", "parked", "already_applied", "already_applied"]
 
 
-def test_death_in_the_middle_of_a_retry_leaves_the_letter_as_it_was(
-    dying: Dying, launch_module: Launch, tmp_path: Path
-) -> None:
+def test_kill_during_retry_keeps_letter(dying: Dying, launch_module: Launch, tmp_path: Path) -> None:
     dying.post(transactions())
     dying.db.execute("alter table notes drop constraint notes_title_check")
     config = tmp_path / "retry.json"

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 
 from headwater.source.upload.settings import Conflict, Operation, TableRule
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import ALL, NOTES, Uploads, delete, patch, put
+from tests.support.waiting import wait_until
 
 
-def test_row_level_security_and_the_token_decide(uploads: Uploads) -> None:
+def test_policies_and_token_decide(uploads: Uploads) -> None:
     ann, ben = uploads.device("ann"), uploads.device("ben")
     ann.applied(put("notes", "1", owner="ann", title="hers"))
     assert ben.parked(put("notes", "2", owner="ann", title="in her name"))["sqlstate"] == "42501"
@@ -25,7 +25,7 @@ def test_row_level_security_and_the_token_decide(uploads: Uploads) -> None:
     assert uploads.rows(ALL) == [("1", "ann", "hers", None)]
 
 
-def test_a_delete_that_only_a_policy_keeps_from_being_done_is_put_aside(uploads: Uploads) -> None:
+def test_delete_kept_by_policy_is_parked(uploads: Uploads) -> None:
     uploads.db.execute(
         "drop policy mine on notes; create policy s on notes for select using (true);"
         "create policy i on notes for insert with check (true)"
@@ -52,7 +52,7 @@ create policy mine on members using (user_id = sub());
 
 
 @pytest.mark.parametrize("conflict", [Conflict.LAST_WRITE_WINS, Conflict.REJECT_CHANGED])
-def test_a_new_row_has_to_pass_the_policies_of_inserts_alone(
+def test_insert_policies_of_new_row(
     source_db: SourceDb, uploads_of: Callable[..., Uploads], conflict: Conflict
 ) -> None:
     source_db.execute(SHARED)
@@ -68,7 +68,7 @@ def test_a_new_row_has_to_pass_the_policies_of_inserts_alone(
     ]
 
 
-def test_a_row_that_is_there_is_updated_and_never_inserted(uploads: Uploads) -> None:
+def test_existing_row_is_updated(uploads: Uploads) -> None:
     uploads.db.execute(
         "create table fired (what text); grant insert on fired to public;"
         "create function fire() returns trigger language plpgsql as"
@@ -80,7 +80,7 @@ def test_a_row_that_is_there_is_updated_and_never_inserted(uploads: Uploads) -> 
     assert uploads.rows("select * from fired") == [("INSERT",), ("UPDATE",)]
 
 
-def test_two_devices_that_insert_the_same_row_at_once_are_both_right(uploads: Uploads) -> None:
+def test_concurrent_inserts_of_same_row(uploads: Uploads) -> None:
     device = uploads.device()
     with psycopg.connect(uploads.db.dsn) as other, ThreadPoolExecutor(1) as pool:
         other.execute("insert into notes values ('1', 'ann', 'first', null, 1)")
@@ -92,7 +92,7 @@ def test_two_devices_that_insert_the_same_row_at_once_are_both_right(uploads: Up
     assert uploads.rows(ALL) == [("1", "ann", "second", 1)]
 
 
-def test_claims_come_from_the_token_alone(uploads: Uploads) -> None:
+def test_claims_come_from_token(uploads: Uploads) -> None:
     uploads.db.execute(
         "drop policy mine on notes; create policy team on notes using ("
         "  owner = current_setting('request.jwt.claim.sub', true)"
@@ -110,7 +110,7 @@ def test_claims_come_from_the_token_alone(uploads: Uploads) -> None:
     assert send(4, app={"team": 'red", "x": "\u0000\ud800'}) == "parked"
 
 
-def test_only_what_the_list_allows_may_be_written(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_column_list_is_enforced(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES + "create table secrets (id text primary key); insert into secrets values ('1')")
     source_db.execute("alter table secrets enable row level security; create policy p on secrets using (true)")
     rule = TableRule("public", "notes", frozenset({"owner", "title"}), frozenset({Operation.INSERT}))
@@ -141,7 +141,7 @@ def test_only_what_the_list_allows_may_be_written(source_db: SourceDb, uploads_o
         ("revoke usage on schema public from public, {role}", "HW_6122"),
     ],
 )
-def test_what_the_operator_has_to_mend_parks_nothing(
+def test_operator_errors_park_nothing(
     uploads: Uploads, upload_role: str, statement: str, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = uploads.device()

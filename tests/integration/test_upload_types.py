@@ -138,7 +138,7 @@ def stored(uploads: Uploads, columns: dict[str, str]) -> list[object]:
     return list(row)
 
 
-def test_every_kind_of_value_is_stored_as_its_column_has_it(typed: Callable[..., Uploads]) -> None:
+def test_value_is_stored(typed: Callable[..., Uploads]) -> None:
     columns = {f"c{number}": of_type for number, (of_type, _, _) in enumerate(CASES)}
     uploads = typed(columns)
     device = uploads.device()
@@ -152,7 +152,7 @@ def test_every_kind_of_value_is_stored_as_its_column_has_it(typed: Callable[...,
     assert stored(uploads, columns) == wanted
 
 
-def test_every_kind_of_value_is_known_again_as_unchanged(typed: Callable[..., Uploads]) -> None:
+def test_value_is_unchanged(typed: Callable[..., Uploads]) -> None:
     columns = {f"c{number}": of_type for number, (of_type, _, _) in enumerate(CASES)}
     uploads = typed(columns, Conflict.REJECT_CHANGED)
     device = uploads.device()
@@ -165,7 +165,7 @@ def test_every_kind_of_value_is_known_again_as_unchanged(typed: Callable[..., Up
     device.applied(patch("t", "1", values, **nothing), patch("t", "1", nothing, c0=1))
 
 
-def test_what_a_column_does_not_take_is_put_aside(typed: Callable[..., Uploads]) -> None:
+def test_bad_value_is_parked(typed: Callable[..., Uploads]) -> None:
     columns = {f"c{number}": of_type for number, (of_type, _) in enumerate(BAD)}
     uploads = typed(columns)
     device = uploads.device()
@@ -176,9 +176,7 @@ def test_what_a_column_does_not_take_is_put_aside(typed: Callable[..., Uploads])
     assert uploads.rows("select count(*) from headwater_upload.dead_letters") == [(len(BAD),)]
 
 
-def test_keys_and_previous_values_that_can_not_be_read_are_put_aside(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads]
-) -> None:
+def test_unreadable_key_and_old_value_are_parked(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute("create table t (hall int, number int, who text, n int, primary key (hall, number))")
     rule = TableRule("public", "t", conflict=Conflict.REJECT_CHANGED, row_security=False)
     device = uploads_of({"t": rule}).device()
@@ -191,7 +189,7 @@ def test_keys_and_previous_values_that_can_not_be_read_are_put_aside(
         assert device.parked(entry)["sqlstate"] == "22P02"
 
 
-def test_numbers_keep_every_digit_that_json_has(typed: Callable[..., Uploads]) -> None:
+def test_numbers_keep_every_digit(typed: Callable[..., Uploads]) -> None:
     uploads = typed({"a": "numeric", "b": "bigint", "c": "jsonb"})
     body = (
         b'{"client_id": "c", "transactions": [{"crud": [{"op_id": 1, "op": "PUT", "type": "t", "id": "1", "data":'
@@ -203,7 +201,7 @@ def test_numbers_keep_every_digit_that_json_has(typed: Callable[..., Uploads]) -
     ]
 
 
-def test_columns_that_postgres_fills_itself(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_columns_filled_by_postgres(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(
         "create table t (id text primary key, a int, b int generated always as (a * 2) stored,"
         " n int generated always as identity, at timestamptz not null default now())"

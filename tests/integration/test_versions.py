@@ -1,12 +1,14 @@
-"""New versions of the sync config: what they cost devices, and what they leave behind."""
+"""Versions of the sync config: deployed, rolled back and followed by others, while rows are written."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,12 +17,15 @@ from headwater.bulk.contract import BulkProgress, ReprocessJob
 from headwater.pipeline.jobs import BulkJobs
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.store import StoreUnreachableError
-from headwater.storage.contract.versions import Origin, VersionState
-from tests.support.fix_headwater import HASTY, Deploy, wait_until
-
-if TYPE_CHECKING:
-    from tests.support.fix_postgres import SourceDb
-
+from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
+from headwater.storage.open import open_store
+from headwater.storage.sql.stats import StoreStats
+from headwater_rules.versions import sides
+from tests.support.changed_source import Device
+from tests.support.fix_headwater import HASTY, Deploy, Deployment, plan_of
+from tests.support.fix_postgres import SourceDb
+from tests.support.store_checker import problems
+from tests.support.waiting import wait_until
 
 LISTS = """
   lists:
@@ -40,7 +45,7 @@ def config(*streams: str) -> str:
 
 
 @pytest.fixture
-def world(source_db: SourceDb) -> SourceDb:
+def todos_source(source_db: SourceDb) -> SourceDb:
     source_db.execute("create table lists (id text primary key, owner text, name text)")
     source_db.execute("create table todos (id text primary key, list text, body text, done bool default false)")
     source_db.execute("insert into lists select 'l' || i, 'u' || i % 3, 'list ' || i from generate_series(1, 30) i")
@@ -50,7 +55,7 @@ def world(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
-def test_a_redeploy_costs_no_op_where_row_sides_stay(deploy: Deploy, world: SourceDb) -> None:
+def test_redeploy_without_changes_writes_no_op(deploy: Deploy, todos_source: SourceDb) -> None:
     deployment = deploy(config(LISTS)).start()
     before = deployment.buckets("u1")
     ops = deployment.op_count()
@@ -65,7 +70,7 @@ def test_a_redeploy_costs_no_op_where_row_sides_stay(deploy: Deploy, world: Sour
     assert {name: model.position for name, model in deployment.buckets("u1").items()}.keys() == before.keys()
 
 
-def test_an_added_stream_is_built_from_stored_rows_and_leaves_others_alone(deploy: Deploy, world: SourceDb) -> None:
+def test_added_stream_is_built_from_store(deploy: Deploy, todos_source: SourceDb) -> None:
     deployment = deploy(config(LISTS, TODOS.replace("todos:", "other:"))).start()
     lists = deployment.buckets("u1")
     # What the store has is what counts, not the source
@@ -79,32 +84,28 @@ def test_an_added_stream_is_built_from_stored_rows_and_leaves_others_alone(deplo
     after = deployment.buckets("u1")
     unchanged = next(name for name in lists if name.startswith("lists."))
     assert after[unchanged].checksum == lists[unchanged].checksum
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_a_table_that_only_the_new_version_reads_is_read_from_the_source(deploy: Deploy, world: SourceDb) -> None:
+def test_added_table_is_read_from_source(deploy: Deploy, todos_source: SourceDb) -> None:
     deployment = deploy(config(LISTS)).start()
     assert deployment.redeploy(config(LISTS, TODOS)).state is VersionState.ACTIVE
     assert sum(kind == "todos" for kind, _ in deployment.rows("u2")) == 300
-    world.execute("update todos set body = 'new' where id = 't3'")
-    world.execute("delete from todos where id = 't6'")
+    todos_source.execute("update todos set body = 'new' where id = 't3'")
+    todos_source.execute("delete from todos where id = 't6'")
     rows = deployment.rows("u1")
     rows |= deployment.rows("u2") | deployment.rows("u0")
     assert rows["todos", "t3"]["body"] == "new"
     assert ("todos", "t6") not in rows
-    deployment.close()
-    assert deployment.problems() == []
 
 
 @pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
-def test_writes_during_a_deploy_are_in_both_versions(deploy: Deploy, world: SourceDb, on_postgres: bool) -> None:
+def test_writes_during_deploy_are_in_both(deploy: Deploy, todos_source: SourceDb, on_postgres: bool) -> None:
     deployment = deploy(config(LISTS, TODOS), on_postgres=on_postgres).start()
     stop = threading.Event()
 
     def write() -> None:
         number = 0
-        with psycopg.connect(world.dsn, autocommit=True) as conn:
+        with psycopg.connect(todos_source.dsn, autocommit=True) as conn:
             while not stop.is_set():
                 number += 1
                 conn.execute("update todos set body = %s where id = %s", [f"w{number}", f"t{number % 900 + 1}"])
@@ -121,23 +122,21 @@ def test_writes_during_a_deploy_are_in_both_versions(deploy: Deploy, world: Sour
         stop.set()
         writer.join()
     assert version.state is VersionState.ACTIVE
-    truth = world.fetch("select t.id, t.body, t.list from todos t join lists l on l.id = t.list where l.owner = 'u1'")
+    truth = todos_source.fetch(
+        "select t.id, t.body, t.list from todos t join lists l on l.id = t.list where l.owner = 'u1'"
+    )
     rows = deployment.rows("u1")
     assert {key[1]: (row["body"], row["list"]) for key, row in rows.items() if key[0] == "todos"} == {
         row[0]: (row[1], row[2]) for row in truth
     }
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_rolling_back_soon_costs_nothing_and_obsolete_row_sides_are_forgotten_later(
-    deploy: Deploy, world: SourceDb
-) -> None:
+def test_rollback_costs_nothing_and_obsolete_is_forgotten(deploy: Deploy, todos_source: SourceDb) -> None:
     first, second = config(LISTS, TODOS), config(LISTS, TODOS.replace("id, body", "id"))
     deployment = deploy(first).start()
     before = deployment.buckets("u1")
     deployment.redeploy(second)
-    world.execute("update todos set body = 'while away' where id = 't3'")
+    todos_source.execute("update todos set body = 'while away' where id = 't3'")
     ops = deployment.op_count()
     deployment.redeploy(first)
     assert deployment.op_count() == ops
@@ -157,12 +156,10 @@ def test_rolling_back_soon_costs_nothing_and_obsolete_row_sides_are_forgotten_la
     assert deployment.buckets("u1").keys() == before.keys()
     deployment.redeploy(second)
     assert sum(kind == "todos" for kind, _ in deployment.rows("u2")) == 300
-    deployment.close()
-    assert deployment.problems() == []
 
 
-def test_a_store_that_is_away_for_long_does_not_fail_a_version(
-    deploy: Deploy, world: SourceDb, monkeypatch: pytest.MonkeyPatch
+def test_unreachable_store_fails_no_version(
+    deploy: Deploy, todos_source: SourceDb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = deploy(config(LISTS))
     monkeypatch.setattr("headwater.replication.recovery._LONGEST_DELAY", 0.05)
@@ -181,7 +178,7 @@ def test_a_store_that_is_away_for_long_does_not_fail_a_version(
     assert deployment.redeploy(config(LISTS, TODOS)).state is VersionState.ACTIVE
 
 
-def test_a_version_that_does_not_compile_fails_and_the_one_before_is_served(deploy: Deploy, world: SourceDb) -> None:
+def test_failed_compile_keeps_version(deploy: Deploy, todos_source: SourceDb) -> None:
     deployment = deploy(config(LISTS)).start()
     good = deployment.yaml
     failed = deployment.redeploy("config: {edition: 3}\nstreams: {a: {query: SELECT nonsense FROM}}")
@@ -191,7 +188,7 @@ def test_a_version_that_does_not_compile_fails_and_the_one_before_is_served(depl
     assert len(deployment.rows("u1")) == 10
 
 
-def test_the_config_file_does_not_undo_what_a_command_deployed(deploy: Deploy, world: SourceDb) -> None:
+def test_config_file_does_not_undo_deploy(deploy: Deploy, todos_source: SourceDb) -> None:
     deployment = deploy(config(LISTS)).start()
     deployment.redeploy(config(LISTS, TODOS))
     deployment.stop()
@@ -200,3 +197,141 @@ def test_the_config_file_does_not_undo_what_a_command_deployed(deploy: Deploy, w
     with deployment.store() as store:
         active = next(v for v in store.versions() if v.state is VersionState.ACTIVE)
     assert (active.id, active.origin) == (2, Origin.COMMAND)
+
+
+NOTES = """
+  notes:
+    auto_subscribe: true
+    query: SELECT id, body FROM notes WHERE n % 2 = PARITY
+"""
+MINE = """
+  mine:
+    auto_subscribe: true
+    with:
+      shared: SELECT team FROM members WHERE person = auth.user_id()
+    query: SELECT id, body FROM notes AS mine WHERE team IN shared
+"""
+COPIES = """
+  copies:
+    auto_subscribe: true
+    query: SELECT id, body FROM notes AS copies
+"""
+ROUNDS = 4
+LAST = HEAD + NOTES.replace("PARITY", "1") + MINE
+
+
+def configs() -> Iterator[str]:
+    """Edits of a stream back and forth, new streams and removed ones, over and over; the last is LAST."""
+    for number in range(ROUNDS):
+        yield HEAD + NOTES.replace("PARITY", "0")
+        yield HEAD + NOTES.replace("PARITY", "1") + COPIES
+        yield HEAD + MINE.replace("id, body", f"id, body, {number} AS number") + COPIES
+        yield HEAD + NOTES.replace("PARITY", "0").replace("id, body", f"id, body, {number} AS number") + MINE
+        yield LAST
+
+
+@contextmanager
+def writing(source: SourceDb) -> Iterator[None]:
+    """Somebody changes rows all the while."""
+    over = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(source.dsn, autocommit=True) as conn:
+            for number in itertools.count():
+                if over.wait(0.01):
+                    return
+                conn.execute("update notes set body = %s, n = n + 1 where id = %s", [f"b{number}", str(number % 200)])
+                conn.execute("update members set team = (team + 1) % 5 where person = 'a'")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def settle(deployment: Deployment) -> None:
+    """Wait until the newest version is served, and what no version needs is forgotten."""
+    wait_until(lambda: complete(deployment) == sides(plan_of(deployment.yaml)).keys(), "the last version's row sides")
+    wait_until(lambda: newest(deployment).state is VersionState.ACTIVE, "the last version to be served")
+
+
+def complete(deployment: Deployment) -> Collection[str]:
+    deployment.raise_failure()
+    with deployment.store() as store:
+        return store.complete_definitions().keys()
+
+
+def newest(deployment: Deployment) -> ConfigVersion:
+    with deployment.store() as store:
+        return max(store.versions(), key=lambda version: version.id)
+
+
+@pytest.mark.parametrize(
+    "on_postgres", [False, pytest.param(True, marks=pytest.mark.long)], ids=["embedded", "postgres"]
+)
+def test_twenty_deploys_in_a_row(deploy: Deploy, source_db: SourceDb, tmp_path: Path, on_postgres: bool) -> None:
+    source_db.execute("create table notes (id text primary key, body text, n int, team int)")
+    source_db.execute("insert into notes select i::text, 'body', i, i % 5 from generate_series(1, 1000) i")
+    source_db.execute("create table members (person text primary key, team int); insert into members values ('a', 1)")
+    deployment = deploy(HEAD + NOTES.replace("PARITY", "0"), on_postgres=on_postgres)
+    deployment.keep_stopped = 0.0
+    deployment.start()
+    device = Device(deployment)
+    with writing(source_db):
+        for number, yaml in enumerate(configs()):
+            with deployment.store() as store:
+                store.deploy(yaml, Origin.COMMAND)
+            deployment.yaml = yaml
+            if number % 3 == 0:  # the others are overtaken on their way, at different places
+                wait_until(lambda: newest(deployment).state is VersionState.ACTIVE, "the version to be served")
+                device.rows()
+            elif number % 3 == 1:
+                jobs = len(deployment.bulk_records())
+                over = time.monotonic() + 0.1
+                wait_until(lambda: len(deployment.bulk_records()) > jobs or time.monotonic() > over, "a job")  # noqa: B023
+    settle(deployment)
+    deployment.caught_up()
+    fresh = deploy(LAST, tmp_path / "fresh", on_postgres=False)
+    fresh.slot_prefix = "fresh_"
+    fresh.start()
+    right = Device(fresh).rows()
+    assert Device(deployment).rows() == right
+    assert device.rows() == right
+    deployment.close()
+    fresh.close()
+    assert problems(deployment.address) == []
+    left, needed = open_store(deployment.address).store_stats(), open_store(fresh.address).store_stats()
+    assert [(b.name, b.rows) for b in left.buckets] == [(b.name, b.rows) for b in needed.buckets]
+    assert [(t.name, t.rows) for t in left.tables] == [(t.name, t.rows) for t in needed.tables]
+    assert left.lookups == needed.lookups
+    assert ops(left) < 1.3 * ops(needed)
+    if not on_postgres:  # which has a vacuum of its own
+        assert left.disk.file - left.disk.free < 2 * needed.disk.file
+
+
+def ops(stats: StoreStats) -> int:
+    return stats.history.hot_ops + stats.history.sealed_ops
+
+
+def test_stream_removed_and_added_again(deploy: Deploy, source_db: SourceDb) -> None:
+    source_db.execute("create table notes (id text primary key, body text, n int)")
+    source_db.execute("insert into notes select i::text, 'body', 0 from generate_series(1, 9) i")
+    both, one = HEAD + NOTES.replace("PARITY", "0") + COPIES, HEAD + NOTES.replace("PARITY", "0")
+    deployment = deploy(both)
+    deployment.keep_stopped = 0.0
+    deployment.intervals = replace(deployment.intervals, work=1.0)  # nothing is forgotten before
+    deployment.start()
+    device = Device(deployment)
+    device.rows()
+    deployment.redeploy(one)
+    source_db.execute("update notes set body = 'meanwhile' where id in ('1', '2')")
+    deployment.caught_up()
+    deployment.redeploy(both)
+    settle(deployment)
+    shown = device.rows()
+    assert {key for key, row in shown.items() if row["body"] == "meanwhile"} == {
+        (table, key) for table in ("notes", "copies") for key in ("1", "2")
+    }

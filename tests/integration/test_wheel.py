@@ -32,7 +32,7 @@ def build(root: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_the_demo_is_in_the_wheel_and_found_there(tmp_path: Path) -> None:
+def test_demo_is_in_wheel(tmp_path: Path) -> None:
     built = build(ROOT, tmp_path, "--wheel")
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -45,7 +45,7 @@ def test_the_demo_is_in_the_wheel_and_found_there(tmp_path: Path) -> None:
     assert found.stdout.split() == ["True", "True", "True"]
 
 
-def test_without_the_app_no_wheel_is_built(tmp_path: Path) -> None:
+def test_no_wheel_without_app(tmp_path: Path) -> None:
     for each in ("pyproject.toml", "README.md", "LICENSE", ".ci/hatch_build.py"):
         (tmp_path / each).parent.mkdir(exist_ok=True)
         (tmp_path / each).write_bytes((ROOT / each).read_bytes())
@@ -56,9 +56,7 @@ def test_without_the_app_no_wheel_is_built(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_commit_gives_the_same_bytes_wherever_and_whenever_it_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_is_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole of `make dist`, demo app included, but for the packages that it is built with."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", run("git", "log", "-1", "--format=%ct", cwd=ROOT))
     made = []

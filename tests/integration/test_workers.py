@@ -18,11 +18,14 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.fix_headwater import NOTES, Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch, Running
+from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port, token_for
 from tests.support.one_device import sees
+from tests.support.processes import Running
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 STREAMS = 12
 """So many that the kernel does not give all to one of two processes."""
@@ -55,9 +58,7 @@ def children(running: Running) -> set[int]:
     return {child.pid for child in psutil.Process(running.process.pid).children()}
 
 
-def test_processes_share_a_port_and_one_that_dies_is_replaced(
-    deployment: Deployment, launch: Launch, source_db: SourceDb
-) -> None:
+def test_dead_worker_is_replaced(deployment: Deployment, launch: Launch, source_db: SourceDb) -> None:
     port, metrics = free_port(), free_port()
     config = {**config_of(deployment, port), "api": {"workers": 2}, "telemetry": {"prometheus_port": metrics}}
     running = launch("api", config)
@@ -87,7 +88,7 @@ FILES, EARLY = 160, 20
 WAITING = {"workers": 1, "http": {"header_seconds": 60}}
 
 
-def test_connections_leave_open_files_to_the_store(deployment: Deployment, launch: Launch, source_db: SourceDb) -> None:
+def test_connections_leave_files_to_store(deployment: Deployment, launch: Launch, source_db: SourceDb) -> None:
     port = free_port()
     running = launch("api", {**config_of(deployment, port), "api": WAITING})
     resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))  # long before it looks
@@ -128,7 +129,7 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
     return found
 
 
-def test_operators_reach_all_processes_by_whichever_answers(deployment: Deployment, launch: Launch) -> None:
+def test_operators_reach_all_workers(deployment: Deployment, launch: Launch) -> None:
     port = free_port()
     running = launch("api", {**config_of(deployment, port), "api": {"workers": 2, "tokens": [OPERATOR]}})
     wait_until(lambda: '"ready":true' in answer(port, "/probes/readiness"), "an active config")
@@ -191,7 +192,7 @@ def operator(port: int, method: str, path: str, token: str = OPERATOR, **body: s
 
 
 @pytest.mark.long
-def test_a_process_that_hangs_is_replaced(deployment: Deployment, launch: Launch) -> None:
+def test_hung_worker_is_replaced(deployment: Deployment, launch: Launch) -> None:
     config = {**config_of(deployment, free_port()), "api": {"workers": 2}}
     running = launch("api", config)
     wait_until(lambda: running.output.count("Application startup complete") == 2, "both processes")

@@ -9,6 +9,8 @@ from typing import Final
 
 import psycopg
 
+from tests.support.sync_configs import auto_streams
+
 BEAT_SECONDS: Final = 0.1
 LISTS: Final = 5
 """Of each user, at the start."""
@@ -21,16 +23,12 @@ _TABLES: Final = (
     "create table archive (id text primary key, owner text not null, n int not null, body text not null)",
 )
 
-RULES: Final = """
-config: {edition: 3}
-streams:
-  beats: {auto_subscribe: true, query: SELECT * FROM beats}
-  lists: {auto_subscribe: true, query: SELECT * FROM lists WHERE owner = auth.user_id()}
-  todos:
-    auto_subscribe: true
-    query: SELECT * FROM todos WHERE list_id IN (SELECT id FROM lists WHERE owner = auth.user_id())
-  archive: {auto_subscribe: true, query: "SELECT ARCHIVED FROM archive WHERE owner = auth.user_id()"}
-"""
+RULES: Final = auto_streams(
+    beats="SELECT * FROM beats",
+    lists="SELECT * FROM lists WHERE owner = auth.user_id()",
+    todos="SELECT * FROM todos WHERE list_id IN (SELECT id FROM lists WHERE owner = auth.user_id())",
+    archive="SELECT ARCHIVED FROM archive WHERE owner = auth.user_id()",
+)
 
 
 def rules(archived: str = "*") -> str:

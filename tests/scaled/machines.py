@@ -3,7 +3,6 @@ replicators and endpoints, as on several machines but for the network."""
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -11,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,10 +25,10 @@ from psycopg import sql
 from headwater.embedded.java import java_home
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.storage.address import PostgresAddress
-from tests.support.command import command, environment
-from tests.support.fix_headwater import wait_until
-from tests.support.fix_processes import Running, wait_gone
-from tests.support.fix_service import AUDIENCE, KEY, free_port
+from tests.support.command import command
+from tests.support.fix_service import client_auth, connection_to, free_port
+from tests.support.processes import Running, start, wait_gone
+from tests.support.waiting import wait_until
 
 WORKERS: Final = ("worker-1", "worker-2")
 REPLICATORS: Final = ("replicator-1", "replicator-2")
@@ -146,16 +144,7 @@ class Machines:
     def start_endpoint(self, name: str) -> None:
         """Starts it, and waits until it answers."""
         started = self._start(name, command("api", "--config", self._config_of(name)))
-
-        def answers() -> bool:
-            assert started.alive, f"{name} ended:\n{started.output}"
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/probes/startup", timeout=5).close()
-            except OSError:
-                return False
-            return True
-
-        wait_until(answers, name, PATIENCE)
+        started.wait_ready(self.ports[name], seconds=PATIENCE)
 
     def kill(self, name: str) -> float:
         """End a process and all below it as by `kill -9`, as when its machine loses power. Returns when the process was
@@ -209,16 +198,7 @@ class Machines:
 
     def _start(self, name: str, arguments: Sequence[str], **variables: str) -> Running:
         log = self.folder / f"{next(self._logs):02}-{name}.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd=self._made(name),
-                env=environment(**variables),
-            )
-        self._running[name] = Running(process, log, self.folder / "no failpoints")
+        self._running[name] = start(arguments, log, cwd=self._made(name), variables=variables)
         return self._running[name]
 
     def _end_all(self) -> None:
@@ -249,22 +229,14 @@ class Machines:
         return path
 
     def _settings(self, port: int) -> dict[str, object]:
-        plain = "postgresql://postgres@127.0.0.1:{}/postgres"
         return {
-            "replication": {
-                "connections": [
-                    {"type": "postgresql", "uri": plain.format(self._source.port), "sslmode": "disable"},
-                ]
-            },
-            "storage": {"type": "postgresql", "uri": plain.format(self._store.port), "sslmode": "disable"},
+            "replication": {"connections": [connection_to(self._source.port)]},
+            "storage": connection_to(self._store.port),
             "spark": {
                 "master": self.master,
                 "conf": {"spark.executor.memory": "600m", "spark.driver.memory": "600m"},
             },
-            "client_auth": {
-                "audience": [AUDIENCE],
-                "jwks": {"keys": [{"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}]},
-            },
+            "client_auth": client_auth(),
             "port": port,
             "sync_config": {"content": self.sync},
         }

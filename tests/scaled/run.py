@@ -26,8 +26,8 @@ from tests.scaled.devices import Device
 from tests.scaled.load import Beats, Writer, rules, schema
 from tests.scaled.machines import ENDPOINTS, PATIENCE, REPLICATORS, WORKERS, Machines
 from tests.support.command import command, environment
-from tests.support.fix_headwater import wait_until
 from tests.support.store_checker import problems
+from tests.support.waiting import wait_until
 
 _AFTER: Final = 3.0
 """How long an act goes on after all is well again, in seconds."""

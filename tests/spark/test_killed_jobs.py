@@ -22,9 +22,10 @@ from headwater.pipeline.spark.engine import SparkEngine, SparkRun
 from headwater.pipeline.spark.session import Spark
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.changed_source import Device, Rows, published_rows, settled
-from tests.support.fix_headwater import Deployment, wait_until
+from tests.support.fix_headwater import Deployment
 from tests.support.store_checker import leftovers
 from tests.support.store_file import store_file
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb

@@ -11,10 +11,11 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
 from tests.support.changed_source import settled
-from tests.support.fix_headwater import Deploy, Deployment, wait_until
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.lost_slots import outrun
 from tests.support.model_device import parse_ops
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 

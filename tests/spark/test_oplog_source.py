@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from headwater.pipeline.spark.session import Spark
 from headwater.spark import OplogSource
 from headwater.storage.address import PostgresAddress, SqliteAddress
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import SourceDb
+from tests.support.waiting import wait_until
 from tests.support.written_store import WrittenStore, compact
 
 pytestmark = pytest.mark.spark

@@ -13,8 +13,8 @@ from headwater.embedded.postgres import PostgresBinaries
 from tests.scaled.machines import WORKERS, Machines
 from tests.scaled.run import Run
 from tests.support.command import environment
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import FAST
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -20,7 +20,9 @@ import headwater.pipeline.spark.session
 from headwater.bulk.contract import EngineLostError
 from headwater.pipeline.spark.engine import SparkEngine, SparkRun
 from headwater.pipeline.spark.session import Spark, launch_jvm
-from tests.support.fix_headwater import NOTES, Deployment, wait_until
+from tests.support.fix_headwater import Deployment
+from tests.support.sync_configs import NOTES
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb

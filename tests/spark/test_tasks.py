@@ -33,7 +33,7 @@ from headwater.source.connect import SourceSettings
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.store import StoredTable
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from headwater.source.catalog.leaves import Leaf

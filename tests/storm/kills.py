@@ -12,8 +12,8 @@ from pyspark import SparkContext
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from tests.storm.ledger import EVERYTHING
+from tests.storm.setup import StormSetup
 from tests.storm.side import Side
-from tests.storm.world import World
 from tests.storm.writers import Log
 
 
@@ -27,14 +27,14 @@ class Kills:
         self._apart = apart
         self._log = log
         self.done: Counter[str] = Counter()
-        stores = self._world.stores
+        stores = self._setup.stores
         self._all: dict[str, tuple[int, Callable[[], None]]] = {
             "replicator ended in order": (3, self._restart),
             "replicator killed": (4 if apart else 0, self._kill),
             "tables changed while the replicator is stopped": (3, self._change_unseen),
-            "Postgres ended in order": (1, lambda: self._crash(self._world.server, StopMode.FAST)),
-            "Postgres crashed": (2, lambda: self._crash(self._world.server, StopMode.IMMEDIATE)),
-            "Postgres cut off": (1, lambda: self._crash(self._world.server, None)),
+            "Postgres ended in order": (1, lambda: self._crash(self._setup.server, StopMode.FAST)),
+            "Postgres crashed": (2, lambda: self._crash(self._setup.server, StopMode.IMMEDIATE)),
+            "Postgres cut off": (1, lambda: self._crash(self._setup.server, None)),
             "the store's Postgres ended in order": (1 if stores else 0, lambda: self._crash(stores, StopMode.FAST)),
             "the store's Postgres crashed": (2 if stores else 0, lambda: self._crash(stores, StopMode.IMMEDIATE)),
             "walsender ended": (2, self._end_walsenders),
@@ -49,14 +49,14 @@ class Kills:
         self._side = self._chance.choice(self._sides)
         weights = [weight for weight, _ in self._all.values()]
         name = self._chance.choices(list(self._all), weights)[0]
-        self._log(f"kill: {name} ({self._world.database})")
+        self._log(f"kill: {name} ({self._setup.database})")
         self._all[name][1]()
         self.done[name] += 1
         self._log(f"kill: {name}: done")
 
     @property
-    def _world(self) -> World:
-        return self._side.world
+    def _setup(self) -> StormSetup:
+        return self._side.setup
 
     def _crash(self, server: EmbeddedPostgres | None, mode: StopMode | None) -> None:
         """End a server in some way, None as by a power cut, and start it again."""
@@ -67,31 +67,31 @@ class Kills:
         else:
             server.restart(mode)
         for side in self._sides:
-            side.world.reconnect()
+            side.setup.reconnect()
 
     def _change_unseen(self) -> None:
-        self._chance.choice([self._world.stop, self._world.kill])()
+        self._chance.choice([self._setup.stop, self._setup.kill])()
         for _ in range(self._chance.randint(1, 3)):
             self._side.change()
-        self._world.start(apart=self._chance.random() < self._apart)
+        self._setup.start(apart=self._chance.random() < self._apart)
 
     def _restart(self) -> None:
-        self._world.stop()
-        self._world.start(apart=self._chance.random() < self._apart)
+        self._setup.stop()
+        self._setup.start(apart=self._chance.random() < self._apart)
 
     def _kill(self) -> None:
-        if self._world.host is None:
-            self._world.stop()
-            self._world.start(apart=True)
+        if self._setup.host is None:
+            self._setup.stop()
+            self._setup.start(apart=True)
             return
-        self._world.kill()
-        self._world.start(apart=self._chance.random() < self._apart)
+        self._setup.kill()
+        self._setup.start(apart=self._chance.random() < self._apart)
 
     def _end_walsenders(self) -> None:
-        self._world.source.execute("select pg_terminate_backend(pid) from pg_stat_replication")
+        self._setup.source.execute("select pg_terminate_backend(pid) from pg_stat_replication")
 
     def _end_sessions(self) -> None:
-        self._world.source.execute(
+        self._setup.source.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'headwater%'"
         )
 
@@ -111,8 +111,8 @@ class Kills:
 
     def _spark(self) -> list[psutil.Process]:
         """Spark's JVM and all below it, of the replicator that runs now."""
-        if self._world.host is not None:
-            return list(self._world.host.family())
+        if self._setup.host is not None:
+            return list(self._setup.host.family())
         started = getattr(SparkContext._gateway, "proc", None)
         if started is None or started.poll() is not None:
             return []
@@ -121,13 +121,13 @@ class Kills:
 
     def _drop_slot(self) -> None:
         self._side.ledger.exclude(EVERYTHING)
-        self._world.stop()
+        self._setup.stop()
         slots = (
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
             " where not active and database = current_database()"
         )
         try:
-            self._world.source.execute(slots)
+            self._setup.source.execute(slots)
         except psycopg.Error as error:
             self._log(f"the slot stays: {error}")
-        self._world.start()
+        self._setup.start()

@@ -15,9 +15,9 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
 from tests.storm.kills import Kills
 from tests.storm.plan import Plan
+from tests.storm.setup import StormSetup
 from tests.storm.side import Side
-from tests.storm.world import World
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 _WRITER_SECONDS = 180.0
 
@@ -44,37 +44,37 @@ class Tally:
 @contextmanager
 def worlds_of(
     new_server: Callable[[], EmbeddedPostgres], folder: Path, bulk: BulkJobs, name: str, plan: Plan
-) -> Iterator[list[World]]:
+) -> Iterator[list[StormSetup]]:
     """The worlds that a plan speaks of: databases of one cluster, and stores of their own."""
     server, stores = new_server(), new_server() if plan.storage == "postgres" else None
     names = [name if plan.services == 1 else f"{name}_{number}" for number in range(plan.services)]
-    worlds = [World(server, folder / each, bulk, each, stores) for each in names]
+    worlds = [StormSetup(server, folder / each, bulk, each, stores) for each in names]
     try:
         yield worlds
     finally:
-        for world in worlds:
-            world.close()
+        for setup in worlds:
+            setup.close()
 
 
 class Life:
     """Everything that follows from one seed, but for what threads and machines make of it. The log tells that."""
 
-    def __init__(self, worlds: Sequence[World], seed: int, plan: Plan, log: Path) -> None:
+    def __init__(self, worlds: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> None:
         self._seed = seed
         self._plan = plan
         self._log_file = log.open("a", encoding="utf-8")
         self._started = time.monotonic()
         self._round = 0
-        self._sides = [Side(world, self._seed_of(world), plan, self._log_of(world)) for world in worlds]
+        self._sides = [Side(setup, self._seed_of(setup), plan, self._log_of(setup)) for setup in worlds]
         self._kills = Kills(self._sides, random.Random(f"{seed} kills"), plan.apart, self.log)
         self.tally = Tally()
         self.log(str(plan))
 
-    def _seed_of(self, world: World) -> str:
-        return str(self._seed) if self._plan.services == 1 else world.database
+    def _seed_of(self, setup: StormSetup) -> str:
+        return str(self._seed) if self._plan.services == 1 else setup.database
 
-    def _log_of(self, world: World) -> Callable[[str], None]:
-        prefix = "" if self._plan.services == 1 else f"{world.database} "
+    def _log_of(self, setup: StormSetup) -> Callable[[str], None]:
+        prefix = "" if self._plan.services == 1 else f"{setup.database} "
         return lambda text: self.log(prefix + text)
 
     def log(self, text: str) -> None:

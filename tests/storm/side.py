@@ -1,4 +1,4 @@
-"""One of the services in a life: its world, the device that follows it, and how both are judged."""
+"""One of the services in a life: its setup, the device that follows it, and how both are judged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import psutil
 from tests.storm.changes import Changes
 from tests.storm.ledger import Ledger, differences
 from tests.storm.plan import Plan
+from tests.storm.setup import StormSetup
 from tests.storm.tables import KINDS, LEDGER, USERS, shown_to
 from tests.storm.watcher import Device, Watcher
-from tests.storm.world import World
 from tests.storm.writers import Log, Writer
 from tests.support.fix_service import token_for
 from tests.support.many_devices import ManyDevices, digest
@@ -34,12 +34,12 @@ class StormFailed(AssertionError):
 class Side:
     """`seed` is of all that happens on this side; `ledger` is that of the round."""
 
-    def __init__(self, world: World, seed: str, plan: Plan, log: Log) -> None:
-        self.world = world
+    def __init__(self, setup: StormSetup, seed: str, plan: Plan, log: Log) -> None:
+        self.setup = setup
         self._seed = seed
         self._plan = plan
         self._log = log
-        self._changes = Changes(world.source.dsn, random.Random(f"{seed} changes"), log, many=plan.many > 0)
+        self._changes = Changes(setup.source.dsn, random.Random(f"{seed} changes"), log, many=plan.many > 0)
         self.done = self._changes.done
         self.ledger = Ledger("")
         self.writers: list[Writer] = []
@@ -52,16 +52,16 @@ class Side:
 
     def begin(self) -> None:
         """Lay the tables out and read them for the first time."""
-        self.world.lay_out(many=self._plan.many, heavy=self._plan.heavy > 0)
-        self.world.start()
+        self.setup.lay_out(many=self._plan.many, heavy=self._plan.heavy > 0)
+        self.setup.start()
         if self._plan.devices:
             tokens = [token_for(USERS[number % len(USERS)], 24 * 3600) for number in range(self._plan.devices)]
-            endpoint = self._own.enter_context(self.world.endpoint())
-            self._many = self._own.enter_context(ManyDevices(self.world.folder / "devices", endpoint, tokens))
+            endpoint = self._own.enter_context(self.setup.endpoint())
+            self._many = self._own.enter_context(ManyDevices(self.setup.folder / "devices", endpoint, tokens))
             self._many.open()
             self._many.connect()
-        self._device = Device(self.world.deployment.reader)
-        self._base, self._versions = self.world.truth()
+        self._device = Device(self.setup.deployment.reader)
+        self._base, self._versions = self.setup.truth()
 
     def change(self) -> None:
         """Change a table."""
@@ -84,7 +84,7 @@ class Side:
                     raise writer.failure
                 assert not writer.is_alive(), f"{writer.name} hangs"
             self._log("quiet")
-            self.world.settle()
+            self.setup.settle()
             self._log("settled")
         finally:
             watcher.end()
@@ -92,14 +92,14 @@ class Side:
             raise watcher.failure
 
     def _new_writers(self, number: int) -> list[Writer]:
-        published = self.world.published()
+        published = self.setup.published()
         paces = [(self._plan.transactions, PACE, False)] * self._plan.writers
         paces += [(self._plan.heavy, _HEAVY_PACE, True)] * (self._plan.heavy > 0)
         return [
             Writer(
                 f"{number}.{place}",
                 f"{self._seed} {number} {place}",
-                self.world.source.dsn,
+                self.setup.source.dsn,
                 count,
                 self.ledger,
                 published,
@@ -123,8 +123,8 @@ class Side:
 
     def agree(self) -> None:
         """Devices, those that stayed and new ones, show what the source has, and the store is whole."""
-        self._base, self._versions = self.world.truth()
-        for device, what in ((self._device, "the device"), (Device(self.world.deployment.reader), "a new device")):
+        self._base, self._versions = self.setup.truth()
+        for device, what in ((self._device, "the device"), (Device(self.setup.deployment.reader), "a new device")):
             shown = device.complete()
             assert shown is not None
             for user in USERS:
@@ -133,8 +133,8 @@ class Side:
                 self._fail_on(differences(wanted, seen), f"{what} of {user} does not show what the source has")
         if self._many is not None:
             self._agree_all(self._many)
-        self._fail_on(problems(self.world.deployment.address), "the store contradicts itself")
-        self.world.source.execute(f"delete from {LEDGER}")
+        self._fail_on(problems(self.setup.deployment.address), "the store contradicts itself")
+        self.setup.source.execute(f"delete from {LEDGER}")
 
     def _agree_all(self, devices: ManyDevices) -> None:
         """Wait until each of the many devices shows what the source has."""

@@ -9,48 +9,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tests.support.sync_configs import auto_streams
+
 LEDGER = "ledger"
 USERS = ("u0", "u1")
 ROOMS = tuple(f"r{n}" for n in range(4))
 REGIONS = ("east", "west", "north")
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  ledger:
-    auto_subscribe: true
-    query: SELECT * FROM ledger
-  keyed:
-    auto_subscribe: true
-    query: SELECT * FROM keyed WHERE owner = auth.user_id()
-  paired:
-    auto_subscribe: true
-    query: SELECT * FROM paired
-  indexed:
-    auto_subscribe: true
-    query: SELECT * FROM indexed WHERE owner = auth.user_id()
-  whole:
-    auto_subscribe: true
-    query: SELECT * FROM whole WHERE owner = auth.user_id()
-  plain:
-    auto_subscribe: true
-    query: SELECT * FROM plain
-  leaves:
-    auto_subscribe: true
-    query: SELECT * FROM leaves WHERE owner = auth.user_id()
-  rooms:
-    auto_subscribe: true
-    query: SELECT * FROM rooms WHERE owner = auth.user_id()
-  heavy:
-    auto_subscribe: true
-    query: SELECT * FROM heavy WHERE owner = auth.user_id()
-  crowd:
-    auto_subscribe: true
-    query: SELECT * FROM crowd WHERE owner = auth.user_id()
-  guests:
-    auto_subscribe: true
-    query: SELECT * FROM guests WHERE room IN (SELECT id FROM rooms WHERE owner = auth.user_id())
-"""
+CONFIG = auto_streams(
+    ledger="SELECT * FROM ledger",
+    keyed="SELECT * FROM keyed WHERE owner = auth.user_id()",
+    paired="SELECT * FROM paired",
+    indexed="SELECT * FROM indexed WHERE owner = auth.user_id()",
+    whole="SELECT * FROM whole WHERE owner = auth.user_id()",
+    plain="SELECT * FROM plain",
+    leaves="SELECT * FROM leaves WHERE owner = auth.user_id()",
+    rooms="SELECT * FROM rooms WHERE owner = auth.user_id()",
+    heavy="SELECT * FROM heavy WHERE owner = auth.user_id()",
+    crowd="SELECT * FROM crowd WHERE owner = auth.user_id()",
+    guests="SELECT * FROM guests WHERE room IN (SELECT id FROM rooms WHERE owner = auth.user_id())",
+)
 
 _COMMON = "owner text, n int, body text, big text"
 _MORE = ", ".join(f"c{n} text default 'c{n} of many'" for n in range(8))

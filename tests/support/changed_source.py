@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from headwater.oplog.lsn import ZERO
+from headwater.oplog.op import OpId
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.stream import Received, ReplicationStream
 from headwater.source.triggers import install
 from headwater.storage.contract.store import StoredTable
-from tests.support.fix_headwater import TRIGGERED, Deployment, plan_of, read_bucket, wait_until
+from headwater.storage.open import open_store
+from tests.support.fix_headwater import TRIGGERED, Deployment, plan_of, read_bucket
 from tests.support.model_device import ModelBucket, contents
 from tests.support.turns import AT_THE_START, BY_TRIGGERS
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
@@ -214,3 +218,44 @@ def unheard(deployment: Deployment) -> Iterator[None]:
         yield
         deployment.caught_up()
         over = True
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Nothing of the stream arrives meanwhile."""
+    receive = ReplicationStream.receive
+    begun, over = threading.Event(), threading.Event()
+
+    def waiting(stream: ReplicationStream, wait: float, *, more_expected: bool) -> Received:
+        begun.set()
+        if over.wait(0.01):
+            return receive(stream, wait, more_expected=more_expected)
+        return Received([], 0, ZERO, idle=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplicationStream, "receive", waiting)
+        wait_until(begun.is_set, "the stream to be held back")
+        yield
+        over.set()
+
+
+def given(deployment: Deployment) -> str:
+    """Every op that any device could have been given."""
+    backend = open_store(deployment.address)
+    batches = backend.read_history(OpId(0), backend.history_limits().checkpoint)
+    return "\n".join(op.line for batch in batches for op in batch)
+
+
+@contextmanager
+def locked(source: SourceDb, table: str = "busy") -> Iterator[psycopg.Connection]:
+    """Somebody keeps a table, and its partitions, to themselves."""
+    with psycopg.connect(source.dsn) as somebody:
+        somebody.execute(f"lock table {table} in access exclusive mode".encode())
+        yield somebody
+
+
+def ask_beside(deployment: Deployment, kind: str, **payload: object) -> threading.Thread:
+    """A command that waits for its result beside the test."""
+    command = threading.Thread(target=deployment.ask, args=(kind,), kwargs=payload, daemon=True)
+    command.start()
+    return command

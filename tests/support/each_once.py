@@ -11,14 +11,6 @@ from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.store_checker import histories, problems
 
-NOTES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes WHERE owner = auth.user_id()
-"""
-
 OWNERS = ("a", "b", "c")
 
 

@@ -17,8 +17,8 @@ from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.sql.stats import Disk
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 _SLOT = SlotHealth("slot", "reserved", active=True, behind=1, held=2, left=3, limit=4, xmin_age=5, xmin_limit=6)
 _FLOW = Flow(read_at=3.0, asked_at=3.0, log_end=Lsn(9), stored=Lsn(5), caught_up_at=1.0, behind_since=2.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,6 +27,7 @@ from headwater.storage.open import open_store
 from tests.support.plain_http import plain_http
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
+from tests.support.waiting import wait_until
 
 OPENAPI = "/api/headwater/v1/openapi.json"
 TOKEN = "an admin token of the tests"
@@ -101,7 +101,7 @@ def running_admin(
         try:
             headers = {"authorization": f"Token {TOKEN}"}
             with plain_http(port, headers) as http:
-                _wait_until_started(http)
+                wait_until(lambda: http.get("/probes/startup").status_code == 200, "the server to start")
                 document = http.get(OPENAPI).json()
                 http.event_hooks = {"response": [partial(is_as_described, document)]}
                 yield AdminEndpoint(app, server, http, port, public)
@@ -124,12 +124,6 @@ def is_as_described(document: dict[str, Any], response: httpx.Response) -> None:
     described = operation["responses"][str(response.status_code)]["content"]["application/json"]["schema"]
     answer = json.loads(response.read())
     Draft202012Validator({**described, "components": document["components"]}).validate(answer)
-
-
-def _wait_until_started(http: httpx.Client) -> None:
-    deadline = time.monotonic() + 60
-    while http.get("/probes/startup").status_code != 200:
-        assert time.monotonic() < deadline, "the server starts"
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.plain_http import plain_http
 from tests.support.slow_store import SlowStore
+from tests.support.waiting import wait_until
 
 AnyStore = TypeVar("AnyStore", bound=MemoryStore)
 
@@ -224,20 +225,13 @@ def running(store: MemoryStore, extra_routes: Sequence[BaseRoute] = (), **settin
     thread.start()
     try:
         with plain_http(port) as http:
-            service = Endpoint(store, head, server, http, thread)
-            _wait_until_started(service)
-            yield service
+            wait_until(lambda: http.get("/probes/startup").status_code == 200, "the server to start")
+            yield Endpoint(store, head, server, http, thread)
     finally:
         if not server.should_exit:  # a second signal would not let it end in order
             server.handle_exit(15, None)
         thread.join(60)
         assert not thread.is_alive(), "the server ends"
-
-
-def _wait_until_started(service: Endpoint) -> None:
-    deadline = time.monotonic() + 60
-    while service.http.get("/probes/startup").status_code != 200:
-        assert time.monotonic() < deadline, "the server starts"
 
 
 @pytest.fixture

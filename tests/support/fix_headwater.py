@@ -47,37 +47,20 @@ from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
 from tests.support.model_device import ModelBucket, contents, parse_ops
 from tests.support.store_checker import problems
 from tests.support.store_file import store_file, store_tables
+from tests.support.waiting import DEADLINE, wait_until
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_postgres import SourceDb
 
-DEADLINE = 120.0
 HASTY = PollIntervals(catalog=0.5, recheck=0.2, min_interval=0.02, health=5.0, work=0.1, retry=1.0)
 """Each look costs the source 10 ms of a processor."""
 WATCHED = replace(HASTY, health=1.0)
 """Of a test that asks how the source stands."""
 TRIGGERED = replace(HASTY, catalog=3600.0)
-
-NOTES = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes
-"""
 """Of a replicator that hears of changes of tables by event triggers alone."""
 
+
 _numbers = itertools.count(1)
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE, pause: float = 0.01) -> None:
-    """Wait for a state of the world that no event announces. Looking costs what is waited for its processor, so the
-    longer it takes the more seldom it is looked at."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,6 +93,7 @@ class Deployment:
     silence_seconds: float = 60.0
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     take_slot: bool = False
+    whole: bool = True  # to be checked in the end
     figures: Figures = field(default_factory=Figures)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -216,6 +200,12 @@ class Deployment:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def close_whole(self) -> None:
+        """Close it, and hold the store to have nothing in it that contradicts itself."""
+        self.close()
+        if self.whole and self.directory.exists():
+            assert self.problems() == []
 
     def caught_up(self, own: psycopg.Connection | None = None) -> int:
         """Wait until clients can see every commit made so far; returns the checkpoint's op id. Other threads than the
@@ -388,14 +378,15 @@ def deploy(
     source_db: SourceDb, bulk: BulkJobs, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Deployment]]:
     """`deploy(yaml)` describes a deployment over the test's database; `start()` it when the tables are there. Its
-    store is embedded, or in Postgres when the test or HEADWATER_TEST_STORAGE says so."""
+    store is embedded, or in Postgres when the test or HEADWATER_TEST_STORAGE says so. After the test it has to be
+    whole, unless `deployment.whole` says otherwise."""
     everywhere = os.environ.get("HEADWATER_TEST_STORAGE") == "postgres"
     with ExitStack() as stack:
 
         def make(yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere) -> Deployment:
             storage = request.getfixturevalue("postgres_storage") if on_postgres else None
             deployment = Deployment(source_db, directory or tmp_path / "store", yaml, bulk, storage=storage)
-            stack.callback(deployment.close)
+            stack.callback(deployment.close_whole)
             return deployment
 
         yield make

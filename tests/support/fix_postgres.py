@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -23,6 +23,7 @@ import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, find_binaries
+from headwater.source.connect import SourceSettings
 from tests.support.one_at_a_time import alone
 from tests.support.postgres_versions import every_postgres_of, postgres_of
 
@@ -73,6 +74,11 @@ class SourceDb:
     def fetch(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows of a query."""
         return self.connection.execute(statement, parameters or None).fetchall()
+
+    def settings(self, **changes: Any) -> SourceSettings:
+        """How the service reaches it."""
+        base = SourceSettings("127.0.0.1", self.name, "postgres", port=self.server.port, sslmode="disable")
+        return replace(base, **changes)
 
     def needs(self, major: int, feature: str) -> None:
         """Skip the test on a server older than `major`, which lacks `feature`."""

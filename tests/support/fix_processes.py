@@ -4,88 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.support.command import command, environment
-
-DEADLINE = 60.0
+from tests.support.command import command
+from tests.support.processes import Running, hit
+from tests.support.processes import start as start_process
 
 _ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
-_hit: Counter[str] = Counter()
-
-
-@dataclass(frozen=True)
-class Running:
-    """A process that was started, and what it writes."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-    failpoints: Path
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def wait_for(self, text: str, times: int = 1) -> None:
-        """Wait until it has said this so often."""
-        deadline = time.monotonic() + DEADLINE
-        while self.output.count(text) < times:
-            assert self.alive, f"ended with {self.process.returncode}, not having said {text!r}:\n{self.output}"
-            assert time.monotonic() < deadline, f"did not say {text!r}:\n{self.output}"
-            time.sleep(0.01)
-
-    def family(self) -> set[psutil.Process]:
-        """The processes below it."""
-        try:
-            return set(psutil.Process(self.process.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            return set()
-
-    def kill(self) -> None:
-        """End it as by `kill -9`. When this returns, nothing is left of it."""
-        self.process.kill()
-        self.process.wait()
-
-    def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def ask_to_end(self) -> None:
-        self.process.terminate()
-
-    def wait(self, seconds: float = DEADLINE) -> int:
-        """Its exit code."""
-        return self.process.wait(seconds)
-
-    def died_at(self, failpoint: str) -> None:
-        """Wait for its death, and see that it was at this failpoint."""
-        code = self.wait(2 * DEADLINE)
-        assert code == -signal.SIGKILL, f"ended with {code}:\n{self.output}"
-        assert self.failpoints.read_text(encoding="utf-8").split() == [failpoint]
-        _hit[failpoint] += 1
-
-
-def wait_gone(processes: set[psutil.Process]) -> None:
-    """Wait until none of these runs any more."""
-    _, left = psutil.wait_procs(processes, DEADLINE)
-    assert not left, f"still running: {left}"
 
 
 Launch = Callable[..., Running]
@@ -93,23 +24,10 @@ Launch = Callable[..., Running]
 
 def _start(folder: Path, arguments: list[str], failpoint: str) -> Running:
     number = next(_numbers)
-    running = Running(
-        subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=(log := (folder / f"process-{number}.log").open("wb")),
-            stderr=log,
-            cwd=_ROOT,
-            env=environment(
-                HEADWATER_FAILPOINT=failpoint,
-                HEADWATER_FAILPOINT_LOG=str(folder / f"failpoints-{number}"),
-            ),
-        ),
-        folder / f"process-{number}.log",
-        folder / f"failpoints-{number}",
-    )
-    log.close()
-    return running
+    failpoints = folder / f"failpoints-{number}"
+    variables = {"HEADWATER_FAILPOINT": failpoint, "HEADWATER_FAILPOINT_LOG": str(failpoints)}
+    log = folder / f"process-{number}.log"
+    return start_process(arguments, log, failpoints=failpoints, cwd=_ROOT, variables=variables)
 
 
 def _finish(running: Running) -> None:
@@ -158,17 +76,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """One of several workers tells what it saw."""
     output: dict[str, object] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["failpoints"] = dict(_hit)
+        output["failpoints"] = dict(hit)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
     """What a worker saw; one that crashed tells nothing."""
-    _hit.update(getattr(node, "workeroutput", {}).get("failpoints", {}))
+    hit.update(getattr(node, "workeroutput", {}).get("failpoints", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which failpoints processes of this session died at."""
-    if _hit:
-        named = ", ".join(f"{name} ({count})" for name, count in sorted(_hit.items()))
+    if hit:
+        named = ", ".join(f"{name} ({count})" for name, count in sorted(hit.items()))
         terminalreporter.write_line(f"processes died at these failpoints: {named}")

@@ -7,12 +7,8 @@ import itertools
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -25,6 +21,9 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.command import command
+from tests.support.processes import Running, start
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_headwater import Deployment
@@ -42,7 +41,7 @@ class Service:
     port: int
     upload_url: str
     more: Mapping[str, object] = field(default_factory=dict)
-    _process: subprocess.Popen[bytes] | None = None
+    _running: Running | None = None
 
     @property
     def endpoint(self) -> str:
@@ -51,8 +50,8 @@ class Service:
     @property
     def pid(self) -> int:
         """Of the process, which has to run."""
-        assert self._process is not None
-        return self._process.pid
+        assert self._running is not None
+        return self._running.process.pid
 
     @property
     def log(self) -> Path:
@@ -66,16 +65,15 @@ class Service:
     def start(self) -> None:
         """Start the process and wait until it answers."""
         self.config.write_text(json.dumps({**config_of(self.deployment, self.port), **self.more}), encoding="utf-8")
-        with self.log.open("wb") as out:
-            command = [sys.executable, "-m", "headwater", "api", "--config", str(self.config)]
-            self._process = subprocess.Popen(command, stdout=out, stderr=out)
-        _wait_started(self.port, self._process, self.log)
+        self.log.unlink(missing_ok=True)
+        self._running = start(command("api", "--config", self.config), self.log)
+        self._running.wait_ready(self.port, seconds=90)
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(90)
-            self._process = None
+        if self._running is not None:
+            self._running.ask_to_end()
+            self._running.wait(90)
+            self._running = None
 
 
 def token_for(user: str, seconds: int = 3600, **claims: object) -> str:
@@ -101,15 +99,8 @@ def free_port() -> int:
 def config_of(deployment: Deployment, port: int) -> dict[str, object]:
     """The service config that describes a deployment, in the published shape."""
     settings = deployment.settings
-    connection = {
-        "type": "postgresql",
-        "hostname": settings.host,
-        "port": settings.port,
-        "database": settings.database,
-        "username": settings.user,
-        "password": "unused",
-        "sslmode": "disable",
-        "slot_name_prefix": settings.slot_prefix,
+    connection = connection_to(settings.port, settings.database, settings.user) | {
+        "slot_name_prefix": settings.slot_prefix
     }
     return {
         "replication": {"connections": [connection]},
@@ -121,26 +112,33 @@ def config_of(deployment: Deployment, port: int) -> dict[str, object]:
     }
 
 
+def connection_to(
+    port: int, database: str = "postgres", user: str = "postgres", password: str = "unused"
+) -> dict[str, object]:
+    """A Postgres of this machine, for a service config."""
+    return {
+        "type": "postgresql",
+        "hostname": "127.0.0.1",
+        "port": port,
+        "database": database,
+        "username": user,
+        "password": password,
+        "sslmode": "disable",
+    }
+
+
 def _storage_of(deployment: Deployment) -> dict[str, object]:
     if deployment.storage is None:
         return {"type": "sqlite", "path": str(deployment.directory)}
     store = conninfo_to_dict(deployment.storage.conninfo)
-    return {
-        "type": "postgresql",
-        "hostname": store["host"],
-        "port": int(store["port"] or 0),
-        "database": store["dbname"],
-        "username": store["user"],
-        "password": "unused",
-        "sslmode": "disable",
-        "schema": deployment.storage.schema,
-    }
+    connection = connection_to(int(store["port"] or 0), str(store["dbname"]), str(store["user"]))
+    return {**connection, "schema": deployment.storage.schema}
 
 
-def client_auth() -> dict[str, object]:
-    """What a service needs to take the tokens of `token_for`."""
-    key = {"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(KEY).decode()}
-    return {"audience": [AUDIENCE], "jwks": {"keys": [key]}}
+def client_auth(secret: bytes = KEY, audience: str = AUDIENCE) -> dict[str, object]:
+    """What a service needs to take tokens that are signed with this, as those of `token_for` are."""
+    key = {"kty": "oct", "alg": "HS256", "k": base64.urlsafe_b64encode(secret).decode()}
+    return {"audience": [audience], "jwks": {"keys": [key]}}
 
 
 def _uploads(dsn: str) -> type[BaseHTTPRequestHandler]:
@@ -184,26 +182,13 @@ def _statement(entry: dict[str, dict[str, object]]) -> sql.Composed:
     return sql.SQL("insert into {} ({}) values ({})").format(table, names, marks)
 
 
-def _wait_started(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/startup", timeout=30).close()
-            return
-        except (urllib.error.URLError, OSError):
-            ended = process.poll() is not None
-            assert not ended, f"the endpoint ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"the endpoint does not start: {log.read_text()}"
-            time.sleep(0.02)
-
-
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """`serve(deployment)` starts `headwater api` over its store, and an upload backend over its source. What is named
     beside it goes into the service config."""
     with ExitStack() as stack:
 
-        def start(deployment: Deployment, **more: object) -> Service:
+        def serve(deployment: Deployment, **more: object) -> Service:
             port = free_port()
             uploads = ThreadingHTTPServer(("127.0.0.1", 0), _uploads(deployment.source.dsn))
             threading.Thread(target=uploads.serve_forever, daemon=True).start()
@@ -215,4 +200,4 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
             service.start()
             return service
 
-        yield start
+        yield serve

@@ -12,7 +12,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
 from tests.storm.life import Life, Tally, worlds_of
 from tests.storm.plan import Plan
-from tests.storm.world import World
+from tests.storm.setup import StormSetup
 
 Storm = Callable[..., Tally]
 
@@ -35,7 +35,7 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
 
 
 @contextmanager
-def _life(worlds: Sequence[World], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
+def _life(worlds: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
     life = Life(worlds, seed, plan, log)
     try:
         yield life

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -87,6 +88,20 @@ class Uploads:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"authorization": f"Token {self.token(user, **claims)}"}
         return self.endpoint.http.post("/upload", content=content, headers=headers, timeout=30)
+
+    def config(self, folder: Path) -> dict[str, Any]:
+        """A service config for the same source."""
+        from tests.support.fix_api import AUDIENCE, SECRET
+        from tests.support.fix_service import client_auth, connection_to, free_port
+
+        login = self.settings.login
+        return {
+            "replication": {"connections": [connection_to(login.port, login.database, login.user)]},
+            "storage": {"type": "sqlite", "path": str(folder / "store")},
+            "client_auth": client_auth(SECRET, AUDIENCE),
+            "upload": {"role": self.settings.role, "tables": {"notes": {}}},
+            "port": free_port(),
+        }
 
     def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         return self.db.fetch(query, *parameters)

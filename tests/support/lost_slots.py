@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from headwater.source.stream import Received, ReplicationStream
-from tests.support.fix_headwater import DEADLINE, wait_until
 from tests.support.fix_postgres import SourceDb
+from tests.support.waiting import DEADLINE, wait_until
 
 
 def outrun(source: SourceDb) -> None:

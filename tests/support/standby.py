@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 
 def copy_of(server: EmbeddedPostgres, directory: Path) -> Path:

@@ -28,7 +28,7 @@ from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.store import Store
 from tests.contract.compaction.world import A, B, World, kinds
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_in_the_background_what_is_settled_is_compacted_by_itself(world: World) -> None:

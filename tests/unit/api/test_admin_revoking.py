@@ -13,9 +13,9 @@ import pytest
 from headwater.api.admin.route import AdminSettings
 from tests.support.fix_admin import NOWHERE, SECRET, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
+from tests.support.waiting import wait_until
 
 OURS = "/api/headwater/v1"
 PROMISED_SECONDS = 15.0  # with what a busy machine takes, and before anything else would come

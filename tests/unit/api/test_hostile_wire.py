@@ -19,7 +19,7 @@ from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from tests.support import fix_service
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import Deploy, wait_until
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.fix_upload import NOTES
@@ -29,6 +29,7 @@ from tests.support.hostile.requests import CHANGING
 from tests.support.hostile.siege import Neighbour, Tally, besiege, no_failure_in_the_log
 from tests.support.hostile.wire import Wire
 from tests.support.ruled_configs import STREAM_ADDED
+from tests.support.waiting import wait_until
 
 PARTS, CONVERSATIONS = 2, 100_000
 ADMIN = "an admin token of the tests"

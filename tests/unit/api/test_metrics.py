@@ -16,8 +16,8 @@ from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.sql.stats import Disk
 from tests.support.fix_api import Endpoint
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 SOURCE = SourceSettings("127.0.0.1", "app", "headwater")
 DISK = Disk(rows=1, ops=2, segments=4, lookups=8, other=16, free=32, file=64)

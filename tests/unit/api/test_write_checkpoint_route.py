@@ -20,8 +20,8 @@ from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceUnreachableError
 from headwater.storage.contract.reader import WriteCheckpoint
 from tests.support.fix_api import RULES, Endpoint, PlayedHead, make_token, running
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 
 def number(endpoint: Endpoint, user: str = "u1", client_id: str | None = None) -> str:

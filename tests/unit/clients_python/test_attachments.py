@@ -11,7 +11,7 @@ import pytest
 from headwater_client import ATTACHMENTS, Attachment, AttachmentQueue, Database
 from headwater_client.attachments import AttachmentState
 from headwater_client.database.watch import QueryWatch
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = {"users": {"photo_id": "text"}, "attachments": ATTACHMENTS}
 NAMED = "select photo_id as id, photo_id || '.jpg' as filename from users where photo_id is not null"

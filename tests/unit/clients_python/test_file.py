@@ -17,7 +17,7 @@ from sqlite_utils.db import NotFoundError
 from headwater_client import Credentials, CrudEntry, Database, Schema, Table, TrackPrevious
 from headwater_client.database.connector import as_json
 from headwater_client.errors import FileError, SchemaError
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 TODOS = {
     "todos": Table({"title": "text", "done": "integer", "share": "real"}, indexes={"by_title": ["title", "-done"]})

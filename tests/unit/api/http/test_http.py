@@ -19,8 +19,8 @@ from headwater.api.streams.endpoint import BSON, NDJSON
 from headwater.codes import CODES
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 JSON = "application/json"
 

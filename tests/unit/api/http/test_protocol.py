@@ -21,11 +21,11 @@ from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import MOST_CALLS, BoundedProtocol
 from headwater.api.streams.service import StreamLimits
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import Answer, connected
+from tests.support.waiting import wait_until
 
 MEBIBYTE = 1024 * 1024
 GET = b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n"

@@ -22,11 +22,11 @@ from headwater.api.streams.service import StreamLimits
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.rsocket_client import Received, Requester, requester
+from tests.support.waiting import wait_until
 
 MEBIBYTE = 1 << 20
 LARGE = 8 * MEBIBYTE

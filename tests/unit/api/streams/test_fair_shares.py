@@ -14,10 +14,10 @@ from headwater.api.rsocket import connection
 from headwater.api.streams import endpoint as stream_endpoint
 from headwater.sync.request import BodyLimits, StreamRequest, parse_stream_request
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import requester
 from tests.support.slow_store import SlowStore
+from tests.support.waiting import wait_until
 
 GREEDY = 10
 

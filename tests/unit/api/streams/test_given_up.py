@@ -11,10 +11,10 @@ import pytest
 
 from headwater.telemetry.log_facts import facts_of
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.rsocket_client import requester
 from tests.support.slow_store import SlowStore
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 MEBIBYTE = 1 << 20
 LARGE = 12 * MEBIBYTE

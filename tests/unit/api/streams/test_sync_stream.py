@@ -18,10 +18,10 @@ from headwater.replication.health import ReplicationState, ReplicatorHealth, to_
 from headwater.source.readiness.finding import Finding
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import requester
+from tests.support.waiting import wait_until
 
 
 def test_the_answer_starts_with_exactly_the_headers_that_clients_compare(endpoint: Endpoint) -> None:

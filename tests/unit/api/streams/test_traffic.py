@@ -9,8 +9,8 @@ import pytest
 
 from headwater.api.streams.traffic import DELAYS
 from tests.support.fix_api import RULES, Endpoint
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 
 EPOCH_2000 = 946_684_800
 
