@@ -20,7 +20,7 @@ from headwater.storage.contract.store import LeaseHeldError, RevokedKind, Sealed
 from headwater.storage.open import open_store
 from headwater.storage.postgres.archive import PostgresLoad
 from headwater.storage.sqlite.archive import SqliteLoad
-from tests.support.archived_store import BUCKETS, A, B, everything, fill
+from tests.contract.archived_store import BUCKETS, A, B, everything, fill
 from tests.support.command import headwater
 from tests.support.fix_stores import NewAddress
 from tests.support.model_device import ModelBucket

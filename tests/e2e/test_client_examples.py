@@ -15,11 +15,11 @@ import pytest
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from headwater_client import Database, UploadConnector
+from tests.e2e.terminal import load_todo_app
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, free_port
 from tests.support.sync_configs import auto_streams
-from tests.support.terminal import load_todo_app
 
 pytestmark = pytest.mark.e2e
 

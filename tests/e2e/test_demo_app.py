@@ -12,11 +12,11 @@ import psycopg
 import pytest
 
 from headwater_client import Database, Refusal, UploadConnector
+from tests.e2e.terminal import Terminal
 from tests.support.dev_run import Run, running
 from tests.support.example_schemas import make_example
 from tests.support.fix_browser import Browser
 from tests.support.fix_postgres import SourceDb
-from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
 ADDRESS = r"http://127\.0\.0\.1:\d+/demo/"

@@ -14,8 +14,8 @@ import pytest
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
+from tests.e2e.doc_shell import Shell
 from tests.support.doc_blocks import Block, all_blocks
-from tests.support.doc_shell import Shell
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, free_port

@@ -22,25 +22,25 @@ from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite.writer import SqliteWriter
-from tests.integration.test_upload_crashes import UPLOAD_POINTS
-from tests.support import small_bulk
-from tests.support.each_once import Writer, assert_each_once, snapshot_of_empty_table, write
-from tests.support.fix_headwater import Deploy, Deployment, read_bucket
-from tests.support.fix_postgres import SourceDb
-from tests.support.fix_processes import Launch
-from tests.support.fix_service import config_of, free_port
-from tests.support.fix_stores import LASTING, NewAddress
-from tests.support.little_source import (
+from tests.integration import small_bulk
+from tests.integration.little_source import (
     SOURCE,
     expected_buckets,
     expected_lookups,
     rows_after,
     sides_of,
 )
+from tests.integration.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
+from tests.integration.test_upload_crashes import UPLOAD_POINTS
+from tests.support.each_once import Writer, assert_each_once, snapshot_of_empty_table, write
+from tests.support.fix_headwater import Deploy, Deployment, read_bucket
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import config_of, free_port
+from tests.support.fix_stores import LASTING, NewAddress
 from tests.support.model_device import ModelBucket, contents
 from tests.support.processes import Running, wait_gone
 from tests.support.store_checker import leftovers, problems
-from tests.support.store_life import FAVOURITES, LSN_EACH, MIGRATION_POINTS, write_address
 from tests.support.sync_configs import OWN_NOTES
 from tests.support.waiting import wait_until
 
@@ -153,7 +153,7 @@ def test_kill_while_bulk_job_is_taken_over(launch_module: Launch, tmp_path: Path
     small_bulk.run(directory, "first")
     reader = open_store(SqliteAddress(str(directory))).open_reader()
     device = follow(reader, {})
-    dying = launch_module("tests.support.small_bulk", str(directory), "second", failpoint=failpoint)
+    dying = launch_module("tests.integration.small_bulk", str(directory), "second", failpoint=failpoint)
     dying.died_at(point)
     seen = "second" if point == "publish.after_commit" else "first"
     assert problems(directory) == []
@@ -264,7 +264,7 @@ class Witness:
     def dies(self, failpoint: str, favourite: str, seed: int) -> Running:
         """A process works on the store until it dies there."""
         arguments = write_address(self.address), str(seed), favourite
-        running = self.launch_module("tests.support.store_life", *arguments, failpoint=failpoint)
+        running = self.launch_module("tests.integration.store_life", *arguments, failpoint=failpoint)
         running.died_at(failpoint.partition(":")[0])
         told = [line.split()[1] for line in running.output.splitlines() if line.startswith("reached ")]
         self.reached = max(self.reached, *map(int, told), 0)

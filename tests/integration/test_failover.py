@@ -15,10 +15,10 @@ from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.slot import system_identity
 from headwater.source.stream import ReplicationStream
+from tests.integration.standby import copy_of, end_of, promote, standby_of, wait_for
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import FAST, SourceDb, program_of
-from tests.support.standby import copy_of, end_of, promote, standby_of, wait_for
 from tests.support.sync_configs import NOTES, NOTES_AND_OTHERS
 from tests.support.waiting import wait_until
 

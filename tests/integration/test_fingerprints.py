@@ -12,11 +12,11 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.replication.tables.schema_watch import wanted_tables
 from headwater.source.catalog.published import PublishedTable, published_tables
 from headwater.storage.contract.store import StoredTable
+from tests.integration.table_forms import COMPARED, FORMS, HARMLESS, OTHER_JSON, Form
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import NOTES_AND_OTHERS, auto_streams
-from tests.support.table_forms import COMPARED, FORMS, HARMLESS, OTHER_JSON, Form
 from tests.support.waiting import wait_until
 
 PUBLICATION = "create publication headwater for all tables with (publish_via_partition_root)"

@@ -13,9 +13,9 @@ from headwater.source.slot import SnapshotKeeper
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_store
+from tests.integration.pooler import silent_pooler
 from tests.support.command import headwater_here
 from tests.support.fix_postgres import SourceDb
-from tests.support.pooler import silent_pooler
 
 DIRECTLY = "connect to Postgres itself"
 

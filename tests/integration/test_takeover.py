@@ -27,7 +27,7 @@ from headwater.storage.contract.store import (
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite.writer import SqliteWriter
-from tests.support import small_bulk
+from tests.integration import small_bulk
 from tests.support.each_once import OWNERS, assert_each_once, snapshot_of_empty_table, write
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb

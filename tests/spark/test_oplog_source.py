@@ -207,7 +207,7 @@ def test_a_stream_that_was_killed_between_batches_continues_without_loss_or_repe
     some_history(written)
     folder = tmp_path / "tap"
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.oplog_tap", path_of(written), str(folder), "300"], start_new_session=True
+        [sys.executable, "-m", "tests.spark.oplog_tap", path_of(written), str(folder), "300"], start_new_session=True
     ) as tap:
         metadata = folder / "out" / "_spark_metadata"
         wait_until(lambda: (metadata / "2").exists() or tap.poll() is not None, "three batches", seconds=120)

@@ -46,7 +46,7 @@ def driver(machines: Machines) -> Iterator[Callable[..., subprocess.Popen[str]]]
     started: list[subprocess.Popen[str]] = []
 
     def start(python: Path, *options: str) -> subprocess.Popen[str]:
-        arguments = ["-m", "tests.support.cluster_driver", machines.master, str(python), *options]
+        arguments = ["-m", "tests.spark.cluster_driver", machines.master, str(python), *options]
         pipe = subprocess.PIPE
         started.append(
             subprocess.Popen([sys.executable, *arguments], stdin=pipe, stdout=pipe, env=environment(), text=True)

@@ -29,10 +29,10 @@ from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.sqlite.writer import SqliteWriter
 from headwater_rules.compiler.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
+from tests.spark.spark_jobs import spark_jobs
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb, skip_without
 from tests.support.local_bulk import local_bulk
-from tests.support.spark_jobs import spark_jobs
 
 pytestmark = pytest.mark.spark
 

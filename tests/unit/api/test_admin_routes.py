@@ -27,10 +27,10 @@ from headwater_rules.schema import SeenSchema, SourceSchema
 from tests.support.command import Outcome
 from tests.support.fix_admin import SECRET, AdminEndpoint
 from tests.support.fix_api import make_token
-from tests.support.hostile.requests import ADMIN
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore
 from tests.support.waiting import wait_until
+from tests.unit.api.hostile.requests import ADMIN
 
 OURS = "/api/headwater/v1"
 Run = Callable[..., Outcome]

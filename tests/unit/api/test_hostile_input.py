@@ -28,13 +28,13 @@ from tests.support.fix_admin import TOKEN, StillHead
 from tests.support.fix_api import AUDIENCE, jwk, make_token
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES
-from tests.support.hostile.conversation import credentials
-from tests.support.hostile.in_process import listening
-from tests.support.hostile.mixture import conversations
-from tests.support.hostile.siege import AT_ONCE, Neighbour, Tally, besiege, no_failure_in_the_log
 from tests.support.ruled_configs import STREAM_ADDED
 from tests.support.ruled_store import RuledStore
 from tests.support.signers import signer
+from tests.unit.api.hostile.conversation import credentials
+from tests.unit.api.hostile.in_process import listening
+from tests.unit.api.hostile.mixture import conversations
+from tests.unit.api.hostile.siege import AT_ONCE, Neighbour, Tally, besiege, no_failure_in_the_log
 
 PARTS, CONVERSATIONS = 10, 100_000
 MEBIBYTE = 1024 * 1024

@@ -23,13 +23,13 @@ from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
 from tests.support.fix_upload import NOTES
-from tests.support.hostile.conversation import Credentials, credentials
-from tests.support.hostile.mixture import conversations
-from tests.support.hostile.requests import CHANGING
-from tests.support.hostile.siege import Neighbour, Tally, besiege, no_failure_in_the_log
-from tests.support.hostile.wire import Wire
 from tests.support.ruled_configs import STREAM_ADDED
 from tests.support.waiting import wait_until
+from tests.unit.api.hostile.conversation import Credentials, credentials
+from tests.unit.api.hostile.mixture import conversations
+from tests.unit.api.hostile.requests import CHANGING
+from tests.unit.api.hostile.siege import Neighbour, Tally, besiege, no_failure_in_the_log
+from tests.unit.api.hostile.wire import Wire
 
 PARTS, CONVERSATIONS = 2, 100_000
 ADMIN = "an admin token of the tests"

@@ -1,4 +1,4 @@
-"""A bulk job without Spark, as a process that can die: `python -m tests.support.small_bulk DIRECTORY TEXT`.
+"""A bulk job without Spark, as a process that can die: `python -m tests.integration.small_bulk DIRECTORY TEXT`.
 
 Two tables of 40 rows each, in two parts each, are staged and published; every row carries TEXT.
 """

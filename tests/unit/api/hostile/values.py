@@ -12,7 +12,7 @@ import bson
 import orjson
 from bson.errors import BSONError
 
-from tests.support.hostile.damage import damaged
+from tests.unit.api.hostile.damage import damaged
 
 
 def _nested(levels: int) -> object:

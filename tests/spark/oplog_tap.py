@@ -1,4 +1,4 @@
-"""A stream over a store's op log, as a process that can die: `python -m tests.support.oplog_tap STORE FOLDER OPS`.
+"""A stream over a store's op log, as a process that can die: `python -m tests.spark.oplog_tap STORE FOLDER OPS`.
 
 Writes Parquet to FOLDER/out, at most OPS ops a batch, and never ends by itself.
 """

@@ -11,10 +11,10 @@ from typing import Any, Final
 import bson
 
 from tests.support import rsocket_client as client
-from tests.support.hostile.conversation import Conversation, Credentials
-from tests.support.hostile.damage import damaged, split
-from tests.support.hostile.requests import STREAM
-from tests.support.hostile.values import damaged_bson, damaged_json
+from tests.unit.api.hostile.conversation import Conversation, Credentials
+from tests.unit.api.hostile.damage import damaged, split
+from tests.unit.api.hostile.requests import STREAM
+from tests.unit.api.hostile.values import damaged_bson, damaged_json
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 SENTINEL: Final = b"all that was said before"

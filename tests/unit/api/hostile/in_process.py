@@ -13,7 +13,7 @@ from headwater.api.app import ApiApp
 from headwater.api.http.connections import LimitedConfig
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.server import ApiServer
-from tests.support.hostile.line import Connect, Line
+from tests.unit.api.hostile.line import Connect, Line
 
 
 @asynccontextmanager

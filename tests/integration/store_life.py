@@ -1,5 +1,5 @@
 """A store that is written to as a replicator, bulk jobs and compaction do, by a process that can die anywhere:
-`python -m tests.support.store_life ADDRESS SEED FAVOURITE`.
+`python -m tests.integration.store_life ADDRESS SEED FAVOURITE`.
 
 It follows the source on paper (`little_source`) from wherever the store stands. After each transaction of the store
 that brought it further it says how far. What it does next is chance, its favourite more often than the rest.
@@ -27,7 +27,7 @@ from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.leases import process_owner
 from headwater_rules.results import Put
-from tests.support.little_source import (
+from tests.integration.little_source import (
     DEFINITIONS,
     RELATION,
     SOURCE,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.support.hostile.conversation import Conversation, Credentials
-from tests.support.hostile.damage import damaged, split
-from tests.support.hostile.values import damaged_json
 from tests.support.ruled_configs import REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
+from tests.unit.api.hostile.conversation import Conversation, Credentials
+from tests.unit.api.hostile.damage import damaged, split
+from tests.unit.api.hostile.values import damaged_json
 
 Header = tuple[bytes, bytes]
 

@@ -1,4 +1,4 @@
-"""`python -m tests.support.cluster_driver MASTER PYTHON [wait]`: run tasks on a cluster whose executors have this
+"""`python -m tests.spark.cluster_driver MASTER PYTHON [wait]`: run tasks on a cluster whose executors have this
 Python, and again after the cluster has ended the application; or with `wait`, after a line has come, until they are
 done. Prints `done` each time, and errors of ours. A process has one Spark, so this is one of its own."""
 

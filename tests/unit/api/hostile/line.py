@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from tests.support.hostile.conversation import Conversation
+from tests.unit.api.hostile.conversation import Conversation
 
 _KEPT: Final = 1 << 20
 _ENOUGH: Final = (b'"checkpoint_complete"', b"checkpoint_complete\0")

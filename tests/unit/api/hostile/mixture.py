@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tests.support.hostile.conversation import Conversation, Credentials
-from tests.support.hostile.requests import HostileRequests
-from tests.support.hostile.sockets import HostileSockets
+from tests.unit.api.hostile.conversation import Conversation, Credentials
+from tests.unit.api.hostile.requests import HostileRequests
+from tests.unit.api.hostile.sockets import HostileSockets
 
 
 def conversations(

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from tests.support.hostile.conversation import Conversation
-from tests.support.hostile.line import Connect, Line
-from tests.support.hostile.verdict import heard
+from tests.unit.api.hostile.conversation import Conversation
+from tests.unit.api.hostile.line import Connect, Line
+from tests.unit.api.hostile.verdict import heard
 
 AT_ONCE: Final = 48
 BETWEEN: Final = 500

@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import cast
 
-from tests.support.hostile.line import Line
+from tests.unit.api.hostile.line import Line
 
 _RESET = struct.pack("ii", 1, 0)
 

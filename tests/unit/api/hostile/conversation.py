@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.support.fix_api import AUDIENCE, SECRET
-from tests.support.hostile.values import damaged_json
 from tests.support.signers import signer
+from tests.unit.api.hostile.values import damaged_json
 
 _DAY: Final = 86_000
 _HEADER: Final = b'{"alg":"HS256","typ":"JWT"}'
