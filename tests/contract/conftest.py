@@ -9,27 +9,27 @@ import pytest
 
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_store
-from tests.contract.world import SOURCE, World
+from tests.contract.source_writer import SOURCE, SourceWriter
 from tests.support.fix_stores import NewAddress
 from tests.support.written_store import WrittenStore
 
 
 @pytest.fixture
-def open_world(new_address: NewAddress) -> Iterator[Callable[..., World]]:
+def open_world(new_address: NewAddress) -> Iterator[Callable[..., SourceWriter]]:
     """Opens writers: of a new store, or with `beside` another one of the same store for another source."""
     with ExitStack() as stack:
 
-        def make(*, beside: World | None = None, source: str = SOURCE, owner: str = "here:1") -> World:
+        def make(*, beside: SourceWriter | None = None, source: str = SOURCE, owner: str = "here:1") -> SourceWriter:
             address = beside.address if beside else new_address()
             store = open_store(address).open_writer()
             stack.callback(store.close)
-            return World(address, store, store.acquire(source, owner, 30.0), source)
+            return SourceWriter(address, store, store.acquire(source, owner, 30.0), source)
 
         yield make
 
 
 @pytest.fixture
-def world(open_world: Callable[..., World]) -> World:
+def world(open_world: Callable[..., SourceWriter]) -> SourceWriter:
     return open_world()
 
 
@@ -40,11 +40,11 @@ def written(new_address: NewAddress) -> Iterator[WrittenStore]:
 
 
 @pytest.fixture
-def open_reading(new_address: NewAddress) -> Iterator[Callable[[World], StoreReader]]:
+def open_reading(new_address: NewAddress) -> Iterator[Callable[[SourceWriter], StoreReader]]:
     """Opens a reader of a world's store."""
     with ExitStack() as stack:
 
-        def make(world: World) -> StoreReader:
+        def make(world: SourceWriter) -> StoreReader:
             reader = open_store(world.address).open_reader()
             stack.callback(reader.close)
             return reader
@@ -53,5 +53,5 @@ def open_reading(new_address: NewAddress) -> Iterator[Callable[[World], StoreRea
 
 
 @pytest.fixture
-def reader(world: World, open_reading: Callable[[World], StoreReader]) -> StoreReader:
+def reader(world: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]) -> StoreReader:
     return open_reading(world)

@@ -30,7 +30,7 @@ from headwater.storage.open import open_store
 from headwater.storage.postgres.bulk import taken_keys
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.buckets import KnownBuckets, Naming
-from tests.contract.world import RELATION, SIDES, A, B, Rows, World, named, put, totals, write_batch
+from tests.contract.source_writer import RELATION, SIDES, A, B, Rows, SourceWriter, named, put, totals, write_batch
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_stores import NewAddress
@@ -84,7 +84,7 @@ _STEPS = st.lists(st.tuples(st.sampled_from(["write", "publish", "page", "compac
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(first=_ROWS, steps=_STEPS)
 def test_names_of_one_key_are_two_buckets(
-    open_world: Callable[..., World], first: dict[str, str], steps: list[tuple[str, dict[str, str]]]
+    open_world: Callable[..., SourceWriter], first: dict[str, str], steps: list[tuple[str, dict[str, str]]]
 ) -> None:
     world = open_world()
     rows: Rows = {row_id: (bucket, "x") for row_id, bucket in first.items()}
@@ -115,7 +115,7 @@ def test_names_of_one_key_are_two_buckets(
     world.store.close()
 
 
-def _add(world: World, rows: Rows, added: Rows) -> None:
+def _add(world: SourceWriter, rows: Rows, added: Rows) -> None:
     """Bring rows that are in no bucket yet, then the page that says which they are in."""
     fresh = {row_id: row for row_id, row in added.items() if row_id not in rows}
     if not fresh:
@@ -146,7 +146,7 @@ def _compact(address: StoreAddress) -> None:
 
 
 def test_whoever_names_the_key_of_a_bucket_reads_nothing_of_it(
-    world: World, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+    world: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does he learn that it is there."""
     checkpoint = world.bootstrap({"1": (A, "x")})
@@ -166,7 +166,9 @@ class _Plain:
         return chunk.ops
 
 
-def test_a_bucket_is_not_found_by_its_key_although_its_marks_are_not_known(world: World, reader: StoreReader) -> None:
+def test_a_bucket_is_not_found_by_its_key_although_its_marks_are_not_known(
+    world: SourceWriter, reader: StoreReader
+) -> None:
     """As if it had been made since: what the snapshot did not see is not read."""
     checkpoint = world.bootstrap({"1": (A, "x")})
     cached = ChunkCache(reader, 1 << 20)
@@ -175,7 +177,7 @@ def test_a_bucket_is_not_found_by_its_key_although_its_marks_are_not_known(world
 
 
 @pytest.mark.usefixtures("weak")
-def test_the_key_of_a_bucket_that_the_process_knows_is_compared_too(world: World, reader: StoreReader) -> None:
+def test_the_key_of_a_bucket_that_the_process_knows_is_compared_too(world: SourceWriter, reader: StoreReader) -> None:
     same = [name for name in NAMES if world.key(name) == world.key(A)]
     assert len(same) > 2
     world.bootstrap({"0": (A, "x")})
@@ -187,7 +189,7 @@ def test_the_key_of_a_bucket_that_the_process_knows_is_compared_too(world: World
 
 
 @pytest.mark.usefixtures("weak")
-def test_two_new_buckets_of_one_key_in_one_flush(world: World, reader: StoreReader) -> None:
+def test_two_new_buckets_of_one_key_in_one_flush(world: SourceWriter, reader: StoreReader) -> None:
     same = [name for name in NAMES if world.key(name) == world.key(A)][:3]
     world.bootstrap({})
     assert until_done(lambda: world.write({str(n): (name, "x") for n, name in enumerate(same)})) == 1
@@ -195,7 +197,7 @@ def test_two_new_buckets_of_one_key_in_one_flush(world: World, reader: StoreRead
 
 
 @pytest.mark.usefixtures("weak")
-def test_a_key_is_not_given_away_while_its_bucket_is_forgotten(world: World, reader: StoreReader) -> None:
+def test_a_key_is_not_given_away_while_its_bucket_is_forgotten(world: SourceWriter, reader: StoreReader) -> None:
     """The rows still say that they are in the bucket with this key."""
     same = [name for name in NAMES if world.key(name) == world.key(A)][:2]
     world.bootstrap({str(n): (A, "x") for n in range(5)})
@@ -212,7 +214,7 @@ def test_a_key_is_not_given_away_while_its_bucket_is_forgotten(world: World, rea
 
 @pytest.mark.parametrize("by_another", [False, True])
 def test_a_bucket_that_is_made_again_while_it_is_removed_gets_another_key(
-    open_world: Callable[..., World], *, by_another: bool
+    open_world: Callable[..., SourceWriter], *, by_another: bool
 ) -> None:
     """Else its ops and memberships were removed with those of before. Whoever made it may follow an older version."""
     world = open_world()
@@ -237,7 +239,7 @@ def test_a_bucket_that_is_made_again_while_it_is_removed_gets_another_key(
 
 @pytest.mark.parametrize("how", ["publish", "page"])
 def test_nor_does_bulk_work_continue_a_bucket_that_is_being_removed(
-    world: World, reader: StoreReader, how: str
+    world: SourceWriter, reader: StoreReader, how: str
 ) -> None:
     world.bootstrap({str(n): (A, "x") for n in range(5)})
     rows: Rows = {"9": (A, "y")}
@@ -266,7 +268,7 @@ def test_what_a_flush_does_not_know_is_found_without_reading_all_that_is_known()
     assert naming.missing({1, 3, 4}) == {4}
 
 
-def test_names_of_any_length_take_no_memory_while_a_part_is_written(world: World) -> None:
+def test_names_of_any_length_take_no_memory_while_a_part_is_written(world: SourceWriter) -> None:
     world.bootstrap({})
     keys, size = world.keys, 100_000
     with open_store(world.address).open_part(world.table, 0, "1") as part:
@@ -303,7 +305,7 @@ def _read(node: dict[str, Any]) -> int:
 @pytest.mark.usefixtures("weak")
 @pytest.mark.parametrize("to", ["sqlite", "postgres"])
 def test_names_of_one_key_are_two_buckets_in_a_store_that_was_moved(
-    world: World, request: pytest.FixtureRequest, tmp_path: Path, to: str
+    world: SourceWriter, request: pytest.FixtureRequest, tmp_path: Path, to: str
 ) -> None:
     new_address: NewAddress = request.getfixturevalue(f"new_{to}_address")
     rows: Rows = {str(n): (name, "x") for n, name in enumerate(NAMES)}
@@ -316,13 +318,13 @@ def test_names_of_one_key_are_two_buckets_in_a_store_that_was_moved(
     with closing(open_store(address).open_reader()) as reader:
         assert seen(reader, NAMES) == {name: {str(n), str(n + 10)} for n, name in enumerate(NAMES)}
     with closing(open_store(address).open_writer()) as store:
-        moved = World(address, store, store.acquire(world.source, "there", 30.0), world.source)
+        moved = SourceWriter(address, store, store.acquire(world.source, "there", 30.0), world.source)
         (moved.table,) = [table.id for table in store.tables(world.source)]
         assert moved.keys.secret == world.keys.secret
         assert until_done(lambda: moved.write({"0": (NAMES[0], "z")})) == 0, "it knows what was moved"
 
 
-def test_keys_and_digests_of_two_stores_differ(open_world: Callable[..., World]) -> None:
+def test_keys_and_digests_of_two_stores_differ(open_world: Callable[..., SourceWriter]) -> None:
     """So nobody who can't read the store computes them, and what he learns of one tells him nothing of another."""
     one, other = open_world().keys, open_world().keys
     assert len(one.secret) >= 16
@@ -334,7 +336,7 @@ def test_keys_and_digests_of_two_stores_differ(open_world: Callable[..., World])
 
 
 def test_a_part_whose_buckets_share_a_key_is_not_taken_over(
-    world: World, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+    world: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever wrote it did not know the store's keys."""
     world.bootstrap({"1": (A, "x")})
@@ -349,7 +351,7 @@ def test_a_part_whose_buckets_share_a_key_is_not_taken_over(
 
 
 def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported_meanwhile(
-    world: World, new_postgres_address: NewAddress, tmp_path: Path
+    world: SourceWriter, new_postgres_address: NewAddress, tmp_path: Path
 ) -> None:
     """It was opened on the empty store before, which had another secret."""
     world.bootstrap({"1": (A, "x"), "2": (B, "y")})

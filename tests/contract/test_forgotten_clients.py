@@ -8,7 +8,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.reader import StoreReader, WriteCheckpoint
 from headwater.storage.sql import write_checkpoints
 from headwater.storage.sql.write_checkpoints import CLIENTS_KEPT, MAX_ID
-from tests.contract.world import SOURCE, World
+from tests.contract.source_writer import SOURCE, SourceWriter
 
 
 def made_up(user: str, count: int, name: str = "made-up") -> list[str]:
@@ -120,7 +120,7 @@ def test_who_follows_the_store_misses_nothing_when_clients_are_forgotten(reader:
 
 
 def test_what_stands_for_forgotten_ones_waits_for_no_position_that_the_source_lost(
-    world: World, reader: StoreReader
+    world: SourceWriter, reader: StoreReader
 ) -> None:
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 1), {SOURCE: Lsn(50)})
     world.store.rewind_write_checkpoints(SOURCE, Lsn(40))

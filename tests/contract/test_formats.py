@@ -17,7 +17,7 @@ from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_store
 from headwater.storage.store import Store
-from tests.contract.world import A, World
+from tests.contract.source_writer import A, SourceWriter
 from tests.support.fix_stores import LASTING
 from tests.support.store_file import store_file
 
@@ -57,7 +57,7 @@ def note(address: StoreAddress, key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_a_newer_format_is_refused_with_the_version_that_made_it(world: World, opener: str) -> None:
+def test_a_newer_format_is_refused_with_the_version_that_made_it(world: SourceWriter, opener: str) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.release(world.lease)
     world.store.close()
@@ -72,7 +72,7 @@ def test_a_newer_format_is_refused_with_the_version_that_made_it(world: World, o
         OPENERS[opener](open_store(world.address))
 
 
-def test_a_store_knows_the_version_that_gave_it_its_format(world: World) -> None:
+def test_a_store_knows_the_version_that_gave_it_its_format(world: SourceWriter) -> None:
     assert world.store.get_meta("format_by") == version("headwater")
     world.store.close()
     note(world.address, "format_by", "0.0.1")
@@ -81,7 +81,7 @@ def test_a_store_knows_the_version_that_gave_it_its_format(world: World) -> None
     store.close()
 
 
-def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World) -> None:
+def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: SourceWriter) -> None:
     world.store.close()
     note(world.address, "format", "99")
     note(world.address, "format_by", "")
@@ -90,7 +90,7 @@ def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: World)
 
 
 def test_a_store_of_an_older_format_is_migrated_when_it_is_opened(
-    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    world: SourceWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.release(world.lease)

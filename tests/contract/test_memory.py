@@ -13,7 +13,7 @@ from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
-from tests.contract.world import RELATION, SIDES, SOURCE, YAML, A, World, totals
+from tests.contract.source_writer import RELATION, SIDES, SOURCE, YAML, A, SourceWriter, totals
 from tests.support.memory import forget_peak, peak
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process as Linux tells it")
@@ -25,7 +25,7 @@ LONG_IDS = 100_000
 
 
 @pytest.fixture
-def large(world: World) -> World:
+def large(world: SourceWriter) -> SourceWriter:
     """A store with many bytes in few rows, all of them in one bucket."""
     world.bootstrap({"first": (A, "a segment")})
     for number in range(0, ROWS, 4):
@@ -33,7 +33,7 @@ def large(world: World) -> World:
     return world
 
 
-def test_chunks_of_large_ops_for_many_clients_at_once(large: World, reader: StoreReader) -> None:
+def test_chunks_of_large_ops_for_many_clients_at_once(large: SourceWriter, reader: StoreReader) -> None:
     upto = OpId(totals(reader, A)[0])
     together = Barrier(CLIENTS)
 
@@ -54,7 +54,7 @@ def test_chunks_of_large_ops_for_many_clients_at_once(large: World, reader: Stor
     assert grown < CLIENTS * 8 * WIDTH, f"{grown // MB} MB"
 
 
-def test_rows_are_loaded_as_far_as_there_is_room(large: World) -> None:
+def test_rows_are_loaded_as_far_as_there_is_room(large: SourceWriter) -> None:
     flush = large.store.begin(large.lease)
     try:
         ids = ["nobody", *map(str, range(ROWS))]
@@ -69,7 +69,7 @@ def test_rows_are_loaded_as_far_as_there_is_room(large: World) -> None:
         flush.rollback()
 
 
-def test_a_bulk_job_is_published_without_its_ids_in_memory(world: World) -> None:
+def test_a_bulk_job_is_published_without_its_ids_in_memory(world: SourceWriter) -> None:
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     with open_store(world.address).open_part(staged.id, 0, "0") as part:
         for number in range(0, LONG_IDS, 5_000):

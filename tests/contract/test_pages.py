@@ -13,14 +13,14 @@ from headwater.storage.contract.reader import Newest, StoreReader
 from headwater.storage.contract.store import LeaseLostError, PartLostError, SourceProgress
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
-from tests.contract.world import (
+from tests.contract.source_writer import (
     RELATION,
     SIDES,
     SOURCE,
     YAML,
     A,
     B,
-    World,
+    SourceWriter,
     assert_in_step,
     lookups,
     totals,
@@ -29,7 +29,7 @@ from tests.contract.world import (
 from tests.support.model_device import contents, parse_ops
 
 
-def test_additions_come_page_by_page_into_rows_and_buckets(world: World, reader: StoreReader) -> None:
+def test_additions_come_page_by_page_into_rows_and_buckets(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({str(i): (A, "x") for i in range(10)})
     device = assert_in_step(reader, A)
     part = world.additions({str(i): (B, f"t{i}") for i in range(10)}, rows_a_page=3, lookups=True)
@@ -49,14 +49,14 @@ def test_additions_come_page_by_page_into_rows_and_buckets(world: World, reader:
     assert ("todos", "4") not in contents([assert_in_step(reader, A)])
 
 
-def test_a_taken_page_says_what_it_touched(world: World, reader: StoreReader) -> None:
+def test_a_taken_page_says_what_it_touched(world: SourceWriter, reader: StoreReader) -> None:
     before = world.bootstrap({str(i): (A, "x") for i in range(4)})
     part = world.additions({"1": (B, "y"), "2": (B, "z")})
     after = world.store.take_page(world.lease, part, 0, ())
     assert reader.touched(before.op_id, after.op_id).buckets == frozenset({B})
 
 
-def test_rows_that_changed_or_went_since_are_not_taken(world: World, reader: StoreReader) -> None:
+def test_rows_that_changed_or_went_since_are_not_taken(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({str(i): (A, "x") for i in range(6)})
     part = world.additions({str(i): (B, f"t{i}") for i in range(6)}, rows_a_page=6, lookups=True)
     world.write({"1": None, "2": (A, "changed")})
@@ -68,7 +68,7 @@ def test_rows_that_changed_or_went_since_are_not_taken(world: World, reader: Sto
     assert counts == {"0": 2, "2": 1, "3": 2, "4": 2, "5": 1}
 
 
-def test_a_page_of_which_nothing_is_left_makes_no_bucket(world: World, reader: StoreReader) -> None:
+def test_a_page_of_which_nothing_is_left_makes_no_bucket(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     part = world.additions({"1": (B, "y")})
     checkpoint = world.store.take_page(world.lease, part, 0, ["1"])
@@ -77,7 +77,7 @@ def test_a_page_of_which_nothing_is_left_makes_no_bucket(world: World, reader: S
     assert_in_step(reader, A)
 
 
-def test_a_row_that_stands_nowhere_gets_its_first_member(world: World, reader: StoreReader) -> None:
+def test_a_row_that_stands_nowhere_gets_its_first_member(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"0": (A, "x")})
     flush = world.store.begin(world.lease)
     flush.put_rows(world.table, [CurrentRow("1", 0, "1\ty", "", None)])
@@ -89,7 +89,7 @@ def test_a_row_that_stands_nowhere_gets_its_first_member(world: World, reader: S
     flush.rollback()
 
 
-def test_a_page_is_for_the_holder_of_the_lease(world: World, reader: StoreReader) -> None:
+def test_a_page_is_for_the_holder_of_the_lease(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     part = world.additions({"1": (B, "y")})
     other = open_store(world.address).open_writer()
@@ -100,7 +100,7 @@ def test_a_page_is_for_the_holder_of_the_lease(world: World, reader: StoreReader
     other.close()
 
 
-def test_a_part_that_was_discarded_is_missed(world: World) -> None:
+def test_a_part_that_was_discarded_is_missed(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     additions = world.additions({"1": (B, "y")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
@@ -117,7 +117,7 @@ def test_a_part_that_was_discarded_is_missed(world: World) -> None:
     world.write({"3": (A, "as if it had never been")})
 
 
-def test_a_task_leaves_nothing_without_its_end_and_one_attempt_counts(world: World, reader: StoreReader) -> None:
+def test_a_task_leaves_nothing_without_its_end_and_one_attempt_counts(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     with open_store(world.address).open_part(staged.id, 0, "1") as part:
@@ -133,7 +133,7 @@ def test_a_task_leaves_nothing_without_its_end_and_one_attempt_counts(world: Wor
     assert set(world.rows()) == {"3"}
 
 
-def test_nothing_staged_is_seen_before_it_is_published(world: World, reader: StoreReader) -> None:
+def test_nothing_staged_is_seen_before_it_is_published(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     before = totals(reader, A)
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
@@ -150,7 +150,7 @@ def test_nothing_staged_is_seen_before_it_is_published(world: World, reader: Sto
     assert [table.id for table in world.store.tables(SOURCE)] == [staged.id]
 
 
-def test_a_job_that_was_staged_and_discarded_is_as_if_it_never_was(world: World, reader: StoreReader) -> None:
+def test_a_job_that_was_staged_and_discarded_is_as_if_it_never_was(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
     world.store.stage(world.lease, [world.part(staged.id, {"2": (B, "lost")}, 0, 1)])
@@ -160,7 +160,7 @@ def test_a_job_that_was_staged_and_discarded_is_as_if_it_never_was(world: World,
     assert totals(reader, B)[1:] == (0, 0)
 
 
-def test_many_segments_of_one_bucket_keep_the_order_of_their_rows(world: World, reader: StoreReader) -> None:
+def test_many_segments_of_one_bucket_keep_the_order_of_their_rows(world: SourceWriter, reader: StoreReader) -> None:
     rows = {str(i): (A, f"text {i}") for i in range(4500)}
     checkpoint = world.bootstrap(rows, parts=3)
     after, ids = OpId(0), list[int]()
@@ -180,7 +180,7 @@ def test_many_segments_of_one_bucket_keep_the_order_of_their_rows(world: World, 
     assert [int(str(op["op_id"])) for op in last] == ids[2213:2223]
 
 
-def test_ops_after_pages_and_between_them_are_read_in_order(world: World, reader: StoreReader) -> None:
+def test_ops_after_pages_and_between_them_are_read_in_order(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({str(i): (A, "x") for i in range(30)})
     part = world.additions({str(i): (B, f"t{i}") for i in range(30)}, rows_a_page=1)
     device = assert_in_step(reader, B)
@@ -194,13 +194,13 @@ def test_ops_after_pages_and_between_them_are_read_in_order(world: World, reader
     assert contents([assert_in_step(reader, B, device)]) == contents([fresh])
 
 
-def test_a_job_is_on_record(world: World) -> None:
+def test_a_job_is_on_record(world: SourceWriter) -> None:
     record = BulkRecord("audit", SOURCE, "app-7", 3, 100, 0, 5.0, 9.5)
     world.store.note_job(record)
     assert world.store.bulk_records() == [record]
 
 
-def publish(world: World, staged: StagedTable) -> None:
+def publish(world: SourceWriter, staged: StagedTable) -> None:
     version = world.store.deploy(YAML, Origin.FILE)
     world.table = staged.id
     record = BulkRecord("snapshot", SOURCE, "app", 1, 1, 1, 0.0, 1.0)

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -39,8 +38,19 @@ from headwater.storage.contract.store import (
 from headwater.storage.open import open_store
 from headwater.storage.postgres.connection import connect
 from headwater.storage.postgres.writer import PostgresWriter
-from tests.contract.world import RELATION, SOURCE, A, B, World, assert_in_step, noise, totals, write_batch
+from tests.contract.source_writer import (
+    RELATION,
+    SOURCE,
+    A,
+    B,
+    SourceWriter,
+    assert_in_step,
+    noise,
+    totals,
+    write_batch,
+)
 from tests.support.model_device import contents
+from tests.support.waiting import wait_until
 
 NewAddress = Callable[[], PostgresAddress]
 
@@ -51,9 +61,9 @@ def address(new_postgres_address: NewAddress) -> PostgresAddress:
 
 
 @pytest.fixture
-def world(address: PostgresAddress) -> Iterator[World]:
+def world(address: PostgresAddress) -> Iterator[SourceWriter]:
     with closing(open_store(address).open_writer()) as store:
-        yield World(address, store, store.acquire(SOURCE, "here:1", 30.0))
+        yield SourceWriter(address, store, store.acquire(SOURCE, "here:1", 30.0))
 
 
 @pytest.fixture
@@ -73,14 +83,7 @@ def end_connections(admin: psycopg.Connection, purpose: str) -> int:
     ).rowcount
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_everything_is_in_the_schema_that_the_address_names(world: World, admin: psycopg.Connection) -> None:
+def test_everything_is_in_the_schema_that_the_address_names(world: SourceWriter, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
     world.write({str(i): (A, "y") for i in range(300)})
     elsewhere = admin.execute(
@@ -90,20 +93,20 @@ def test_everything_is_in_the_schema_that_the_address_names(world: World, admin:
     assert elsewhere == []
 
 
-def test_two_stores_in_one_database_do_not_meet(world: World, new_postgres_address: NewAddress) -> None:
+def test_two_stores_in_one_database_do_not_meet(world: SourceWriter, new_postgres_address: NewAddress) -> None:
     world.bootstrap({"1": (A, "x")})
     with (
         closing(open_store(new_postgres_address()).open_writer()) as other,
         closing(open_store(other.address).open_reader()) as reader,
     ):
-        second = World(other.address, other, other.acquire(SOURCE, "there:1", 30.0))
+        second = SourceWriter(other.address, other, other.acquire(SOURCE, "there:1", 30.0))
         assert reader.newest() is None
         second.bootstrap({"2": (A, "other")})
         assert contents([assert_in_step(reader, A)]) == {("todos", "2"): {"text": "other"}}
 
 
 def test_a_holder_that_lost_its_session_and_does_not_renew_is_replaced_before_its_lease_expires(
-    world: World, admin: psycopg.Connection
+    world: SourceWriter, admin: psycopg.Connection
 ) -> None:
     """As when its process was killed on another machine, where nobody here can see it."""
 
@@ -210,7 +213,9 @@ def test_a_database_of_another_encoding_is_refused(
     admin.execute("drop database latin")
 
 
-def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(world: World, admin: psycopg.Connection) -> None:
+def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(
+    world: SourceWriter, admin: psycopg.Connection
+) -> None:
     world.bootstrap({"1": (A, "x")})
     flush = world.store.begin(world.lease)
     flush.put_rows(world.table, [CurrentRow("2", 0, "2\tlost", "", None)])
@@ -225,7 +230,7 @@ def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(world: Wo
     assert state.lsn < 999
 
 
-def test_readers_outlive_a_restart_of_the_server(world: World, admin: psycopg.Connection) -> None:
+def test_readers_outlive_a_restart_of_the_server(world: SourceWriter, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
     with closing(open_store(world.address).open_reader()) as reader:
         before = totals(reader, A)
@@ -236,7 +241,7 @@ def test_readers_outlive_a_restart_of_the_server(world: World, admin: psycopg.Co
 
 
 def test_a_listener_outlives_a_restart_and_says_that_it_may_have_missed_something(
-    world: World, admin: psycopg.Connection
+    world: SourceWriter, admin: psycopg.Connection
 ) -> None:
     world.bootstrap({"1": (A, "x")})
     with closing(open_store(world.address).open_reader()) as reader, closing(reader.listen()) as listener:
@@ -247,14 +252,14 @@ def test_a_listener_outlives_a_restart_and_says_that_it_may_have_missed_somethin
         assert select.select([listener], [], [], 20)[0]
 
 
-def test_a_write_checkpoint_wakes_the_other_processes(world: World) -> None:
+def test_a_write_checkpoint_wakes_the_other_processes(world: SourceWriter) -> None:
     one, other = open_store(world.address).open_reader(), open_store(world.address).open_reader()
     with closing(one), closing(other), closing(other.listen()) as listener:
         one.create_write_checkpoint(["u/1"], {})
         assert select.select([listener], [], [], 20)[0]
 
 
-def test_a_write_checkpoint_waits_for_no_flush(world: World, admin: psycopg.Connection) -> None:
+def test_a_write_checkpoint_waits_for_no_flush(world: SourceWriter, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
     with admin.transaction(), closing(open_store(world.address).open_reader()) as reader:
         admin.execute("select 1 from state for update")
@@ -264,14 +269,14 @@ def test_a_write_checkpoint_waits_for_no_flush(world: World, admin: psycopg.Conn
 
 
 def test_a_writer_that_vanished_holds_nobody_up_for_long(
-    world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    world: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(_settings(), "idle_in_transaction_session_timeout", "2s")
     world.bootstrap({"1": (A, "x")})
     frozen = world.store.begin(world.lease)
     world.table = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
     with closing(open_store(world.address).open_writer()) as store:
-        second = World(world.address, store, store.acquire("other", "there:1", 30.0), "other")
+        second = SourceWriter(world.address, store, store.acquire("other", "there:1", 30.0), "other")
         second.bootstrap({"9": (B, "y")})
     with pytest.raises(HeadwaterError):
         frozen.commit(SOURCE, SourceProgress(Lsn(1)))
@@ -283,7 +288,7 @@ def _settings() -> dict[str, str]:
     return connection._SETTINGS
 
 
-def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World) -> None:
+def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     frozen = world.store.begin(world.lease)
     gone = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
@@ -291,7 +296,7 @@ def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World
         closing(open_store(world.address).open_writer()) as store,
         closing(open_store(world.address).open_reader()) as reader,
     ):
-        second = World(world.address, store, store.acquire(SOURCE, "here:1", 30.0), table=world.table)
+        second = SourceWriter(world.address, store, store.acquire(SOURCE, "here:1", 30.0), table=world.table)
         second.write({"2": (A, "y")})
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
     frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])  # is sent with the commit
@@ -300,25 +305,25 @@ def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: World
 
 
 def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(
-    world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    world: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.bootstrap({"1": (A, "x")})
     monkeypatch.setitem(_settings(), "lock_timeout", "100ms")
     with closing(open_store(world.address).open_writer()) as store, admin.transaction():
         admin.execute("select 1 from state for update")
-        hurried = World(world.address, store, world.lease, table=world.table)
+        hurried = SourceWriter(world.address, store, world.lease, table=world.table)
         with pytest.raises(StoreBusyError):
             hurried.write({"2": (A, "y")})
 
 
 def test_however_often_the_store_was_busy_it_is_written_when_it_is_not(
-    world: World, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    world: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What failed in a pipeline leaves nothing behind on its connection, which is used again."""
     world.bootstrap({"1": (A, "x")})
     monkeypatch.setitem(_settings(), "lock_timeout", "50ms")
     with closing(open_store(world.address).open_writer()) as store:
-        hurried = World(world.address, store, world.lease, table=world.table)
+        hurried = SourceWriter(world.address, store, world.lease, table=world.table)
         with admin.transaction():
             admin.execute("select 1 from state for update")
             for _ in range(8):
@@ -333,7 +338,7 @@ def test_however_often_the_store_was_busy_it_is_written_when_it_is_not(
 
 
 def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothing(
-    world: World, admin: psycopg.Connection
+    world: SourceWriter, admin: psycopg.Connection
 ) -> None:
     world.bootstrap({"1": (A, "x")})
     before = world.store.tables(SOURCE)
@@ -349,7 +354,9 @@ def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothin
     with admin.transaction():
         admin.execute("select 1 from state for update")
         waiting.start()
-        wait_until(lambda: bool(admin.execute("select 1 from pg_locks where not granted").fetchall()))
+        wait_until(
+            lambda: admin.execute("select 1 from pg_locks where not granted").fetchall(), "a lock to be waited for"
+        )
         admin.execute("update leases set epoch = epoch + 1, owner = 'there:1'")
     waiting.join()
     assert len(failures) == 1
@@ -358,7 +365,7 @@ def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothin
     assert world.store.tables(SOURCE) == before
 
 
-def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: World, admin: psycopg.Connection) -> None:
+def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: SourceWriter, admin: psycopg.Connection) -> None:
     """Tables of parts are unlogged: after a crash they are there, and empty."""
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
@@ -376,7 +383,7 @@ def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: World, admi
         assert totals(reader, B)[1:] == (0, 0)
 
 
-def test_nothing_of_bulk_work_is_left_behind(world: World, admin: psycopg.Connection) -> None:
+def test_nothing_of_bulk_work_is_left_behind(world: SourceWriter, admin: psycopg.Connection) -> None:
     world.bootstrap({"1": (A, "x")})
     with open_store(world.address).open_part(world.table, 0, "a") as part:
         write_batch(part, world.table, [("1", (B, "left"))], world.keys, added=True)
@@ -396,14 +403,14 @@ def test_nothing_of_bulk_work_is_left_behind(world: World, admin: psycopg.Connec
         )
         return [row[0] for row in rows]
 
-    wait_until(lambda: left() == [f"rows_{world.table}"])
+    wait_until(lambda: left() == [f"rows_{world.table}"], "the other tables to go")
     for table in ("staged_parts", "staged_segments", "staged_buckets"):
         assert admin.execute(sql.SQL("select 1 from {}").format(sql.Identifier(table))).fetchall() == []
     assert admin.execute("select id from segment_blobs where id not in (select blob from segments)").fetchall() == []
     assert admin.execute("select id from tables").fetchall() == [(world.table,)]
 
 
-def test_a_job_of_one_source_leaves_those_of_another_alone(world: World) -> None:
+def test_a_job_of_one_source_leaves_those_of_another_alone(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     part = world.additions({"1": (B, "z")})
     with closing(open_store(world.address).open_writer()) as store:
@@ -413,7 +420,7 @@ def test_a_job_of_one_source_leaves_those_of_another_alone(world: World) -> None
         assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "z"}}
 
 
-def test_keys_longer_than_an_index_entry_are_kept(world: World) -> None:
+def test_keys_longer_than_an_index_entry_are_kept(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     ids = [noise(100_000), noise(100_000) + "2", "é" * 501]
     flush = world.store.begin(world.lease)

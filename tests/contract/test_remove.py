@@ -9,10 +9,10 @@ from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
 from headwater.storage.open import open_store
-from tests.contract.world import A, World
+from tests.contract.source_writer import A, SourceWriter
 
 
-def test_a_store_that_was_removed_is_made_anew(world: World) -> None:
+def test_a_store_that_was_removed_is_made_anew(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.close()
     backend = open_store(world.address)

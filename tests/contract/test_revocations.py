@@ -12,10 +12,10 @@ import pytest
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import RevokedKind
 from headwater.storage.open import open_store
-from tests.contract.world import A, World
+from tests.contract.source_writer import A, SourceWriter
 
 
-def test_readers_learn_of_what_is_new_in_order(world: World, reader: StoreReader) -> None:
+def test_readers_learn_of_what_is_new_in_order(world: SourceWriter, reader: StoreReader) -> None:
     assert reader.revocations(0) == []
     before = time.time()
     first = world.store.revoke(RevokedKind.USER, "u/1 'é", 60.0)
@@ -30,7 +30,7 @@ def test_readers_learn_of_what_is_new_in_order(world: World, reader: StoreReader
 
 
 def test_whoever_looks_for_what_is_newest_learns_whether_there_are_more(
-    world: World, open_reading: Callable[[World], StoreReader]
+    world: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]
 ) -> None:
     world.bootstrap({"1": (A, "x")})
     reader = open_reading(world)
@@ -41,13 +41,15 @@ def test_whoever_looks_for_what_is_newest_learns_whether_there_are_more(
         assert newest.revoked == made.seq
 
 
-def test_a_listener_wakes(world: World, reader: StoreReader) -> None:
+def test_a_listener_wakes(world: SourceWriter, reader: StoreReader) -> None:
     with closing(reader.listen()) as listener:
         world.store.revoke(RevokedKind.STREAMS, "{}", 60.0)
         assert select.select([listener.fileno()], [], [], 10)[0]
 
 
-def test_what_is_over_is_told_to_nobody_and_its_number_never_given_again(world: World, reader: StoreReader) -> None:
+def test_what_is_over_is_told_to_nobody_and_its_number_never_given_again(
+    world: SourceWriter, reader: StoreReader
+) -> None:
     over = world.store.revoke(RevokedKind.SESSION, "s", -1.0)
     assert reader.revocations(0) == []
     later = world.store.revoke(RevokedKind.SESSION, "s", 60.0)
@@ -55,7 +57,7 @@ def test_what_is_over_is_told_to_nobody_and_its_number_never_given_again(world: 
     assert reader.revocations(0) == [later]
 
 
-def test_it_outlives_whoever_made_it(world: World, open_reading: Callable[[World], StoreReader]) -> None:
+def test_it_outlives_whoever_made_it(world: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]) -> None:
     world.bootstrap({"1": (A, "x")})
     made = world.store.revoke(RevokedKind.USER, "u1", 600.0)
     with closing(open_store(world.address).open_writer()) as other:

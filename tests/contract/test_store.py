@@ -19,26 +19,26 @@ from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, Sou
 from headwater.storage.open import open_store
 from headwater.storage.shared import segments
 from headwater_rules.results import LookupEntry
-from tests.contract.world import SOURCE, A, B, World, assert_in_step, lookups, named, put, totals
+from tests.contract.source_writer import SOURCE, A, B, SourceWriter, assert_in_step, lookups, named, put, totals
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket as read
 from tests.support.model_device import ModelBucket, contents, parse_ops
 
 
-def test_nothing_is_served_before_the_first_publication(world: World, reader: StoreReader) -> None:
+def test_nothing_is_served_before_the_first_publication(world: SourceWriter, reader: StoreReader) -> None:
     with reader.snapshot() as snapshot:
         assert snapshot is None
     assert reader.newest() is None
 
 
-def test_published_rows_are_read_back_with_the_told_checksum(world: World, reader: StoreReader) -> None:
+def test_published_rows_are_read_back_with_the_told_checksum(world: SourceWriter, reader: StoreReader) -> None:
     rows = {str(i): (A if i % 3 else B, f"text {i}") for i in range(5000)}
     world.bootstrap(rows, parts=3)
     a, b = assert_in_step(reader, A), assert_in_step(reader, B)
     assert contents([a, b]) == {("todos", row_id): {"text": text} for row_id, (_, text) in rows.items()}
 
 
-def test_a_new_bucket_begins_with_a_clear(world: World, reader: StoreReader) -> None:
+def test_a_new_bucket_begins_with_a_clear(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     checkpoint = world.write({"2": (B, "y")})
     for bucket in (A, B):
@@ -46,13 +46,13 @@ def test_a_new_bucket_begins_with_a_clear(world: World, reader: StoreReader) -> 
         assert first["op"] == "CLEAR"
 
 
-def test_an_unknown_bucket_is_empty(world: World, reader: StoreReader) -> None:
+def test_an_unknown_bucket_is_empty(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     assert totals(reader, "nobody[]")[1:] == (0, 0)
     assert reader.chunk("nobody[]", OpId(0), OpId(2**53)).size == 0
 
 
-def test_a_reader_sees_only_ops_up_to_its_checkpoint(world: World, reader: StoreReader) -> None:
+def test_a_reader_sees_only_ops_up_to_its_checkpoint(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     early = world.write({"2": (A, "y")}).op_id
     world.write({"2": (A, "z"), "3": (A, "w")})
@@ -60,7 +60,7 @@ def test_a_reader_sees_only_ops_up_to_its_checkpoint(world: World, reader: Store
     assert contents([model]) == {("todos", "1"): {"text": "x"}, ("todos", "2"): {"text": "y"}}
 
 
-def test_a_rolled_back_flush_leaves_nothing(world: World, reader: StoreReader) -> None:
+def test_a_rolled_back_flush_leaves_nothing(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     before = totals(reader, A)
     flush = world.store.begin(world.lease)
@@ -73,7 +73,7 @@ def test_a_rolled_back_flush_leaves_nothing(world: World, reader: StoreReader) -
     assert_in_step(reader, A)
 
 
-def test_a_rolled_back_flush_forgets_the_buckets_it_made(world: World, reader: StoreReader) -> None:
+def test_a_rolled_back_flush_forgets_the_buckets_it_made(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     flush = world.store.begin(world.lease)
     flush.append(
@@ -84,7 +84,9 @@ def test_a_rolled_back_flush_forgets_the_buckets_it_made(world: World, reader: S
     assert contents([assert_in_step(reader, B)]) == {("todos", "9"): {"text": "kept"}}
 
 
-def test_truncate_is_one_op_a_bucket_and_an_earlier_checkpoint_still_reads(world: World, reader: StoreReader) -> None:
+def test_truncate_is_one_op_a_bucket_and_an_earlier_checkpoint_still_reads(
+    world: SourceWriter, reader: StoreReader
+) -> None:
     before = world.bootstrap({str(i): (A if i % 2 else B, "x") for i in range(2000)})
     after = world.truncate()
     for bucket in (A, B):
@@ -99,7 +101,9 @@ def test_truncate_is_one_op_a_bucket_and_an_earlier_checkpoint_still_reads(world
     assert len(assert_in_step(reader, A).rows) == 1
 
 
-def test_publishing_again_replaces_everything_at_a_device_that_is_ahead(world: World, reader: StoreReader) -> None:
+def test_publishing_again_replaces_everything_at_a_device_that_is_ahead(
+    world: SourceWriter, reader: StoreReader
+) -> None:
     world.bootstrap({"1": (A, "x"), "2": (A, "y")})
     device = assert_in_step(reader, A)
     world.write({"3": (A, "z")})
@@ -107,7 +111,7 @@ def test_publishing_again_replaces_everything_at_a_device_that_is_ahead(world: W
     assert contents([assert_in_step(reader, A, device)]) == {("todos", "2"): {"text": "y"}}
 
 
-def test_a_rebuilt_store_gives_out_higher_ids(world: World, open_world: Callable[[], World]) -> None:
+def test_a_rebuilt_store_gives_out_higher_ids(world: SourceWriter, open_world: Callable[[], SourceWriter]) -> None:
     last = world.bootstrap({str(i): (A, "x") for i in range(3000)}).op_id
     rebuilt = open_world()
     checkpoint = rebuilt.bootstrap({"1": (A, "x")})
@@ -116,7 +120,7 @@ def test_a_rebuilt_store_gives_out_higher_ids(world: World, open_world: Callable
     first.close()
 
 
-def test_touched_names_what_a_flush_changed(world: World, reader: StoreReader) -> None:
+def test_touched_names_what_a_flush_changed(world: SourceWriter, reader: StoreReader) -> None:
     first = world.bootstrap({"1": (A, "x"), "2": (B, "y")})
     flush = world.store.begin(world.lease)
     flush.replace_lookups(world.table, "1", [LookupEntry('l["u"]', "[1]")])
@@ -128,7 +132,7 @@ def test_touched_names_what_a_flush_changed(world: World, reader: StoreReader) -
     assert reader.touched(OpId(0), last.op_id).buckets is None
 
 
-def test_lookups_follow_their_rows(world: World, reader: StoreReader) -> None:
+def test_lookups_follow_their_rows(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     for entries, expected in (
         ([LookupEntry("k", "[1]"), LookupEntry("k", "[2]")], ["[1]", "[2]"]),
@@ -141,7 +145,7 @@ def test_lookups_follow_their_rows(world: World, reader: StoreReader) -> None:
         assert lookups(reader, ["k"])["k"] == expected
 
 
-def test_the_source_position_moves_with_the_flush(world: World, reader: StoreReader) -> None:
+def test_the_source_position_moves_with_the_flush(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     world.write({"1": (A, "y")}, lsn=777)
     state = world.store.source_state(SOURCE)
@@ -152,7 +156,7 @@ def test_the_source_position_moves_with_the_flush(world: World, reader: StoreRea
     assert checkpoint.checkpoint.lsns == {SOURCE: 777}
 
 
-def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: World) -> None:
+def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: SourceWriter) -> None:
     other = open_store(world.address).open_writer()
     with pytest.raises(LeaseHeldError):
         other.acquire(SOURCE, "there:2", 30.0)
@@ -166,7 +170,7 @@ def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: Worl
     other.close()
 
 
-def test_listeners_are_readable_after_a_commit(world: World, reader: StoreReader) -> None:
+def test_listeners_are_readable_after_a_commit(world: SourceWriter, reader: StoreReader) -> None:
     listener = reader.listen()
     assert not select.select([listener], [], [], 0)[0]
     world.bootstrap({"1": (A, "x")})
@@ -178,7 +182,7 @@ def test_listeners_are_readable_after_a_commit(world: World, reader: StoreReader
     listener.close()
 
 
-def test_no_write_waits_for_a_position_that_the_source_lost(world: World, reader: StoreReader) -> None:
+def test_no_write_waits_for_a_position_that_the_source_lost(world: SourceWriter, reader: StoreReader) -> None:
     reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(50), "other": Lsn(50)})
     reader.create_write_checkpoint(["u/2"], {SOURCE: Lsn(30)})
     seen = max(write.seq for write in reader.write_checkpoints(0))
@@ -251,7 +255,7 @@ def test_write_checkpoints_grow_per_key(reader: StoreReader) -> None:
     assert [w.key for w in reader.write_checkpoints(2)] == ["u/1"]
 
 
-def test_large_rows_are_cut_into_chunks_of_a_megabyte(world: World, reader: StoreReader) -> None:
+def test_large_rows_are_cut_into_chunks_of_a_megabyte(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"0": (A, "x")})
     checkpoint = world.write({**{str(i): (A, "y" * 400_000) for i in range(1, 8)}, "9": (A, "z" * 3_000_000)})
     after, sizes = OpId(0), []
@@ -281,7 +285,7 @@ _STEP = st.one_of(
     least_run=st.sampled_from([1, 2, segments.RUN_OPS]),
 )
 def test_every_device_converges_from_every_position(
-    open_world: Callable[[], World],
+    open_world: Callable[[], SourceWriter],
     first: dict[str, tuple[str, str]],
     steps: list[dict[str, tuple[str, str] | None] | str],
     least_run: int,
@@ -291,7 +295,7 @@ def test_every_device_converges_from_every_position(
 
 
 def _live(
-    world: World, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+    world: SourceWriter, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
 ) -> None:
     reader = open_store(world.address).open_reader()
     truth = dict(first)

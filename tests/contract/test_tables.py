@@ -14,13 +14,13 @@ from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
 from headwater.storage.contract.store import LeaseLostError, SourceProgress, SourceState
 from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
-from tests.contract.world import RELATION, SOURCE, A, B, World, lookups, noise
+from tests.contract.source_writer import RELATION, SOURCE, A, B, SourceWriter, lookups, noise
 
 WIDER = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (*RELATION.columns, Column("note", 25, -1, False)))
 OTHER = Relation(2, "public", "lists", ReplicaIdentity.FULL, (Column("name", 25, -1, False),))
 
 
-def test_a_row_is_found_by_its_id(world: World) -> None:
+def test_a_row_is_found_by_its_id(world: SourceWriter) -> None:
     long = "x" * 5_000
     world.bootstrap({"1": (A, "one"), "2": (A, "two")})
     world.write({"2": (B, "more"), long: (A, "long")})
@@ -32,13 +32,13 @@ def test_a_row_is_found_by_its_id(world: World) -> None:
     assert backend.find_row(world.table + 1000, "1") is None
 
 
-def put_lines(world: World, table: int, lines: dict[str, str]) -> None:
+def put_lines(world: SourceWriter, table: int, lines: dict[str, str]) -> None:
     flush = world.store.begin(world.lease)
     flush.put_rows(table, [CurrentRow(row_id, 0, line, "", None) for row_id, line in lines.items()])
     flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
 
 
-def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
+def read_all(world: SourceWriter, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
     found: dict[str, CurrentRow] = {}
     for first, end in world.store.place_ranges(table, rows).ranges:
         for batch in open_store(world.address).read_rows(table, first, end):
@@ -49,7 +49,7 @@ def read_all(world: World, table: int, rows: int = 1000) -> dict[str, CurrentRow
     return found
 
 
-def test_a_new_table_is_active_at_once_with_the_reason_of_its_resync(world: World) -> None:
+def test_a_new_table_is_active_at_once_with_the_reason_of_its_resync(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], ResyncReason(Cause.NEW))
     assert (made.relation, made.fingerprint, made.resync) == (OTHER, "f1", ResyncReason(Cause.NEW))
@@ -58,7 +58,7 @@ def test_a_new_table_is_active_at_once_with_the_reason_of_its_resync(world: Worl
     assert read_all(world, made.id) == {"r": CurrentRow("r", 0, "v", "", None)}
 
 
-def test_a_layout_is_added_once_and_the_newest_is_the_relation(world: World) -> None:
+def test_a_layout_is_added_once_and_the_newest_is_the_relation(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.add_layout(world.lease, world.table, WIDER, "wider")
     table = world.store.add_layout(world.lease, world.table, WIDER, "wider")
@@ -70,7 +70,7 @@ def test_a_layout_is_added_once_and_the_newest_is_the_relation(world: World) -> 
     assert (again.layouts, again.fingerprint) == ((RELATION, WIDER), "rebuilt")
 
 
-def test_a_resync_is_marked_and_unmarked(world: World) -> None:
+def test_a_resync_is_marked_and_unmarked(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     for reason in (ResyncReason(Cause.LEFT_OUT, "0/1"), ResyncReason(Cause.ASKED), None):
         world.store.mark_resync(world.lease, [world.table], reason)
@@ -81,7 +81,7 @@ def test_a_cause_of_another_version_takes_nothing_for_granted() -> None:
     assert stored_reason("of_tomorrow", "x") == ResyncReason(Cause.REPLACED)
 
 
-def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> None:
+def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.add_layout(world.lease, world.table, WIDER, "wider")
     world.store.mark_resync(world.lease, [world.table], ResyncReason(Cause.ATTACHED, partitions=((5, "public.p"),)))
@@ -96,7 +96,7 @@ def test_truncate_keeps_the_layouts_and_the_reason_of_a_resync(world: World) -> 
     )
 
 
-def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, reader: StoreReader) -> None:
+def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.add_layout(world.lease, world.table, WIDER, "wider")
     checkpoint = reader.newest()
@@ -122,7 +122,7 @@ def test_a_table_is_replaced_by_one_whose_rows_have_other_ids(world: World, read
     assert world.store.tables(SOURCE) == [stored]
 
 
-def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: World, reader: StoreReader) -> None:
+def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")], indexed=True)
     with open_store(world.address).open_part(staged.id, 0, "0") as part:
@@ -144,7 +144,7 @@ def test_a_generation_is_staged_by_pages_until_two_rows_have_one_id(world: World
     assert {row_id: row.line for row_id, row in found.items()} == {"one": "0\tx", "two": "1\tx"}
 
 
-def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
+def test_a_table_is_not_replaced_by_one_with_equal_ids(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "f")])
     with open_store(world.address).open_part(staged.id, 0, "0") as part:
@@ -157,7 +157,7 @@ def test_a_table_is_not_replaced_by_one_with_equal_ids(world: World) -> None:
     world.write({"2": (A, "y")})
 
 
-def test_a_dropped_table_is_gone_with_its_lookups(world: World, reader: StoreReader) -> None:
+def test_a_dropped_table_is_gone_with_its_lookups(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     (made,) = world.store.create_tables(world.lease, SOURCE, [(OTHER, "f1")], None)
     flush = world.store.begin(world.lease)
@@ -170,14 +170,14 @@ def test_a_dropped_table_is_gone_with_its_lookups(world: World, reader: StoreRea
     assert lookups(reader, ["k"]) == {"k": []}
 
 
-def test_a_source_moves_to_another_slot(world: World) -> None:
+def test_a_source_moves_to_another_slot(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     state = SourceState(SOURCE, Lsn(5), "other", "9", 3)
     world.store.move_source(world.lease, state)
     assert world.store.source_state(SOURCE) == state
 
 
-def test_nothing_of_this_is_done_for_who_lost_the_lease(world: World) -> None:
+def test_nothing_of_this_is_done_for_who_lost_the_lease(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     other = open_store(world.address).open_writer()
     other.acquire(SOURCE, "here:1", 30.0)
@@ -196,7 +196,7 @@ def test_nothing_of_this_is_done_for_who_lost_the_lease(world: World) -> None:
     other.close()
 
 
-def test_ranges_of_places_hold_every_row_once(world: World) -> None:
+def test_ranges_of_places_hold_every_row_once(world: SourceWriter) -> None:
     rows = {str(i): (A, f"text {i}") for i in range(3000)}
     world.bootstrap(rows, parts=2)
     world.write({str(i): None for i in range(0, 3000, 3)})
@@ -213,7 +213,7 @@ def test_ranges_of_places_hold_every_row_once(world: World) -> None:
     assert len(world.store.place_ranges(world.table, 300).ranges) >= 5
 
 
-def test_a_place_stays_with_its_row_when_the_row_changes(world: World) -> None:
+def test_a_place_stays_with_its_row_when_the_row_changes(world: SourceWriter) -> None:
     world.bootstrap({str(i): (A, "x") for i in range(50)})
 
     def places() -> dict[str, int]:
@@ -230,7 +230,7 @@ def test_a_place_stays_with_its_row_when_the_row_changes(world: World) -> None:
     assert places() == before
 
 
-def test_an_empty_table_and_one_that_is_gone_have_no_rows(world: World) -> None:
+def test_an_empty_table_and_one_that_is_gone_have_no_rows(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     gone = world.table
     world.truncate()
@@ -239,7 +239,7 @@ def test_an_empty_table_and_one_that_is_gone_have_no_rows(world: World) -> None:
     assert list(open_store(world.address).read_rows(gone + 1000, 0, 100)) == []
 
 
-def test_rows_are_found_by_their_lines(world: World) -> None:
+def test_rows_are_found_by_their_lines(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     lines = {"r1": "a\tb", "r2": "a\tb", "r3": "c\\\\d\t\\N", "r4": "e"}
     put_lines(world, world.table, lines)
@@ -251,7 +251,7 @@ def test_rows_are_found_by_their_lines(world: World) -> None:
     }  # fmt: skip
 
 
-def test_copies_of_a_row_are_found_by_their_content(world: World) -> None:
+def test_copies_of_a_row_are_found_by_their_content(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     put_lines(world, world.table, {"c0ffee": "x", "c0ffee#2": "x", "c0ffee#10": "x", "c0ffef": "y", "c0ffe": "z"})
     flush = world.store.begin(world.lease)
@@ -264,7 +264,7 @@ AWKWARD = ["", "a\tb", "back\\slash", "line\nend", "\\N", "ünïcödé 🎉", "q
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
-def test_rows_come_back_as_they_were_put(world: World, many: bool) -> None:
+def test_rows_come_back_as_they_were_put(world: SourceWriter, many: bool) -> None:
     world.bootstrap({"1": (A, "x")})
     texts = [*AWKWARD, *(str(i) for i in range(1000 if many else 3))]
     # A line is COPY text, where a line end is escaped already
@@ -288,7 +288,7 @@ def test_rows_come_back_as_they_were_put(world: World, many: bool) -> None:
     assert {row_id: found[row_id] for row_id in expected} == expected
 
 
-def test_lookups_of_any_length_follow_their_rows(world: World, reader: StoreReader) -> None:
+def test_lookups_of_any_length_follow_their_rows(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     long_id, long_key = noise(30_000), noise(20_000)
     flush = world.store.begin(world.lease)
@@ -305,7 +305,7 @@ def test_lookups_of_any_length_follow_their_rows(world: World, reader: StoreRead
     assert lookups(reader, [long_key]) == {long_key: []}
 
 
-def test_what_a_flush_replaced_it_sees_itself(world: World, open_world: Callable[..., World]) -> None:
+def test_what_a_flush_replaced_it_sees_itself(world: SourceWriter, open_world: Callable[..., SourceWriter]) -> None:
     world.bootstrap({"1": (A, "x")})
     flush = world.store.begin(world.lease)
     for entries in ([LookupEntry("k", "[1]")], [LookupEntry("k", "[2]"), LookupEntry("m", "[3]")], []):

@@ -17,7 +17,7 @@ from headwater.storage.contract.store import SourceProgress
 from headwater.storage.open import open_store
 from headwater.storage.sql.verify import ALL_KEYS, MODULUS, Examined, changed_parts, examine, row_entries
 from headwater_rules.results import LookupEntry
-from tests.contract.world import A, B, World, assert_in_step, named, put, totals
+from tests.contract.source_writer import A, B, SourceWriter, assert_in_step, named, put, totals
 from tests.support.store_file import store_file
 
 ROWS = {str(n): (A if n % 2 else B, f"text {n}") for n in range(30)}
@@ -36,14 +36,14 @@ def damage(address: StoreAddress, sql: str) -> None:
                 assert conn.execute(sql.encode()).rowcount == 1
 
 
-def examined(world: World, bucket: str, parts: int = 1) -> Examined:
+def examined(world: SourceWriter, bucket: str, parts: int = 1) -> Examined:
     with open_store(world.address).open_verify() as reader:
         head = reader.head(world.key(bucket))
         assert head is not None
         return examine(head, reader, world.keys, parts)
 
 
-def by_rows(world: World, bucket: str, parts: int = 1) -> tuple[int, ...]:
+def by_rows(world: SourceWriter, bucket: str, parts: int = 1) -> tuple[int, ...]:
     """The sums of a bucket's entries as current rows have them."""
     sums = [0] * parts
     for row in world.rows().values():
@@ -54,7 +54,7 @@ def by_rows(world: World, bucket: str, parts: int = 1) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def written(world: World) -> World:
+def written(world: SourceWriter) -> SourceWriter:
     world.bootstrap(ROWS, parts=3)
     world.write(CHANGES)
     return world
@@ -62,14 +62,14 @@ def written(world: World) -> World:
 
 @pytest.mark.parametrize("parts", [1, 64])
 @pytest.mark.parametrize("bucket", [A, B])
-def test_a_sound_history_sums_up_to_what_rows_say(written: World, bucket: str, parts: int) -> None:
+def test_a_sound_history_sums_up_to_what_rows_say(written: SourceWriter, bucket: str, parts: int) -> None:
     found = examined(written, bucket, parts)
     assert found.problem == ""
     assert found.sums == by_rows(written, bucket, parts)
     assert any(found.sums)
 
 
-def test_every_bucket_is_in_one_range_of_keys(written: World) -> None:
+def test_every_bucket_is_in_one_range_of_keys(written: SourceWriter) -> None:
     written.write({str(100 + n): (f'todos.1["{n}"]', "x") for n in range(40)})
     with open_store(written.address).open_verify() as reader:
         cuts = reader.cut(8)
@@ -106,20 +106,20 @@ DAMAGES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("sql", "problem"), DAMAGES, ids=[problem + str(n) for n, (_, problem) in enumerate(DAMAGES)])
-def test_damage_is_named(written: World, sql: str, problem: str) -> None:
+def test_damage_is_named(written: SourceWriter, sql: str, problem: str) -> None:
     damage(written.address, sql)
     assert problem in examined(written, A).problem
     assert examined(written, B).problem == ""
 
 
-def test_a_changed_subkey_shows_in_the_sums(written: World) -> None:
+def test_a_changed_subkey_shows_in_the_sums(written: SourceWriter) -> None:
     damage(written.address, line_sql('"subkey":"', '"subkey":"1'))
     found = examined(written, A)
     assert found.problem == ""
     assert found.sums != by_rows(written, A)
 
 
-def test_ops_say_which_parts_changed(written: World) -> None:
+def test_ops_say_which_parts_changed(written: SourceWriter) -> None:
     before = examined(written, A, 512)
     written.write({"5": (B, "left"), "7": (A, "changed")})
     after = examined(written, A, 512)
@@ -130,7 +130,7 @@ def test_ops_say_which_parts_changed(written: World) -> None:
 
 
 def test_a_bucket_begun_anew_holds_what_is_appended(
-    written: World, open_reading: Callable[[World], StoreReader]
+    written: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]
 ) -> None:
     reader = open_reading(written)
     old, _, _ = totals(reader, A)
@@ -153,7 +153,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     assert reader.chunk(A, OpId(0), OpId(old)).overtaken
 
 
-def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: World) -> None:
+def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: SourceWriter) -> None:
     damage(written.address, f"delete from buckets where {OF_A}")
     flush = written.store.begin(written.lease)
     flush.reset_bucket(written.key(A), None)
@@ -168,7 +168,7 @@ def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: World) -> N
     assert (examined(written, A).ops, examined(written, A).problem) == (1, "")
 
 
-def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World) -> None:
+def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: SourceWriter) -> None:
     long_id = "x" * 900
     flush = written.store.begin(written.lease)
     flush.put_rows(written.table, [CurrentRow(long_id, 0, "x\ty", "", None)])
@@ -187,7 +187,7 @@ def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: World)
         assert reader.lone_lookups(written.table) == ["gone"]
 
 
-def test_a_reader_sees_one_moment_until_it_is_renewed(written: World) -> None:
+def test_a_reader_sees_one_moment_until_it_is_renewed(written: SourceWriter) -> None:
     with open_store(written.address).open_verify() as reader:
         before = reader.head(written.key(A))
         written.write({"1": (A, "later")})
@@ -196,7 +196,7 @@ def test_a_reader_sees_one_moment_until_it_is_renewed(written: World) -> None:
         assert reader.head(written.key(A)) != before
 
 
-def test_notes_are_kept(written: World) -> None:
+def test_notes_are_kept(written: SourceWriter) -> None:
     assert written.store.get_meta("what") == ""
     written.store.set_meta(written.lease, "what", "first")
     written.store.set_meta(written.lease, "what", "second")

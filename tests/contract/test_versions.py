@@ -11,17 +11,17 @@ from headwater.storage.contract.reader import Newest, StoreReader
 from headwater.storage.contract.store import LeaseLostError, RequestState
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
 from headwater.storage.open import open_store
-from tests.contract.world import SIDES, SOURCE, YAML, A, B, World, assert_in_step, lookups, totals
+from tests.contract.source_writer import SIDES, SOURCE, YAML, A, B, SourceWriter, assert_in_step, lookups, totals
 from tests.support.model_device import contents
 
 STATES = VersionState
 
 
-def states(world: World) -> list[tuple[str, VersionState]]:
+def states(world: SourceWriter) -> list[tuple[str, VersionState]]:
     return [(version.yaml, version.state) for version in world.store.versions()]
 
 
-def test_a_published_version_is_active_and_served(world: World, reader: StoreReader) -> None:
+def test_a_published_version_is_active_and_served(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     assert states(world) == [(YAML, STATES.ACTIVE)]
     with reader.snapshot() as snapshot:
@@ -30,7 +30,7 @@ def test_a_published_version_is_active_and_served(world: World, reader: StoreRea
     assert world.store.complete_definitions() == SIDES
 
 
-def test_the_same_text_is_no_new_version(world: World) -> None:
+def test_the_same_text_is_no_new_version(world: SourceWriter) -> None:
     first = world.store.deploy("one", Origin.FILE)
     assert world.store.deploy("one", Origin.COMMAND) == first
     world.bootstrap({"1": (A, "x")}, yaml="one")
@@ -38,7 +38,7 @@ def test_the_same_text_is_no_new_version(world: World) -> None:
     assert states(world) == [("one", STATES.ACTIVE)]
 
 
-def test_a_newer_deploy_stops_the_one_in_processing(world: World) -> None:
+def test_a_newer_deploy_stops_the_one_in_processing(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     world.store.deploy("two", Origin.COMMAND)
     three = world.store.deploy("three", Origin.COMMAND)
@@ -48,7 +48,7 @@ def test_a_newer_deploy_stops_the_one_in_processing(world: World) -> None:
     assert back.id > three.id, "while another is in processing, the active text is a change again"
 
 
-def test_a_switch_moves_the_checkpoint_and_touches_nothing(world: World, reader: StoreReader) -> None:
+def test_a_switch_moves_the_checkpoint_and_touches_nothing(world: SourceWriter, reader: StoreReader) -> None:
     before = world.bootstrap({"1": (A, "x")})
     version = world.store.deploy("two", Origin.FILE)
     after = world.store.activate(world.lease, version.id, {"lists.2": "d2"})
@@ -75,7 +75,7 @@ def served(reader: StoreReader) -> str:
         return snapshot.config.yaml
 
 
-def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, reader: StoreReader) -> None:
+def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": (A, "x")})
     with (
         closing(open_store(world.address).open_reader(OwnConfig(YAML, SIDES))) as old,
@@ -92,14 +92,14 @@ def test_while_files_are_rolled_out_each_endpoint_serves_its_own(world: World, r
         assert served(old) == "two"
 
 
-def test_what_a_command_deploys_is_served_by_all_endpoints(world: World) -> None:
+def test_what_a_command_deploys_is_served_by_all_endpoints(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     with closing(open_store(world.address).open_reader(OwnConfig(YAML, SIDES))) as old:
         world.store.activate(world.lease, world.store.deploy("two", Origin.COMMAND).id, {"lists.2": "d2"})
         assert served(old) == "two"
 
 
-def test_versions_that_are_not_served_are_marked(world: World) -> None:
+def test_versions_that_are_not_served_are_marked(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     version = world.store.deploy("two", Origin.FILE)
     world.store.mark_version(world.lease, version.id, STATES.PROCESSING, "half way")
@@ -113,7 +113,7 @@ def test_versions_that_are_not_served_are_marked(world: World) -> None:
     assert world.store.versions()[0].state is STATES.ACTIVE
 
 
-def test_only_the_holder_of_the_lease_switches(world: World) -> None:
+def test_only_the_holder_of_the_lease_switches(world: SourceWriter) -> None:
     world.bootstrap({"1": (A, "x")})
     version = world.store.deploy("two", Origin.FILE)
     other = open_store(world.address).open_writer()
@@ -126,7 +126,7 @@ def test_only_the_holder_of_the_lease_switches(world: World) -> None:
     other.close()
 
 
-def test_of_deploys_at_once_one_is_left_in_processing(world: World) -> None:
+def test_of_deploys_at_once_one_is_left_in_processing(world: SourceWriter) -> None:
     def deploy(number: int) -> None:
         store = open_store(world.address).open_writer()
         store.deploy(f"text {number}", Origin.COMMAND)
@@ -141,7 +141,7 @@ def test_of_deploys_at_once_one_is_left_in_processing(world: World) -> None:
     assert found == [STATES.STOPPED] * 3 + [STATES.PROCESSING]
 
 
-def test_the_inbox_grows_with_what_is_handed_in(world: World) -> None:
+def test_the_inbox_grows_with_what_is_handed_in(world: SourceWriter) -> None:
     start = world.store.change_counter()
     other = open_store(world.address).open_writer()
     other.deploy("two", Origin.COMMAND)
@@ -151,7 +151,7 @@ def test_the_inbox_grows_with_what_is_handed_in(world: World) -> None:
     other.close()
 
 
-def test_a_request_is_taken_up_and_answered(world: World) -> None:
+def test_a_request_is_taken_up_and_answered(world: SourceWriter) -> None:
     asking = open_store(world.address).open_writer()
     number = asking.submit("resync", SOURCE, '{"tables":[]}')
     asking.submit("resync", "another source", "{}")
@@ -171,7 +171,7 @@ def test_a_request_is_taken_up_and_answered(world: World) -> None:
     asking.close()
 
 
-def test_what_a_dead_replicator_left_is_found_by_the_next(world: World) -> None:
+def test_what_a_dead_replicator_left_is_found_by_the_next(world: SourceWriter) -> None:
     number = world.store.submit("resync", SOURCE, "{}")
     world.store.update_request(world.lease, number, RequestState.RUNNING)
     other = open_store(world.address).open_writer()
@@ -182,7 +182,7 @@ def test_what_a_dead_replicator_left_is_found_by_the_next(world: World) -> None:
     other.close()
 
 
-def test_a_retired_row_side_is_forgotten_in_steps(world: World, reader: StoreReader) -> None:
+def test_a_retired_row_side_is_forgotten_in_steps(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({str(i): (A if i % 2 else 'lists.2["z"]', "x") for i in range(40)})
     part = world.additions({str(i): (B if i < 30 else 'lists.2["y"]', f"t{i}") for i in range(40)}, lookups=True)
     for page in range(part.pages):
@@ -208,7 +208,7 @@ def test_a_retired_row_side_is_forgotten_in_steps(world: World, reader: StoreRea
     assert contents([assert_in_step(reader, B, kept[1])])["todos", "2"] == {"text": "moved"}
 
 
-def test_ops_for_a_retired_bucket_are_left_out(world: World, reader: StoreReader) -> None:
+def test_ops_for_a_retired_bucket_are_left_out(world: SourceWriter, reader: StoreReader) -> None:
     world.bootstrap({"1": ('lists.2["z"]', "x"), "2": (A, "y")})
     world.write({"3": ('lists.2["z"]', "x")})
     world.store.activate(world.lease, world.store.deploy("two", Origin.FILE).id, {"lists.2": "d2"})

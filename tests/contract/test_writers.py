@@ -10,7 +10,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_store
-from tests.contract.world import A, B, World
+from tests.contract.source_writer import A, B, SourceWriter
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, parse_ops
 
@@ -41,7 +41,7 @@ class Crew:
         assert not self.failures, self.failures
 
 
-def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world: Callable[..., World]) -> None:
+def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world: Callable[..., SourceWriter]) -> None:
     first = open_world()
     first.bootstrap({})
     second = open_world(beside=first, source="other")
@@ -108,7 +108,7 @@ def op_ids(reader: StoreReader, bucket: str, upto: OpId) -> list[int]:
             return ids
 
 
-def test_of_many_who_want_the_lease_one_gets_it(open_world: Callable[..., World]) -> None:
+def test_of_many_who_want_the_lease_one_gets_it(open_world: Callable[..., SourceWriter]) -> None:
     world = open_world()
     world.store.acquire("wanted", "nobody", 0.0)  # over at once
     others = [open_world(beside=world, source=f"own {n}") for n in range(6)]
@@ -131,7 +131,7 @@ def test_of_many_who_want_the_lease_one_gets_it(open_world: Callable[..., World]
     assert (len(got), len(refused)) == (1, 5)
 
 
-def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: World) -> None:
+def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: SourceWriter) -> None:
     """Readers that follow `seq` miss none of those that several processes make at once."""
     keys = [f"user/{n}" for n in range(5)]
     followed: list[int] = []
@@ -160,7 +160,7 @@ def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: World) -> None:
 
 
 def test_a_replicator_is_heard_while_its_flush_is_open_and_after_it_has_ended(
-    open_world: Callable[..., World], open_reading: Callable[[World], StoreReader]
+    open_world: Callable[..., SourceWriter], open_reading: Callable[[SourceWriter], StoreReader]
 ) -> None:
     world = open_world()
     reader = open_reading(world)

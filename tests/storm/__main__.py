@@ -25,7 +25,7 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from tests.storm.life import Life, Tally, worlds_of
+from tests.storm.life import Life, Tally, setups_of
 from tests.storm.plan import ROUGH, Plan, varied
 from tests.support.fix_postgres import FAST
 
@@ -82,8 +82,8 @@ def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tu
             def new_server() -> EmbeddedPostgres:
                 return servers.enter_context(EmbeddedPostgres(folder / f"postgres-{next(numbers)}", settings=FAST))
 
-            worlds = servers.enter_context(worlds_of(new_server, folder, bulk, f"storm_{seed}", plan))
-            life = Life(worlds, seed, plan, folder / "log.txt")
+            setups = servers.enter_context(setups_of(new_server, folder, bulk, f"storm_{seed}", plan))
+            life = Life(setups, seed, plan, folder / "log.txt")
             tally = life.tally
             servers.callback(life.close)
             servers.enter_context(logged(folder))

@@ -42,30 +42,30 @@ class Tally:
 
 
 @contextmanager
-def worlds_of(
+def setups_of(
     new_server: Callable[[], EmbeddedPostgres], folder: Path, bulk: BulkJobs, name: str, plan: Plan
 ) -> Iterator[list[StormSetup]]:
-    """The worlds that a plan speaks of: databases of one cluster, and stores of their own."""
+    """The setups that a plan speaks of: databases of one cluster, and stores of their own."""
     server, stores = new_server(), new_server() if plan.storage == "postgres" else None
     names = [name if plan.services == 1 else f"{name}_{number}" for number in range(plan.services)]
-    worlds = [StormSetup(server, folder / each, bulk, each, stores) for each in names]
+    setups = [StormSetup(server, folder / each, bulk, each, stores) for each in names]
     try:
-        yield worlds
+        yield setups
     finally:
-        for setup in worlds:
+        for setup in setups:
             setup.close()
 
 
 class Life:
     """Everything that follows from one seed, but for what threads and machines make of it. The log tells that."""
 
-    def __init__(self, worlds: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> None:
+    def __init__(self, setups: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> None:
         self._seed = seed
         self._plan = plan
         self._log_file = log.open("a", encoding="utf-8")
         self._started = time.monotonic()
         self._round = 0
-        self._sides = [Side(setup, self._seed_of(setup), plan, self._log_of(setup)) for setup in worlds]
+        self._sides = [Side(setup, self._seed_of(setup), plan, self._log_of(setup)) for setup in setups]
         self._kills = Kills(self._sides, random.Random(f"{seed} kills"), plan.apart, self.log)
         self.tally = Tally()
         self.log(str(plan))

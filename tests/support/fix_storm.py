@@ -10,7 +10,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.pipeline.jobs import BulkJobs
-from tests.storm.life import Life, Tally, worlds_of
+from tests.storm.life import Life, Tally, setups_of
 from tests.storm.plan import Plan
 from tests.storm.setup import StormSetup
 
@@ -23,8 +23,8 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
 
     def rage(seed: int, plan: Plan, rounds: int) -> Tally:
         with (
-            worlds_of(postgres_with, tmp_path, bulk, f"storm_{seed}", plan) as worlds,
-            _life(worlds, seed, plan, tmp_path / "log.txt") as life,
+            setups_of(postgres_with, tmp_path, bulk, f"storm_{seed}", plan) as setups,
+            _life(setups, seed, plan, tmp_path / "log.txt") as life,
         ):
             life.begin()
             for _ in range(rounds):
@@ -35,8 +35,8 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
 
 
 @contextmanager
-def _life(worlds: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
-    life = Life(worlds, seed, plan, log)
+def _life(setups: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
+    life = Life(setups, seed, plan, log)
     try:
         yield life
     finally:

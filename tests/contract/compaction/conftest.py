@@ -8,12 +8,12 @@ import pytest
 
 from headwater.storage.address import StoreAddress
 from headwater.storage.shared import segments
-from tests.contract.compaction.world import World
+from tests.contract.compaction.compaction_setup import CompactionSetup
 
 
 @pytest.fixture
-def world(new_address: Callable[[], StoreAddress]) -> Iterator[World]:
-    made = World(new_address())
+def setup(new_address: Callable[[], StoreAddress]) -> Iterator[CompactionSetup]:
+    made = CompactionSetup(new_address())
     yield made
     made.close()
 

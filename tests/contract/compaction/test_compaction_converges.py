@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.compaction.compactor import CompactionStoppedError
 from headwater.storage.address import StoreAddress
 from headwater.storage.shared import segments
-from tests.contract.compaction.world import LAVISH, A, B, World
+from tests.contract.compaction.compaction_setup import LAVISH, A, B, CompactionSetup
 from tests.support.examples import examples
 from tests.support.model_device import ModelBucket
 
@@ -35,51 +35,51 @@ def test_every_device_converges_whenever_compaction_ran(
     steps: list[dict[str, tuple[str, str] | None] | str],
     least_run: int,
 ) -> None:
-    world = World(new_address())
+    setup = CompactionSetup(new_address())
     try:
         with patch.object(segments, "RUN_OPS", least_run):
-            _live(world, first, steps)
+            _live(setup, first, steps)
     finally:
-        world.close()
+        setup.close()
 
 
 def _live(
-    world: World, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+    setup: CompactionSetup, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
 ) -> None:
-    world.hand.publish(first)
-    devices: list[dict[str, ModelBucket]] = [{A: world.device(A), B: world.device(B)}]
+    setup.hand.publish(first)
+    devices: list[dict[str, ModelBucket]] = [{A: setup.device(A), B: setup.device(B)}]
     for step in steps:
         match step:
             case "truncate":
-                world.hand.truncate()
+                setup.hand.truncate()
             case "publish":
-                world.hand.publish(dict(world.hand.rows))
+                setup.hand.publish(dict(setup.hand.rows))
             case "compact":
-                world.compact()
+                setup.compact()
             case "lavish":
-                world.compact(LAVISH)
+                setup.compact(LAVISH)
             case str():
-                interrupted(world)
+                interrupted(setup)
             case _:
-                world.hand.write(step)
-        devices.append({A: world.device(A), B: world.device(B)})
-        partial(world, devices)
-    world.assert_whole({}, *devices)
+                setup.hand.write(step)
+        devices.append({A: setup.device(A), B: setup.device(B)})
+        partial(setup, devices)
+    setup.assert_whole({}, *devices)
 
 
-def interrupted(world: World) -> None:
+def interrupted(setup: CompactionSetup) -> None:
     """Compaction that is ended after its second transaction."""
     left = iter([False, False, True])
     try:
-        world.compact(LAVISH, stopping=lambda _: next(left, True))
+        setup.compact(LAVISH, stopping=lambda _: next(left, True))
     except CompactionStoppedError:
         pass
 
 
-def partial(world: World, devices: list[dict[str, ModelBucket]]) -> None:
+def partial(setup: CompactionSetup, devices: list[dict[str, ModelBucket]]) -> None:
     """Devices that were cut off after so many ops, wherever that is."""
     for bucket in (A, B):
-        ops = world.ops(bucket)
+        ops = setup.ops(bucket)
         for had in {len(ops) // 3, len(ops) - 1}:
             model = ModelBucket()
             for op in ops[: max(0, had)]:

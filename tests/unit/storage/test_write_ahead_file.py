@@ -6,14 +6,14 @@ from contextlib import closing
 from pathlib import Path
 
 from headwater.storage.sqlite.writer import SqliteWriter
-from tests.contract.world import SOURCE, World
+from tests.contract.source_writer import SOURCE, SourceWriter
 
 MB = 1 << 20
 
 
 def test_it_shrinks_again_after_a_large_transaction(tmp_path: Path) -> None:
     with closing(SqliteWriter(tmp_path)) as store:
-        world = World(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
+        world = SourceWriter(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
         world.bootstrap({})
         file = tmp_path / "store.db-wal"
         world.write({str(number): ("todos.1[]", "x" * (5 * MB)) for number in range(10)})

@@ -33,7 +33,7 @@ Rows = dict[str, tuple[str, str]]
 
 
 @dataclass
-class World:
+class SourceWriter:
     """One source's writer."""
 
     address: StoreAddress
