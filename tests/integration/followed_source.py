@@ -56,7 +56,7 @@ class FollowedSource:
         return published_rows(self.source, self.shown)
 
     def kinds(self) -> list[str]:
-        return [record.kind for record in self.deployment.bulk_records()]
+        return self.deployment.kinds()
 
     def cause(self) -> Trouble | None:
         """Why rows do not flow, as the store has it."""

@@ -17,16 +17,12 @@ from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream
 from tests.integration.followed_source import SHOWN, FollowedSource, FollowSource
 from tests.support.changed_source import Device, published_rows, settled
-from tests.support.fix_headwater import Deploy, Deployment
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import NOTES_AND_OTHERS
 from tests.support.waiting import wait_until
 
 ROWS = 50
-
-
-def kinds(deployment: Deployment) -> list[str]:
-    return [record.kind for record in deployment.bulk_records()]
 
 
 @pytest.mark.parametrize("made", ["while it runs", "while it is stopped"])
@@ -71,7 +67,7 @@ def test_publication_added_and_removed(deploy: Deploy, source_db: SourceDb, made
     source_db.execute("update notes set body = 'last' where id = '2'; update others set body = 'unseen'")
     deployment.caught_up()
     assert right()
-    assert kinds(deployment).count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
 
 
 def test_password_changed(follow_source: FollowSource, postgres_with: Callable[..., EmbeddedPostgres]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from headwater.pipeline.jobs import BulkJobs
 from headwater.source.connect import connect
 from headwater.source.readiness.checks import source_findings
 from tests.support.changed_source import Device, Rows, published_rows, settled
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
@@ -51,29 +49,23 @@ def shows(deployment: Deployment, device: Device, truth: Rows) -> bool:
     return settled(deployment) and device.rows() == truth
 
 
-def test_non_utf8_rows_are_left_out(
-    legacy: SourceDb, bulk: BulkJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_non_utf8_rows_are_left_out(legacy: SourceDb, deploy_on: Deploy, caplog: pytest.LogCaptureFixture) -> None:
     for table in ("notes", "whole"):
         legacy.execute(f"create table {table} (id text primary key, body text)")
         legacy.execute(f"insert into {table} values ('1', {BAD}), ('2', 'two'), ('3', repeat('large', 4000))")
     legacy.execute("alter table notes alter body set storage external; alter table whole replica identity full")
     legacy.execute("create publication headwater for all tables")
-    deployment = Deployment(legacy, tmp_path / "store", CONFIG, bulk)
-    try:
-        device = Device(deployment.start())
-        assert "[HW_3002]" in caplog.text
-        assert "(public.notes, row 1, column body)" in caplog.text
-        for change in ("select", *CHANGES):
-            legacy.execute(change)
-            truth = published_rows(legacy, SHOWN)
-            wait_until(partial(shows, deployment, device, truth), f"the device to show what {change} did")
-        for named in ("row 4, column body", "row 2, column body", r"row bad\xe9, column id"):
-            assert f"(public.notes, {named})" in caplog.text
-        assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "re-sync"]
-    finally:
-        deployment.close()
-    assert deployment.problems() == []
+    deployment = deploy_on(legacy, CONFIG)
+    device = Device(deployment.start())
+    assert "[HW_3002]" in caplog.text
+    assert "(public.notes, row 1, column body)" in caplog.text
+    for change in ("select", *CHANGES):
+        legacy.execute(change)
+        truth = published_rows(legacy, SHOWN)
+        wait_until(partial(shows, deployment, device, truth), f"the device to show what {change} did")
+    for named in ("row 4, column body", "row 2, column body", r"row bad\xe9, column id"):
+        assert f"(public.notes, {named})" in caplog.text
+    assert deployment.kinds() == ["snapshot", "re-sync"]
 
 
 def test_encoding_is_a_finding(legacy: SourceDb, source_db: SourceDb) -> None:

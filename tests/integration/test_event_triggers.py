@@ -272,7 +272,7 @@ def test_forged_messages_do_nothing(deploy: Deploy, source_db: SourceDb) -> None
     source_db.execute("insert into notes values ('2')")
     assert deployment.rows("a").keys() == {("notes", "1"), ("notes", "2")}
     assert deployment.op_count() == ops + 1
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
+    assert deployment.kinds() == ["snapshot"]
 
 
 def test_quiet_table_is_found_by_message(deploy: Deploy, source_db: SourceDb) -> None:

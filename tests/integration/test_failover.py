@@ -91,12 +91,8 @@ class Connected:
         return (
             deployment.buckets("a").keys() == self._buckets
             and deployment.op_count() - before == ops
-            and kinds(deployment).count("snapshot") == 1
+            and deployment.kinds().count("snapshot") == 1
         )
-
-
-def kinds(deployment: Deployment) -> list[str]:
-    return [record.kind for record in deployment.bulk_records()]
 
 
 def waiting_write(deployment: Deployment) -> str:
@@ -169,14 +165,14 @@ def test_synchronised_slot_needs_no_compare(
     deployment.stop()
     deployment.source.execute("update notes set body = 'missed' where id = '2'")
     wait_for(standby, end_of(primary))
-    before = kinds(deployment)
+    before = deployment.kinds()
     primary.stop()
     promote(standby)
     follow(standby)
     deployment.source.execute("update notes set body = 'new' where id = '3'")
     assert device.right()
     assert device.never_started_over(2, ops)
-    assert kinds(deployment) == before
+    assert deployment.kinds() == before
 
 
 def test_source_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path: Path) -> None:
@@ -255,7 +251,7 @@ def goes_on(deployment: Deployment, device: Device) -> None:
     deployment.source.execute("update notes set n = 100 where id = '7'; insert into others values ('2', 2)")
     deployment.caught_up()
     assert device.rows() == published_rows(deployment.source, SHOWN)
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "re-sync"]
+    assert deployment.kinds() == ["snapshot", "re-sync"]
     deployment.close()
     assert deployment.problems() == []
 
@@ -313,27 +309,24 @@ def test_database_recreated_from_template(deploy: Deploy, source_db: SourceDb, k
 
 
 def test_server_restored_from_backup(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy, tmp_path: Path
 ) -> None:
     server = postgres_with()
     program = program_of(server, "pg_basebackup")
     source = SourceDb(server, "postgres")
     source.execute(SOURCE)
-    deployment = Deployment(source, tmp_path / "store", NOTES_AND_OTHERS, bulk).start()
-    try:
-        device = Device(deployment)
-        address = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
-        subprocess.run([program, *address, "-D", tmp_path / "backup", "-c", "fast"], check=True, capture_output=True)
-        source.execute(SINCE)
-        deployment.caught_up()
-        assert device.rows() == published_rows(source, SHOWN)
-        deployment.stop()
-        source.connection.close()
-        server.stop()
-        with EmbeddedPostgres(tmp_path / "backup", server.binaries, server.settings) as restored:
-            deployment.source = SourceDb(restored, "postgres")
-            deployment.start()
-            goes_on(deployment, device)
-            deployment.source.connection.close()
-    finally:
-        deployment.close()
+    deployment = deploy_on(source, NOTES_AND_OTHERS).start()
+    device = Device(deployment)
+    address = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
+    subprocess.run([program, *address, "-D", tmp_path / "backup", "-c", "fast"], check=True, capture_output=True)
+    source.execute(SINCE)
+    deployment.caught_up()
+    assert device.rows() == published_rows(source, SHOWN)
+    deployment.stop()
+    source.connection.close()
+    server.stop()
+    with EmbeddedPostgres(tmp_path / "backup", server.binaries, server.settings) as restored:
+        deployment.source = SourceDb(restored, "postgres")
+        deployment.start()
+        goes_on(deployment, device)
+        deployment.source.connection.close()

@@ -173,7 +173,7 @@ def kept(deployment: Deployment) -> dict[str, StoredTable]:
 
 def compared(deployment: Deployment) -> int:
     """How many comparisons there were."""
-    return [record.kind for record in deployment.bulk_records()].count("re-sync")
+    return deployment.kinds().count("re-sync")
 
 
 def looks(deployment: Deployment) -> None:

@@ -134,7 +134,7 @@ def test_generated_column_added_changed_dropped(
         if stopped:
             deployment.start()
         wait_until(lambda: device_rows(deployment) == truth(source_db, "notes"), f"the truth after: {change}")
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])

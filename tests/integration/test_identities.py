@@ -292,7 +292,7 @@ def test_identity_changes_live(deploy: Deploy, source_db: SourceDb, name: str, s
     if live.changes:
         source_db.execute("update notes set owner = 'c'; delete from notes where n = 11 and id < '7'")
     wait_until(lambda: device_rows(deployment) == whole_truth(source_db), f"the later truth after: {live.sql}")
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
 
 
 @pytest.mark.parametrize("identity", ["default", "using index notes_key", "full"])

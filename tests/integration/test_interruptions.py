@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from unittest.mock import Mock
 
 import apsw
@@ -16,7 +15,6 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
-from headwater.pipeline.jobs import BulkJobs
 from headwater.replication import own_slot
 from headwater.source import stream
 from headwater.source.slot import walsender
@@ -106,7 +104,7 @@ def test_store_locked_under_load(deploy: Deploy, source_db: SourceDb, on_postgre
         assert shows_the_truth(deployment)
     finally:
         writer.end()
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
+    assert deployment.kinds() == ["snapshot"]
 
 
 def reader_of(source: SourceDb) -> int:
@@ -201,62 +199,50 @@ def within_the_first_snapshot(deployment: Deployment) -> None:
 @pytest.mark.parametrize("held_up", [idle, within_a_transaction, within_a_comparison, within_the_first_snapshot])
 def test_source_shutdown_is_not_delayed(
     postgres_with: Callable[..., EmbeddedPostgres],
-    tmp_path: Path,
+    deploy_on: Deploy,
     monkeypatch: pytest.MonkeyPatch,
     held_up: Callable[[Deployment], None],
 ) -> None:
     monkeypatch.setattr(own_slot, "_LAST_SECONDS", 0.5)
     server = postgres_with()
     source = SourceDb(server, "postgres")
-    deployment = Deployment(source, tmp_path / "store", OWN_NOTES, Waiting())
-    try:
-        held_up(deployment)
-        source.connection.close()
-        server.stop(StopMode.FAST)
-        assert "database system is shut down" in server.log_file.read_text()
-        assert deployment.op_count_now() == 0, "the transaction did not have to be applied first"
-        server.start()
-        source.connection = psycopg.connect(source.dsn, autocommit=True)
-        assert isinstance(deployment.bulk, Waiting)
-        deployment.bulk.go.set()
-        deployment.batch_bytes = 64 << 20
-        deployment.stop()
-        assert shows_the_truth(deployment.start())
-    finally:
-        deployment.close()
-        source.connection.close()
-    assert deployment.problems() == []
+    deployment = deploy_on(source, OWN_NOTES, bulk=Waiting())
+    held_up(deployment)
+    source.connection.close()
+    server.stop(StopMode.FAST)
+    assert "database system is shut down" in server.log_file.read_text()
+    assert deployment.op_count_now() == 0, "the transaction did not have to be applied first"
+    server.start()
+    source.connection = psycopg.connect(source.dsn, autocommit=True)
+    assert isinstance(deployment.bulk, Waiting)
+    deployment.bulk.go.set()
+    deployment.batch_bytes = 64 << 20
+    deployment.stop()
+    assert shows_the_truth(deployment.start())
 
 
-def test_source_crash_during_load(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
-) -> None:
+def test_source_crash_during_load(postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy) -> None:
     server = postgres_with(synchronous_commit="on", full_page_writes="on")
     source = SourceDb(server, "postgres")
-    deployment = snapshot_of_empty_table(Deployment(source, tmp_path / "store", OWN_NOTES, bulk)).start()
-    try:
-        for _ in range(2):
-            with psycopg.connect(source.dsn) as open_transaction:
-                open_transaction.execute(
-                    INSERT.replace("'n'", "'open '")
-                )  # it never commits, though much of it is in the log
-                writer = Doomed(source)
-                writer.start()
-                writer.allow(10_000)
-                seen = deployment.op_count_now()
-                wait_until(lambda seen=seen: deployment.op_count_now() > seen + 40, "the load to arrive")  # type: ignore[misc]
-                source.connection.close()
-                server.stop(StopMode.IMMEDIATE)
-                writer.end()
-                open_transaction.close()
-            server.start()
-            source.connection = psycopg.connect(source.dsn, autocommit=True)
-            assert source.fetch("select count(*) > 30 from notes") == [(True,)]
-            assert shows_the_truth(deployment)
-            source.execute("delete from notes where n > 5; update notes set id = 'before ' || id")
+    deployment = snapshot_of_empty_table(deploy_on(source, OWN_NOTES)).start()
+    for _ in range(2):
+        with psycopg.connect(source.dsn) as open_transaction:
+            open_transaction.execute(
+                INSERT.replace("'n'", "'open '")
+            )  # it never commits, though much of it is in the log
+            writer = Doomed(source)
+            writer.start()
+            writer.allow(10_000)
+            seen = deployment.op_count_now()
+            wait_until(lambda seen=seen: deployment.op_count_now() > seen + 40, "the load to arrive")  # type: ignore[misc]
+            source.connection.close()
+            server.stop(StopMode.IMMEDIATE)
+            writer.end()
+            open_transaction.close()
+        server.start()
+        source.connection = psycopg.connect(source.dsn, autocommit=True)
+        assert source.fetch("select count(*) > 30 from notes") == [(True,)]
         assert shows_the_truth(deployment)
-        assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
-    finally:
-        deployment.close()
-        source.connection.close()
-    assert deployment.problems() == []
+        source.execute("delete from notes where n > 5; update notes set id = 'before ' || id")
+    assert shows_the_truth(deployment)
+    assert deployment.kinds() == ["snapshot"]

@@ -365,7 +365,7 @@ def test_common_key_tells_rows_apart(deploy: Deploy, source_db: SourceDb, identi
     prepare_of_identity(source_db, identities)
     deployment = deploy(EVENTS).start()
     played(deployment, Device(deployment))
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
+    assert deployment.kinds() == ["snapshot"]
 
 
 def test_new_partition_with_other_identity(deploy: Deploy, source_db: SourceDb) -> None:

@@ -80,7 +80,7 @@ def test_failed_transaction_is_skipped_and_compared(deploy: Deploy, source_db: S
         assert MARK not in poison.why, "no value of a row is told"
     source_db.execute("update notes set body = 'last' where id = '1'")
     assert deployment.rows("a") == truth(source_db)
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
 
 
 def test_failed_transaction_is_noted_after_store_restart(

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
-from headwater.pipeline.jobs import BulkJobs
 from tests.support.changed_source import Device, Rows, settled, without_nulls
-from tests.support.fix_headwater import Deployment
+from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import FAST, SourceDb
 from tests.support.postgres_versions import postgres_of
 from tests.support.sync_configs import auto_streams
@@ -65,25 +64,21 @@ def truth(source: SourceDb) -> Rows:
 @pytest.mark.parametrize(
     "source", [14, *(pytest.param(major, marks=pytest.mark.long) for major in (15, 16, 17)), 18], indirect=True
 )
-def test_rows_tables_and_publications_change(source: SourceDb, tmp_path: Path, bulk: BulkJobs) -> None:
+def test_rows_tables_and_publications_change(source: SourceDb, deploy_on: Deploy) -> None:
     source.execute("create table notes (id text primary key, n int, body text)")
     source.execute(f"insert into notes select i::text, i, 'x' || i from generate_series(1, {ROWS}) i")
     source.execute("create table others (id text primary key); insert into others values ('first')")
     source.execute("create publication headwater for table notes, others")
-    deployment = Deployment(source, tmp_path / "store", CONFIG, bulk).start()
-    try:
-        device = Device(deployment)
-        for number, (sql, ops) in enumerate(STEPS.items()):
-            before = deployment.op_count()
-            source.execute(sql)
-            source.execute(f"insert into others values ('{number}')")
+    deployment = deploy_on(source, CONFIG).start()
+    device = Device(deployment)
+    for number, (sql, ops) in enumerate(STEPS.items()):
+        before = deployment.op_count()
+        source.execute(sql)
+        source.execute(f"insert into others values ('{number}')")
 
-            def equal() -> bool:
-                return device.rows() == truth(source) and settled(deployment)
+        def equal() -> bool:
+            return device.rows() == truth(source) and settled(deployment)
 
-            wait_until(equal, f"the device to show the truth after: {sql}")
-            assert deployment.op_count() - before - 1 == ops, sql
-        assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
-    finally:
-        deployment.close()
-    assert deployment.problems() == []
+        wait_until(equal, f"the device to show the truth after: {sql}")
+        assert deployment.op_count() - before - 1 == ops, sql
+    assert deployment.kinds().count("snapshot") == 1

@@ -159,7 +159,7 @@ def test_missing_publication_is_waited_for(
     wait_until(lambda: settled(deployment), "all tables to be compared")
     assert deployment.rows("a") == Device(deployment).rows() == published_rows(source_db, SHOWN)
     assert deployment.op_count() - before == 5 + 1 + 1 + 1
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
     source_db.execute("update notes set body = 'after' where id = '1'")
     assert deployment.rows("a") == published_rows(source_db, SHOWN)
 

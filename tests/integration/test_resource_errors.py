@@ -140,7 +140,7 @@ def test_transaction_survives_resource_error(
     assert "HW_5005" not in caplog.text
     with deployment.store() as store:
         assert FailedTransactions(deployment.settings, store).read() == []
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot"], "nothing was compared"
+    assert deployment.kinds() == ["snapshot"], "nothing was compared"
 
 
 @patches_tasks

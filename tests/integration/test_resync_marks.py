@@ -52,7 +52,7 @@ def test_audit_repair_clears_mark(deploy: Deploy, source_db: SourceDb) -> None:
         wait_until(lambda: compared(deployment), "the table to be marked")
     audit.join(60)
     assert settled(deployment)
-    kinds = [record.kind for record in deployment.bulk_records()]
+    kinds = deployment.kinds()
     assert kinds == ["snapshot", "re-sync", "verification"], "the audit is the comparison that the table waited for"
     source_db.execute("update live set n = 1")
     truth = published_rows(source_db, SHOWN)

@@ -140,7 +140,7 @@ def test_slow_fetches_become_a_compare(
     source_db.execute("update items set n = 1; update items set more = 'y' where id < '3'")
     wait_until(lambda: settled(deployment) and shown(deployment) == truth(source_db, "n > 0"), "the comparison")
     assert len(fetches) == 1
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "re-sync"]
+    assert deployment.kinds() == ["snapshot", "re-sync"]
 
 
 LIVE = auto_streams(all="SELECT * FROM live")
@@ -505,7 +505,7 @@ def test_row_of_compare_waits_for_stream(deploy: Deploy, source_db: SourceDb, mo
         wait_until(was_read.is_set, "the row to be read")
         changed(source_db, "first")
     resync.join(60)
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "re-sync"], "done without an error"
+    assert deployment.kinds() == ["snapshot", "re-sync"], "done without an error"
     assert settled(deployment)
     deployment.caught_up()
     assert device.rows() == published_rows(source_db, {"public.live": "true"})

@@ -157,7 +157,7 @@ def test_changes_around_alter_arrive(deploy: Deploy, source_db: SourceDb) -> Non
     source_db.execute("update notes set big = 'last' where id = '3'")
     assert deployment.caught_up()
     assert device.rows() == truth(source_db)
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
 
 
 KEPT_NAME = auto_streams(
@@ -271,7 +271,7 @@ def test_table_altered_within_transaction(deploy: Deploy, source_db: SourceDb, i
     source_db.execute("update notes set body = 'last'")
     assert deployment.caught_up()
     assert device.rows() == truth(source_db)
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
 
 
 TYPES_CONFIG = auto_streams(notes="SELECT * FROM notes", others="SELECT * FROM others")
@@ -415,7 +415,7 @@ def test_rolled_back_change_compares_nothing(deploy: Deploy, source_db: SourceDb
     )
     rows = deployment.rows("a")
     assert rows == published_rows(source_db, MOVES_SHOWN)
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot"]
+    assert deployment.kinds() == ["snapshot"]
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["followed", "stopped"])
@@ -462,4 +462,4 @@ def test_many_changes_in_a_row(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("update part_1 set c11 = 0; update part_2 set body = 'last'")
     deployment.caught_up()
     assert device.rows() == published_rows(source_db, MOVES_SHOWN)
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,7 +15,6 @@ import pytest
 import headwater.replication.monitor
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import ReplicationState, SourceStatus, from_json
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness import health
@@ -276,8 +274,7 @@ def test_warnings_are_logged_once_and_resolved(
 
 def test_open_transactions_block_start_and_compare(
     postgres_with: Callable[..., EmbeddedPostgres],
-    bulk: BulkJobs,
-    tmp_path: Path,
+    deploy_on: Deploy,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -296,7 +293,7 @@ def test_open_transactions_block_start_and_compare(
     forgotten.execute("begin")
     forgotten.execute("/* a secret */ insert into carts values (1)")
     source.execute("begin; insert into other values ('1'); prepare transaction 'it''s'")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, user="follower", intervals=WATCHED)
+    deployment = deploy_on(source, NOTES, user="follower", intervals=WATCHED)
     monkeypatch.setattr(health, "_OLD", "0 s")
     with connect(replace(deployment.settings, user="postgres")) as conn:
         before = [f for f in slot_findings(conn, SLOT, None) if f.code == "HW_2033"]
@@ -343,35 +340,27 @@ def test_open_transactions_block_start_and_compare(
             assert not waiting.fatal
     finally:
         forgotten.close()
-        deployment.close()
-        source.connection.close()
 
 
-def test_no_slot_left_for_compare(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
-) -> None:
+def test_no_slot_left_for_compare(postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy) -> None:
     server = postgres_with(max_replication_slots="2", max_wal_senders="2")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key, body text)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=WATCHED).start()
-    try:
-        source.execute("alter table notes add column a text default 'x'")
-        wait_until(lambda: deployment.bulk_records()[-1].kind != "snapshot", "a comparison")
-        wait_until(lambda: flows(deployment), "its end")
-        assert standing(deployment).findings == ()
-        source.execute("select pg_create_physical_replication_slot('of_somebody')")
-        source.execute("alter table notes add column b text default 'x'")
-        wait_until(lambda: "HW_2014" in {f.code for f in standing(deployment).findings}, "the lack to be named")
-        for number in range(3):
-            source.execute("insert into notes values (%s)", str(number))
-            assert ("notes", str(number)) in deployment.rows("a")
-            wait_until(lambda: standing(deployment).state is ReplicationState.RESYNCING, "the stream to be followed")
-        assert standing(deployment).trouble is None
-        source.execute("select pg_drop_replication_slot('of_somebody')")
-        wait_until(lambda: flows(deployment) and standing(deployment).findings == (), "the comparison to end")
-    finally:
-        deployment.close()
-        source.connection.close()
+    deployment = deploy_on(source, NOTES, intervals=WATCHED).start()
+    source.execute("alter table notes add column a text default 'x'")
+    wait_until(lambda: deployment.bulk_records()[-1].kind != "snapshot", "a comparison")
+    wait_until(lambda: flows(deployment), "its end")
+    assert standing(deployment).findings == ()
+    source.execute("select pg_create_physical_replication_slot('of_somebody')")
+    source.execute("alter table notes add column b text default 'x'")
+    wait_until(lambda: "HW_2014" in {f.code for f in standing(deployment).findings}, "the lack to be named")
+    for number in range(3):
+        source.execute("insert into notes values (%s)", str(number))
+        assert ("notes", str(number)) in deployment.rows("a")
+        wait_until(lambda: standing(deployment).state is ReplicationState.RESYNCING, "the stream to be followed")
+    assert standing(deployment).trouble is None
+    source.execute("select pg_drop_replication_slot('of_somebody')")
+    wait_until(lambda: flows(deployment) and standing(deployment).findings == (), "the comparison to end")
 
 
 def test_lock_of_table_is_named(source_db: SourceDb) -> None:
@@ -425,32 +414,27 @@ def test_compared_tables_have_reasons(deployment: Deployment, source_db: SourceD
     assert standing(deployment).compared == ()
 
 
-def test_error_is_kept_until_rows_flow(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
-) -> None:
+def test_error_is_kept_until_rows_flow(postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy) -> None:
     server = postgres_with()
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=replace(WATCHED, health=0.2)).start()
-    try:
-        wait_until(lambda: flows(deployment), "the first look")
-        source.connection.close()
-        server.stop(StopMode.FAST)
-        wait_until(lambda: attempts(deployment) > 1, "a second attempt")
-        health = standing(deployment)
-        assert health.state is ReplicationState.RETRYING
-        assert health.slot is None
-        assert health.cause is not None
-        assert health.cause.code == "HW_2001"
-        assert "the source database cannot be reached" in health.cause.what
-        assert "check that Postgres runs there" in health.cause.fix
-        server.start()
-        wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "rows to flow again")
-        assert standing(deployment).cause is None
-        assert standing(deployment).trouble is not None
-        wait_until(lambda: standing(deployment).slot is not None, "the next look")
-    finally:
-        deployment.close()
+    deployment = deploy_on(source, NOTES, intervals=replace(WATCHED, health=0.2)).start()
+    wait_until(lambda: flows(deployment), "the first look")
+    source.connection.close()
+    server.stop(StopMode.FAST)
+    wait_until(lambda: attempts(deployment) > 1, "a second attempt")
+    health = standing(deployment)
+    assert health.state is ReplicationState.RETRYING
+    assert health.slot is None
+    assert health.cause is not None
+    assert health.cause.code == "HW_2001"
+    assert "the source database cannot be reached" in health.cause.what
+    assert "check that Postgres runs there" in health.cause.fix
+    server.start()
+    wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "rows to flow again")
+    assert standing(deployment).cause is None
+    assert standing(deployment).trouble is not None
+    wait_until(lambda: standing(deployment).slot is not None, "the next look")
 
 
 @pytest.mark.parametrize("whose", ["of another database", "of others in the same"])

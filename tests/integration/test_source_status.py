@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.api.metrics import source_metrics
 from headwater.embedded.postgres import EmbeddedPostgres, StopMode
 from headwater.oplog.change import RowChange
-from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.health import ReplicationState
 from headwater.replication.stream.fold import Fold
 from headwater.replication.tables.live import LiveTable
@@ -207,50 +206,47 @@ def another_source_is_told(source: SourceDb, config: dict[str, Any], other: Path
 
 
 def test_cause_and_remedy_everywhere(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, launch: Launch, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy, launch: Launch, tmp_path: Path
 ) -> None:
     server = postgres_with(max_slot_wal_keep_size="128MB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key); create table other (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=WATCHED).start()
+    deployment = deploy_on(source, NOTES, intervals=WATCHED).start()
     endpoint = Endpoint(free_port(), free_port())
     config = endpoint.config(deployment)
     (tmp_path / "status.json").write_text(json.dumps(config), encoding="utf-8")
-    try:
-        launch("api", config)
-        wait_until(lambda: answers(endpoint.port), "the endpoint")
-        wait_until(lambda: flows(deployment), "the first look")
-        with psycopg.connect(source.dsn) as writer:
-            writer.execute("insert into other values ('open')")  # for which the comparison's snapshot waits
-            source.execute("alter table notes add column filled text default 'x'")
-            wait_until(lambda: standing(deployment).state is ReplicationState.RESYNCING, "the comparison")
-            assert endpoint.at_once()[1]["headwater_source_tables_in_resync"] == 1
-        wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "the comparison to end")
-        wait_until(lambda: flows(deployment), "a look at the slot since")
-        slot_is_told(endpoint)
-        another_source_is_told(source, config, tmp_path / "other.json")
+    launch("api", config)
+    wait_until(lambda: answers(endpoint.port), "the endpoint")
+    wait_until(lambda: flows(deployment), "the first look")
+    with psycopg.connect(source.dsn) as writer:
+        writer.execute("insert into other values ('open')")  # for which the comparison's snapshot waits
+        source.execute("alter table notes add column filled text default 'x'")
+        wait_until(lambda: standing(deployment).state is ReplicationState.RESYNCING, "the comparison")
+        assert endpoint.at_once()[1]["headwater_source_tables_in_resync"] == 1
+    wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "the comparison to end")
+    wait_until(lambda: flows(deployment), "a look at the slot since")
+    slot_is_told(endpoint)
+    another_source_is_told(source, config, tmp_path / "other.json")
 
-        source.connection.close()
-        server.stop(StopMode.FAST)
-        wait_until(lambda: attempts(deployment) > 1, "a second attempt")
-        absence_is_told(endpoint, tmp_path / "status.json")
+    source.connection.close()
+    server.stop(StopMode.FAST)
+    wait_until(lambda: attempts(deployment) > 1, "a second attempt")
+    absence_is_told(endpoint, tmp_path / "status.json")
 
-        server.start()
-        wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "rows to flow again")
-        seen, told = endpoint.at_once()
-        assert seen["cause"] is None
-        assert told["headwater_source_errors_in_a_row"] == 0
-    finally:
-        deployment.close()
+    server.start()
+    wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "rows to flow again")
+    seen, told = endpoint.at_once()
+    assert seen["cause"] is None
+    assert told["headwater_source_errors_in_a_row"] == 0
 
 
 def test_lost_unread_slot_everywhere(
-    postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_path: Path
+    postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy, tmp_path: Path
 ) -> None:
     server = postgres_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB")
     source = SourceDb(server, "postgres")
     source.execute("create table notes (id text primary key)")
-    deployment = Deployment(source, tmp_path / "store", NOTES, bulk, intervals=WATCHED).start()
+    deployment = deploy_on(source, NOTES, intervals=WATCHED).start()
     deployment.caught_up()
     deployment.close()
     (tmp_path / "status.json").write_text(json.dumps(config_of(deployment, free_port())), encoding="utf-8")

@@ -109,7 +109,7 @@ def test_restored_store_continues(running: Deployment, source_db: SourceDb, capl
     wait_until(lambda: "[HW_4010]" in caplog.text, "the cause to be named", 20)
     away.rename(running.directory)
     assert device_rows(running) == truth(source_db, "notes")
-    assert [record.kind for record in running.bulk_records()] == ["snapshot"]
+    assert running.kinds() == ["snapshot"]
 
 
 Freeze = Callable[[Path], None]
@@ -144,7 +144,7 @@ def test_open_files_outlive_permissions(running: Deployment, source_db: SourceDb
     running.close()
     thaw(running.directory / frozen)
     running.start()
-    assert [record.kind for record in running.bulk_records()] == ["snapshot"]
+    assert running.kinds() == ["snapshot"]
     assert device_rows(running) == truth(source_db, "notes")
 
 
@@ -169,7 +169,7 @@ def test_unwritable_store_loses_nothing(
     assert confirmed(source_db) <= before
     read_only[0] = False
     assert device_rows(running) == truth(source_db, "notes")
-    assert [record.kind for record in running.bulk_records()] == ["snapshot"]
+    assert running.kinds() == ["snapshot"]
 
 
 @pytest.mark.parametrize("frozen", ["store.db", "."])
@@ -188,4 +188,4 @@ def test_unwritable_store_at_start_is_named(
     thaw(path)
     running.start()
     assert device_rows(running) == truth(source_db, "notes")
-    assert [record.kind for record in running.bulk_records()] == ["snapshot"]
+    assert running.kinds() == ["snapshot"]

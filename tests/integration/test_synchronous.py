@@ -172,7 +172,7 @@ def compared_again(deployment: Deployment) -> bool:
     deployment.raise_failure()
     with deployment.store() as store:
         marked = any(table.resync for table in store.tables("default"))
-    return not marked and "re-sync" in [record.kind for record in deployment.bulk_records()]
+    return not marked and "re-sync" in deployment.kinds()
 
 
 def test_source_only_row_is_not_lost(deployment: Deployment) -> None:

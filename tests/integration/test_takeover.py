@@ -179,7 +179,7 @@ def test_lost_lease_is_waited_for(deployment: Deployment, source_db: SourceDb) -
         assert store.versions()[-1].id == version.id, "not what the replicator began with, once more"
     write(source_db, range(6, 9))
     assert {key for owner in OWNERS for key in deployment.rows(owner)} == {("notes", f"n{n}") for n in range(9)}
-    assert [record.kind for record in deployment.bulk_records()] == ["snapshot", "reprocess"]
+    assert deployment.kinds() == ["snapshot", "reprocess"]
 
 
 def test_store_restart_during_takeover(deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:

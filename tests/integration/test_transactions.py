@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,7 +16,6 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.op import OpId
-from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.meters import Figures
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_store
@@ -179,31 +177,28 @@ def preparing(postgres_with: Callable[..., EmbeddedPostgres]) -> Iterator[Source
         database.drop()
 
 
-def test_prepared_transaction(preparing: SourceDb, bulk: BulkJobs, tmp_path: Path) -> None:
+def test_prepared_transaction(preparing: SourceDb, deploy_on: Deploy) -> None:
     create(preparing)
-    deployment = Deployment(preparing, tmp_path / "store", NOTES, bulk).start()
-    try:
-        preparing.execute(
-            "begin; update notes set n = 1 where id = '1'; savepoint a; delete from notes where id = '2';"
-            " rollback to a; insert into notes values ('first', 'x', 1); prepare transaction 'first'"
-        )
-        preparing.execute(f"begin; insert into notes values ('second', {BIG}, 2); prepare transaction 'second'")
-        preparing.execute("begin; update notes set id = 'moved' where id = '4'; prepare transaction 'third'")
-        preparing.execute("update notes set n = 50 where id = '5'")
-        assert device_rows(deployment) == truth(preparing, "notes")
-        preparing.execute("rollback prepared 'second'")
-        preparing.execute("commit prepared 'third'")
-        assert device_rows(deployment) == truth(preparing, "notes")
-        deployment.stop()
-        preparing.execute("insert into notes values ('meanwhile', 'x', 1)")
-        deployment.start()
-        assert device_rows(deployment) == truth(preparing, "notes")
-        preparing.execute("commit prepared 'first'")
-        assert device_rows(deployment) == truth(preparing, "notes")
-        deployment.close()
-        assert deployment.problems() == []
-    finally:
-        deployment.close()
+    deployment = deploy_on(preparing, NOTES).start()
+    preparing.execute(
+        "begin; update notes set n = 1 where id = '1'; savepoint a; delete from notes where id = '2';"
+        " rollback to a; insert into notes values ('first', 'x', 1); prepare transaction 'first'"
+    )
+    preparing.execute(f"begin; insert into notes values ('second', {BIG}, 2); prepare transaction 'second'")
+    preparing.execute("begin; update notes set id = 'moved' where id = '4'; prepare transaction 'third'")
+    preparing.execute("update notes set n = 50 where id = '5'")
+    assert device_rows(deployment) == truth(preparing, "notes")
+    preparing.execute("rollback prepared 'second'")
+    preparing.execute("commit prepared 'third'")
+    assert device_rows(deployment) == truth(preparing, "notes")
+    deployment.stop()
+    preparing.execute("insert into notes values ('meanwhile', 'x', 1)")
+    deployment.start()
+    assert device_rows(deployment) == truth(preparing, "notes")
+    preparing.execute("commit prepared 'first'")
+    assert device_rows(deployment) == truth(preparing, "notes")
+    deployment.close()
+    assert deployment.problems() == []
 
 
 LONG = [pytest.mark.long, pytest.mark.timeout(1500)]

@@ -56,10 +56,6 @@ def right(deployment: Deployment) -> bool:
     return deployment.rows("a") == {("notes", key): {"id": key, "body": body} for key, body in truth}
 
 
-def kinds(deployment: Deployment) -> list[str]:
-    return [record.kind for record in deployment.bulk_records()]
-
-
 def readers(source: SourceDb) -> list[tuple[str, int]]:
     """The slots of the database that are read for good, and by whom."""
     return [
@@ -131,7 +127,7 @@ def test_two_databases_of_a_cluster(service: Service, source_db: SourceDb, other
     for deployment in both:
         deployment.source.execute("insert into notes values ('2', 'two')")
         assert right(deployment)
-        assert kinds(deployment) == ["snapshot", "re-sync"]
+        assert deployment.kinds() == ["snapshot", "re-sync"]
     assert [readers(deployment.source) for deployment in both] == streams, "somebody was ended"
 
 
@@ -195,7 +191,7 @@ def test_new_store_takes_unused_slot(service: Service, source_db: SourceDb, capl
     first.stop()
     first.take_slot = True
     first.start()
-    wait_until(lambda: kinds(first) == ["snapshot", "re-sync"], "what it missed to be found", 30)
+    wait_until(lambda: first.kinds() == ["snapshot", "re-sync"], "what it missed to be found", 30)
     assert right(first)
 
 
@@ -215,7 +211,7 @@ def test_slot_in_use_can_be_taken(service: Service, source_db: SourceDb) -> None
     assert readers(source_db) == [], "a slot that another service was given is that one's, also while it is stopped"
     first.raise_failure()
     second.start()
-    assert kinds(second) == ["snapshot"], "it goes on by its slot"
+    assert second.kinds() == ["snapshot"], "it goes on by its slot"
 
 
 @pytest.mark.parametrize("take", [False, True], ids=["by itself", "when told to take it"])
@@ -273,4 +269,4 @@ def test_claim_without_right_fails(service: Service, source_db: SourceDb) -> Non
             wait_until(lambda: right(ours), "the stream to go on")
     finally:
         source_db.execute("drop role stranger")
-    assert kinds(ours) == ["snapshot"]
+    assert ours.kinds() == ["snapshot"]

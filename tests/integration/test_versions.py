@@ -79,7 +79,7 @@ def test_added_stream_is_built_from_store(deploy: Deploy, todos_source: SourceDb
     todos = {key: row for key, row in rows.items() if key[0] == "todos"}
     assert len(todos) == 300
     assert set(todos["todos", "t3"]) == {"id", "list"}
-    kinds = [record.kind for record in deployment.bulk_records()]
+    kinds = deployment.kinds()
     assert kinds == ["snapshot", "reprocess"]
     after = deployment.buckets("u1")
     unchanged = next(name for name in lists if name.startswith("lists."))

@@ -130,6 +130,6 @@ def test_of_a_lost_slot_devices_get_what_differs(limited: Deployment, rows: int)
     assert limited.op_count() - before == rows // 100
     assert sorted(put_since(limited, upto)) == sorted(str(number) for number in range(100, rows + 1, 100))
     assert sum(row.get("body") == "changed" for row in limited.rows("b0").values()) == rows // 100
-    assert [record.kind for record in limited.bulk_records()].count("snapshot") == 1
+    assert limited.kinds().count("snapshot") == 1
     limited.close()
     assert limited.problems() == []

@@ -162,7 +162,7 @@ def play(deployment: Deployment, change: Change, shown: Mapping[str, str], *, fo
     ops = deployment.op_count() - before - 1
     if found == AT_THE_START or not change.separately:  # else it may be looked at between two of the transactions
         assert ops == change.ops, ops
-    assert [record.kind for record in deployment.bulk_records()].count("snapshot") == 1
+    assert deployment.kinds().count("snapshot") == 1
     source.execute(f"{after if change.after is None else change.after}; update others set text = 'last' where id = '2'")
     assert deployment.caught_up()
     assert device.rows() == truth()

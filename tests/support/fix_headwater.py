@@ -287,6 +287,10 @@ class Deployment:
             result: dict[str, Any] = json.loads(request.result)
             return {"state": request.state.value, **result}
 
+    def kinds(self) -> list[str]:
+        """The kinds of the bulk jobs that were done."""
+        return [record.kind for record in self.bulk_records()]
+
     def bulk_records(self) -> list[BulkRecord]:
         """The bulk jobs that the store tells of."""
         store = open_store(self.address).open_writer()
@@ -386,6 +390,20 @@ def deploy(
         def make(yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere) -> Deployment:
             storage = request.getfixturevalue("postgres_storage") if on_postgres else None
             deployment = Deployment(source_db, directory or tmp_path / "store", yaml, bulk, storage=storage)
+            stack.callback(deployment.close_whole)
+            return deployment
+
+        yield make
+
+
+@pytest.fixture
+def deploy_on(bulk: BulkJobs, tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
+    """`deploy_on(source, yaml)` describes a deployment over another database, whose connection ends with the test."""
+    with ExitStack() as stack:
+
+        def make(source: SourceDb, yaml: str, **changes: Any) -> Deployment:
+            deployment = Deployment(source, tmp_path / "store", yaml, **{"bulk": bulk, **changes})
+            stack.callback(lambda: source.connection.close())  # noqa: PLW0108 - the last one of several
             stack.callback(deployment.close_whole)
             return deployment
 
