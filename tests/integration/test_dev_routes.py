@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
@@ -16,14 +15,14 @@ import pytest
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.auth.verify import Verifier
-from headwater.api.http.server import ApiServer, bind
+from headwater.api.http.server import bind
 from headwater.dev import DemoFiles
 from headwater.dev.routes import Demo, demo_routes
 from headwater.source.connect import SourceSettings
 from tests.support.fix_api import PlayedHead
 from tests.support.fix_postgres import SourceDb
 from tests.support.memory_store import MemoryStore
-from tests.support.plain_http import plain_http
+from tests.support.plain_http import served
 
 SECRET = urlsafe_b64encode(b"a secret of the tests that is long enough").decode()
 KEY = parse_key({"kty": "oct", "alg": "HS256", "k": SECRET})
@@ -47,25 +46,17 @@ def demo(demo_db: SourceDb) -> Demo:
 
 
 @contextmanager
-def served(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
+def demo_client(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
     """The endpoint with the demo's routes on a real port."""
     settings = ApiSettings(StaticKeys((KEY,)), frozenset({AUDIENCE}))
-    server = ApiServer(create_app(settings, MemoryStore(), PlayedHead(), demo_routes(demo, files)))
-    listening = bind("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-        with plain_http(listening.getsockname()[1]) as client:
-            yield client
-    finally:
-        server.handle_exit(15, None)
-        thread.join(60)
-        assert not thread.is_alive(), "the server ends"
+    app = create_app(settings, MemoryStore(), PlayedHead(), demo_routes(demo, files))
+    with served(app, [bind("127.0.0.1", 0)]) as (_, _, client):
+        yield client
 
 
 @pytest.fixture
 def client(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
-    with served(demo, files) as client:
+    with demo_client(demo, files) as client:
         yield client
 
 
@@ -127,7 +118,7 @@ def test_files_outside_page_are_not_served(client: httpx.Client, files: DemoFile
 
 
 def test_missing_build_names_command(demo: Demo, tmp_path: Path) -> None:
-    with served(demo, DemoFiles(tmp_path / "demo.yaml", tmp_path / "nowhere")) as client:
+    with demo_client(demo, DemoFiles(tmp_path / "demo.yaml", tmp_path / "nowhere")) as client:
         response = client.get("/demo/")
         assert response.status_code == 503
         assert "make demo" in response.text

@@ -27,19 +27,30 @@ CONFIG = auto_streams(all=["SELECT * FROM items", "SELECT * FROM others"])
 BIG = "repeat('toast', 2000)"
 
 
+def read_rows(monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], None], int], None]) -> None:
+    """Rows are read within `around`, which is given what reads them, and how many they are."""
+    fetch = RowFetcher.fetch
+
+    def held(
+        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
+    ) -> Fetched | None:
+        found: list[Fetched | None] = []
+        around(lambda: found.append(fetch(fetcher, relation, keys, files)), len(keys))
+        return found[0]
+
+    monkeypatch.setattr(RowFetcher, "fetch", held)
+
+
 @pytest.fixture
 def fetches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows the source was asked for, each time."""
-    fetch = RowFetcher.fetch
     sizes: list[int] = []
 
-    def counting(
-        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
-    ) -> Fetched | None:
-        sizes.append(len(keys))
-        return fetch(fetcher, relation, keys, files)
+    def counting(read: Callable[[], None], rows: int) -> None:
+        sizes.append(rows)
+        read()
 
-    monkeypatch.setattr(RowFetcher, "fetch", counting)
+    read_rows(monkeypatch, counting)
     return sizes
 
 
@@ -155,16 +166,14 @@ LEFT_OUT = {
 
 def held_questions(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Rows that are asked of the source come when they are let go: whether any was asked for, and what lets them go."""
-    fetch, asked, answer = RowFetcher.fetch, threading.Event(), threading.Event()
+    asked, answer = threading.Event(), threading.Event()
 
-    def late(
-        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
-    ) -> Fetched | None:
+    def late(read: Callable[[], None], _: int) -> None:
         asked.set()
         assert answer.wait(60)
-        return fetch(fetcher, relation, keys, files)
+        read()
 
-    monkeypatch.setattr(RowFetcher, "fetch", late)
+    read_rows(monkeypatch, late)
     return asked, answer
 
 
@@ -341,17 +350,15 @@ def test_missing_value_survives_error_after_compare(
     """What is known of the row is in memory only: without the mark, the next attempt would know nothing of it."""
     source_db.needs(15, "row filters of publications")
     source_db.execute(SOURCES["enters a row filter"])
-    fetch, failures = RowFetcher.fetch, [True]
+    failures = [True]
 
-    def failing(
-        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
-    ) -> Fetched | None:
+    def failing(read: Callable[[], None], _: int) -> None:
         if failures:
             failures.pop()
             raise SourceUnreachableError("the connection was closed", "source", "it is tried again")
-        return fetch(fetcher, relation, keys, files)
+        read()
 
-    monkeypatch.setattr(RowFetcher, "fetch", failing)
+    read_rows(monkeypatch, failing)
     bulk = Waiting()
     deployment = deploy(LIVE)
     deployment.bulk = bulk
@@ -430,20 +437,6 @@ create publication headwater for table live
 """
 
 
-def read_rows(monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], None]], None]) -> None:
-    """Rows are read within `around`, which is given what reads them."""
-    fetch = RowFetcher.fetch
-
-    def held(
-        fetcher: RowFetcher, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int]
-    ) -> Fetched | None:
-        found: list[Fetched | None] = []
-        around(lambda: found.append(fetch(fetcher, relation, keys, files)))
-        return found[0]
-
-    monkeypatch.setattr(RowFetcher, "fetch", held)
-
-
 def changed(source: SourceDb, body: str) -> None:
     """Make a change from any thread, and wait until the source has sent it: what is sent by then arrives together."""
     with psycopg.connect(source.dsn, autocommit=True) as conn:
@@ -465,7 +458,7 @@ def test_row_reread_while_it_flips(deploy: Deploy, source_db: SourceDb, monkeypa
     device = Device(deployment.start())
     was_read = threading.Event()
 
-    def around(read: Callable[[], None]) -> None:
+    def around(read: Callable[[], None], _: int) -> None:
         if was_read.is_set():
             read()
             return
@@ -494,7 +487,7 @@ def test_row_of_compare_waits_for_stream(deploy: Deploy, source_db: SourceDb, mo
     deployment.caught_up()
     was_read = threading.Event()
 
-    def around(read: Callable[[], None]) -> None:
+    def around(read: Callable[[], None], _: int) -> None:
         read()
         was_read.set()
 

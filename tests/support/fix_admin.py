@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,10 +23,9 @@ from headwater.api.http.server import ApiServer, bind
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_store
-from tests.support.plain_http import plain_http
+from tests.support.plain_http import served
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
-from tests.support.waiting import wait_until
 
 OPENAPI = "/api/headwater/v1/openapi.json"
 TOKEN = "an admin token of the tests"
@@ -95,20 +93,10 @@ def running_admin(
         app = create_app(
             ApiSettings(held, frozenset({audience}), admin=settings, http=limits or HttpLimits()), reader, StillHead()
         )
-        server = ApiServer(app)
-        thread = threading.Thread(target=server.run, args=(sockets,))
-        thread.start()
-        try:
-            headers = {"authorization": f"Token {TOKEN}"}
-            with plain_http(port, headers) as http:
-                wait_until(lambda: http.get("/probes/startup").status_code == 200, "the server to start")
-                document = http.get(OPENAPI).json()
-                http.event_hooks = {"response": [partial(is_as_described, document)]}
-                yield AdminEndpoint(app, server, http, port, public)
-        finally:
-            server.handle_exit(15, None)
-            thread.join(60)
-            assert not thread.is_alive(), "the server ends"
+        with served(app, sockets, {"authorization": f"Token {TOKEN}"}) as (server, _, http):
+            document = http.get(OPENAPI).json()
+            http.event_hooks = {"response": [partial(is_as_described, document)]}
+            yield AdminEndpoint(app, server, http, port, public)
 
 
 def _at(settings: AdminSettings, port: int) -> AdminSettings:

@@ -27,9 +27,8 @@ from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
-from tests.support.plain_http import plain_http
+from tests.support.plain_http import served
 from tests.support.slow_store import SlowStore
-from tests.support.waiting import wait_until
 
 AnyStore = TypeVar("AnyStore", bound=MemoryStore)
 
@@ -218,20 +217,8 @@ def running(store: MemoryStore, extra_routes: Sequence[BaseRoute] = (), **settin
     accepted = {"keys": StaticKeys((parse_key(jwk()),)), "audience": frozenset({AUDIENCE})}
     usual = {**accepted, "http": HttpLimits(drain_seconds=0)}
     app = create_app(ApiSettings(**{**usual, **settings}), store, head, extra_routes)
-    server = ApiServer(app)
-    listening = bind("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-        with plain_http(port) as http:
-            wait_until(lambda: http.get("/probes/startup").status_code == 200, "the server to start")
-            yield Endpoint(store, head, server, http, thread)
-    finally:
-        if not server.should_exit:  # a second signal would not let it end in order
-            server.handle_exit(15, None)
-        thread.join(60)
-        assert not thread.is_alive(), "the server ends"
+    with served(app, [bind("127.0.0.1", 0)]) as (server, thread, http):
+        yield Endpoint(store, head, server, http, thread)
 
 
 @pytest.fixture
