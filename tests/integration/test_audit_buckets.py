@@ -285,9 +285,7 @@ def test_sampling_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) 
 
 def test_audit_under_constant_writes_finds_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     prepare(source_db)
-    deployment = deploy(CONFIG)
-    deployment.sampling = EAGER
-    deployment.start()
+    deployment = deploy(CONFIG, sampling=EAGER).start()
     dice = random.Random(5)
     done = threading.Event()
 
@@ -332,8 +330,9 @@ def test_sampling_passes_unreadable_tables(deploy: Deploy, source_db: SourceDb) 
     source_db.execute("insert into broken values (row(1, 2), 'one'); insert into keyless values (1, 'one')")
     source_db.execute("create publication headwater for table first, broken, keyless, last")
     queries = "".join(f"      - SELECT body AS id FROM {name}\n" for name in names)
-    deployment = deploy(f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    queries:\n{queries}")
-    deployment.start()
+    deployment = deploy(
+        f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    queries:\n{queries}"
+    ).start()
     with unheard(deployment):
         source_db.execute("insert into first values (2, 'two'); insert into last values (2, 'two')")
     deployment.stop()

@@ -258,9 +258,7 @@ def test_ddl_succeeds_in_database_copy(prepared: SourceDb) -> None:
 
 def test_forged_messages_do_nothing(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
-    deployment = deploy(NOTES)
-    deployment.intervals = TRIGGERED
-    deployment.start()
+    deployment = deploy(NOTES, intervals=TRIGGERED).start()
     ops = deployment.op_count()
     for transactional in ("true", "false"):
         for content in ("ddl", "ddl 7b2231223a5b2261222c2262225d7d", "drop table notes", "", "ping", "x" * 100_000):
@@ -278,9 +276,7 @@ def test_forged_messages_do_nothing(deploy: Deploy, source_db: SourceDb) -> None
 def test_quiet_table_is_found_by_message(deploy: Deploy, source_db: SourceDb) -> None:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     install(source_db.settings())
-    deployment = deploy(NOTES)
-    deployment.intervals = TRIGGERED
-    deployment.start()
+    deployment = deploy(NOTES, intervals=TRIGGERED).start()
     assert deployment.rows("a").keys() == {("notes", "1")}
     source_db.execute("alter table notes rename to archive")
     wait_until(lambda: deployment.rows("a") == {}, "the rows to go")

@@ -131,8 +131,7 @@ def test_partitions_switch_root(deploy: Deploy, source_db: SourceDb, name: str, 
     change = SWITCHES[name]
     prepare(source_db)
     source_db.execute(change.before)
-    deployment = deploy(CONFIG)
-    deployment.publications = change.publications
+    deployment = deploy(CONFIG, publications=change.publications)
     play(deployment, change, SHOWN, found=found, after=AFTER)
 
 
@@ -191,9 +190,7 @@ def noted() -> Noted:
 @pytest.fixture
 def deployment(deploy: Deploy, source_db: SourceDb, noted: Noted) -> Deployment:
     source_db.execute(SOURCE)
-    found = deploy(EVENTS)
-    found.bulk = noted
-    return found
+    return deploy(EVENTS, bulk=noted)
 
 
 def shown(deployment: Deployment, device: Device) -> None:

@@ -63,9 +63,7 @@ def test_expected_rows_of_grown_table(deploy: Deploy, notes_source: SourceDb) ->
 
 def test_merge_progress_in_log_and_request(deploy: Deploy, notes_source: SourceDb) -> None:
     notes_source.execute(f"insert into notes select i, i, 'x' from generate_series({ROWS + 1}, 9000) i")
-    deployment = deploy(NOTES)
-    deployment.intervals = replace(HASTY, work=0.0)
-    deployment.start()
+    deployment = deploy(NOTES, intervals=replace(HASTY, work=0.0)).start()
     with unheard(deployment):
         notes_source.execute("update notes set body = 'y'")
     heard: list[str] = []

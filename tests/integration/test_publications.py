@@ -130,8 +130,7 @@ def test_publication_change_costs_what_differs(deploy: Deploy, source_db: Source
     source_db.needs(change.needs, name)
     prepare(source_db)
     source_db.execute(change.before)
-    deployment = deploy(CONFIG)
-    deployment.publications = change.publications
+    deployment = deploy(CONFIG, publications=change.publications)
     play(deployment, change, SHOWN, found=found, after=AFTER)
 
 
@@ -170,9 +169,7 @@ def test_contradicting_publications_recover(
     source_db.needs(15, "column lists")
     prepare(source_db)
     source_db.execute(f"{BOTH}; create publication more")
-    deployment = deploy(CONFIG)
-    deployment.publications = ("headwater", "more")
-    deployment.start()
+    deployment = deploy(CONFIG, publications=("headwater", "more")).start()
     before = deployment.op_count()
     source_db.execute("alter publication more add table notes (id, owner)")
     source_db.execute("update notes set body = 'unseen' where n < 6")
@@ -252,8 +249,7 @@ def test_row_moves_through_two_filters(deploy: Deploy, source_db: SourceDb, iden
         "create publication headwater for table others, notes where (kind = 'in');"
         "create publication more for table notes where (kind = 'also')"
     )
-    deployment = deploy(CONFIG)
-    deployment.publications = ("headwater", "more")
+    deployment = deploy(CONFIG, publications=("headwater", "more"))
     device = Device(deployment.start())
     assert device.rows() == published_rows(source_db, SHOWN, deployment.publications)
     for name, (set_to, number, ops) in MOVES.items():

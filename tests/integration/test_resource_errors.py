@@ -153,9 +153,7 @@ def test_version_survives_resource_error_of_task(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
-    deployment = deploy(NOTES, on_postgres=False)
-    deployment.intervals = replace(HASTY, retry=0.05)
-    deployment.start()
+    deployment = deploy(NOTES, on_postgres=False, intervals=replace(HASTY, retry=0.05)).start()
     ailing, finish = Ailing(broken, times=25), StageFile.finish  # three to an attempt
 
     def finish_or_fail(part: StageFile) -> StagedPart:

@@ -312,9 +312,7 @@ def with_stale_rows(deploy: Deploy, source_db: SourceDb) -> Callable[..., Deploy
 )
 def test_dropped_column_leaves_all_rows(deploy: Deploy, source_db: SourceDb, identity: str, rows: int) -> None:
     fill(source_db, rows, identity)
-    deployment = deploy(OWN_ITEMS)
-    deployment.patience = 600
-    deployment.start()
+    deployment = deploy(OWN_ITEMS, patience=600).start()
     assert stale(deployment) == rows
     source_db.execute("alter table items drop column gone")
     wait_until(lambda: settled(deployment), "the comparison to end", seconds=900)

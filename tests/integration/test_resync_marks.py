@@ -79,8 +79,7 @@ def test_deploy_keeps_mark_of_locked_table(deploy: Deploy, source_db: SourceDb) 
     source_db.execute("insert into others values ('1')")
     source_db.execute("alter table live add gone text; insert into live values ('1', 0, 'small', 'gone')")
     bulk = SlowToEvaluate()
-    deployment = deploy(CONFIG)
-    deployment.bulk = bulk
+    deployment = deploy(CONFIG, bulk=bulk)
     device = Device(deployment.start())
     with psycopg.connect(source_db.dsn) as writer:
         writer.execute("select pg_current_xact_id()")  # comparisons wait for it to end
@@ -107,9 +106,7 @@ def test_interrupted_load_keeps_rows(deploy: Deploy, source_db: SourceDb) -> Non
     create(source_db)
     source_db.execute("insert into live values ('1', 0, 'small'), ('2', 0, repeat('toast', 2000))")
     bulk = Waiting()
-    deployment = deploy(CONFIG)
-    deployment.bulk = bulk
-    deployment.batch_bytes = 4 * 5_000
+    deployment = deploy(CONFIG, bulk=bulk, batch_bytes=4 * 5_000)
     device = Device(deployment.start())
     deployment.stop()
     source_db.lose_slots()

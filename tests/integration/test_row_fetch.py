@@ -239,8 +239,7 @@ def test_incomplete_row_during_compare_is_shown(deploy: Deploy, source_db: Sourc
     source_db.needs(15, "row filters of publications")
     source_db.execute(SOURCES[name])
     bulk = Waiting()
-    deployment = deploy(LIVE)
-    deployment.bulk = bulk
+    deployment = deploy(LIVE, bulk=bulk)
     device = Device(deployment.start())
     if "partition" in name:
         source_db.execute("create table live_2 partition of live for values in ('2')")
@@ -270,8 +269,7 @@ def test_compare_ends_when_table_is_truncated(deploy: Deploy, source_db: SourceD
     source_db.execute("alter table emptied alter body set storage external")
     source_db.execute("create publication headwater for all tables")
     bulk = Waiting()
-    deployment = deploy(LIVE_AND_OTHERS.replace("live", "emptied").replace("others", "beside"))
-    deployment.bulk = bulk
+    deployment = deploy(LIVE_AND_OTHERS.replace("live", "emptied").replace("others", "beside"), bulk=bulk)
     device = Device(deployment.start())
     deployment.stop()
     source_db.lose_slots()
@@ -295,8 +293,7 @@ def test_missing_value_outlives_compare(deploy: Deploy, source_db: SourceDb) -> 
     source_db.execute("create table live (id text primary key, n int, body text)")
     source_db.execute("alter table live alter body set storage external; insert into live values ('1', 0, 'small')")
     bulk = Waiting()
-    deployment = deploy(LIVE)
-    deployment.bulk = bulk
+    deployment = deploy(LIVE, bulk=bulk)
     device = Device(deployment.start())
     deployment.stop()
     source_db.lose_slots()
@@ -320,8 +317,7 @@ def test_row_that_shrinks_is_shown_after_restart(deploy: Deploy, source_db: Sour
     source_db.needs(15, "row filters of publications")
     source_db.execute(SOURCES["is small enough now"].replace("primary key (id, n)", "primary key (id)"))
     bulk = Waiting()
-    deployment = deploy(LIVE)
-    deployment.bulk = bulk
+    deployment = deploy(LIVE, bulk=bulk)
     device = Device(deployment.start())
     source_db.execute("alter publication headwater set table live where (id <> 'another')")
     wait_until(bulk.begun.is_set, "the comparison")
@@ -360,8 +356,7 @@ def test_missing_value_survives_error_after_compare(
 
     read_rows(monkeypatch, failing)
     bulk = Waiting()
-    deployment = deploy(LIVE)
-    deployment.bulk = bulk
+    deployment = deploy(LIVE, bulk=bulk)
     device = Device(deployment.start())
     source_db.execute("alter table live add another int")
     wait_until(bulk.begun.is_set, "the comparison")
@@ -478,8 +473,7 @@ def test_row_of_compare_waits_for_stream(deploy: Deploy, source_db: SourceDb, mo
     source_db.execute(TABLE)
     source_db.execute("insert into live values ('1', 'zero', default, repeat('toast', 2000))")
     bulk = Waiting()
-    deployment = deploy(LIVE)
-    deployment.bulk = bulk
+    deployment = deploy(LIVE, bulk=bulk)
     device = Device(deployment.start())
     resync = ask_beside(deployment, "resync")
     wait_until(bulk.begun.is_set, "the comparison")

@@ -224,9 +224,7 @@ def test_foreign_version_notes_are_ignored() -> None:
 @pytest.fixture
 def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1')")
-    made = deploy(NOTES)
-    made.intervals = WATCHED
-    return made
+    return deploy(NOTES, intervals=WATCHED)
 
 
 def standing(deployment: Deployment) -> SourceStatus:

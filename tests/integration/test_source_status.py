@@ -103,8 +103,7 @@ def test_command_endpoint_and_metrics_agree(
     deploy: Deploy, source_db: SourceDb, launch: Launch, tmp_path: Path
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(NOTES)
-    deployment.intervals = WATCHED
+    deployment = deploy(NOTES, intervals=WATCHED)
     install(deployment.settings)
     source_db.execute("alter table notes drop constraint notes_pkey")
     deployment.start()
@@ -281,9 +280,7 @@ def test_large_transaction_is_shown(
         going_on.wait(60)
 
     source_db.execute("create table notes (id text primary key, body text)")
-    deployment = deploy(NOTES)
-    deployment.intervals = WATCHED
-    deployment.start()
+    deployment = deploy(NOTES, intervals=WATCHED).start()
     wait_until(lambda: flows(deployment), "the first look")
     monkeypatch.setattr(Fold, "apply", apply_slowly)
     source_db.execute("insert into notes select n::text, 'large' from generate_series(1, 3000) n")

@@ -197,8 +197,7 @@ def shows_live(deployment: Deployment) -> bool:
 @pytest.mark.parametrize("looks", [0.2, 3.0], ids=["by a look", "by its rows"])
 def test_renamed_partitioned_table_is_hidden(deploy: Deploy, source_db: SourceDb, looks: float) -> None:
     """After its root was renamed, Postgres sends what follows under its former name."""
-    deployment = deploy(CONFIG)
-    deployment.intervals = replace(HASTY, catalog=looks)
+    deployment = deploy(CONFIG, intervals=replace(HASTY, catalog=looks))
     device = partitioned(deployment, source_db)
     source_db.execute("alter table live rename to resting")
     for statement in PRIVATE:

@@ -47,9 +47,7 @@ def test_commit_flush_and_device_are_one_trace(
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text)")
     with closing(Traces(TraceSettings(collector.url))) as traces:
-        deployment = deploy(NOTES)
-        deployment.figures = Figures(traces.flushed)
-        deployment.start()
+        deployment = deploy(NOTES, figures=Figures(traces.flushed)).start()
         endpoint = launch(
             "api", {**config_of(deployment, port := free_port()), "traces": {"endpoint": f"{collector.url}/"}}
         )

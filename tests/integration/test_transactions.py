@@ -60,10 +60,7 @@ def test_commits_of_writers_are_stored_together(deploy: Deploy, source_db: Sourc
         flushes.append(flush)
         goes_on.wait(60)
 
-    deployment = deploy(NOTES)
-    deployment.figures = Figures(note)
-    deployment.intervals = replace(HASTY, commit_delay=3.0)
-    deployment.start()
+    deployment = deploy(NOTES, figures=Figures(note), intervals=replace(HASTY, commit_delay=3.0)).start()
     for row in "abc":  # the last two are there when the first is stored
         source_db.execute(f"insert into notes values ('{row}', 'x', 0)")
         wait_until(lambda: bool(flushes), "the first")
@@ -270,9 +267,7 @@ def test_transaction_over_many_tables(deploy: Callable[..., Deployment], source_
     names = [f"part_{number}" for number in range(tables)]
     source_db.execute(";".join(f"create table {name} (id text primary key, n int)" for name in names))
     source_db.execute(f"insert into {names[7]} values ('kept', 1)")
-    deployment = deploy(CONFIG)
-    deployment.patience = 600.0
-    deployment.start()
+    deployment = deploy(CONFIG, patience=600.0).start()
     assert deployment.rows("a") == {(names[7], "kept"): {"id": "kept", "n": 1}}
     ops = deployment.op_count()
     each = "insert into {0} values ('a', {1}), ('b', {1}), ('c', {1}); update {0} set n = n + 1 where id = 'b';"

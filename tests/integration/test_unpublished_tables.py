@@ -58,8 +58,7 @@ def service(source_db: SourceDb, deploy: Deploy, tmp_path: Path) -> Iterator[Ser
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
     source_db.execute("create table todos (id text primary key); insert into todos values ('1')")
     source_db.execute(f"create publication headwater for table notes; grant select on notes to {role}")
-    deployment = deploy(SERVED, on_postgres=False)
-    deployment.user = role
+    deployment = deploy(SERVED, on_postgres=False, user=role)
     yield Service(source_db, deployment, tmp_path)
     deployment.close()
     source_db.execute(f"drop owned by {role}; drop role {role}")

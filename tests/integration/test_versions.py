@@ -276,9 +276,7 @@ def test_twenty_deploys_in_a_row(deploy: Deploy, source_db: SourceDb, tmp_path: 
     source_db.execute("create table notes (id text primary key, body text, n int, team int)")
     source_db.execute("insert into notes select i::text, 'body', i, i % 5 from generate_series(1, 1000) i")
     source_db.execute("create table members (person text primary key, team int); insert into members values ('a', 1)")
-    deployment = deploy(HEAD + NOTES.replace("PARITY", "0"), on_postgres=on_postgres)
-    deployment.keep_stopped = 0.0
-    deployment.start()
+    deployment = deploy(HEAD + NOTES.replace("PARITY", "0"), on_postgres=on_postgres, keep_stopped=0.0).start()
     device = Device(deployment)
     with writing(source_db):
         for number, yaml in enumerate(configs()):
@@ -320,8 +318,7 @@ def test_stream_removed_and_added_again(deploy: Deploy, source_db: SourceDb) -> 
     source_db.execute("create table notes (id text primary key, body text, n int)")
     source_db.execute("insert into notes select i::text, 'body', 0 from generate_series(1, 9) i")
     both, one = HEAD + NOTES.replace("PARITY", "0") + COPIES, HEAD + NOTES.replace("PARITY", "0")
-    deployment = deploy(both)
-    deployment.keep_stopped = 0.0
+    deployment = deploy(both, keep_stopped=0.0)
     deployment.intervals = replace(deployment.intervals, work=1.0)  # nothing is forgotten before
     deployment.start()
     device = Device(deployment)

@@ -190,8 +190,7 @@ def deployment(deploy: Callable[..., Deployment], source_db: SourceDb, both: Bot
     source_db.execute("insert into items select i, 'u' || i % 5, 'body ' || i % 70 from generate_series(1, 3000) i")
     source_db.execute("create table copies (body text, n int); alter table copies replica identity full")
     source_db.execute("insert into copies select 'body ' || i % 70, i % 20 from generate_series(1, 3000) i")
-    deployment = deploy(STREAMS)
-    deployment.bulk = cast("BulkJobs", both)
+    deployment = deploy(STREAMS, bulk=cast("BulkJobs", both))
     return deployment.start()
 
 

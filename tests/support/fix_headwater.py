@@ -387,9 +387,12 @@ def deploy(
     everywhere = os.environ.get("HEADWATER_TEST_STORAGE") == "postgres"
     with ExitStack() as stack:
 
-        def make(yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere) -> Deployment:
+        def make(
+            yaml: str, directory: Path | None = None, *, on_postgres: bool = everywhere, **changes: Any
+        ) -> Deployment:
             storage = request.getfixturevalue("postgres_storage") if on_postgres else None
-            deployment = Deployment(source_db, directory or tmp_path / "store", yaml, bulk, storage=storage)
+            given = {"bulk": bulk, "storage": storage, **changes}
+            deployment = Deployment(source_db, directory or tmp_path / "store", yaml, **given)
             stack.callback(deployment.close_whole)
             return deployment
 
