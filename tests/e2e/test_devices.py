@@ -276,15 +276,3 @@ def test_device_ahead_of_rebuilt_store(
     agree(device, tables, "a")
     tables.execute("insert into notes values ('new', 'a', 'live again', 0)")
     agree(device, tables, "a")
-
-
-@pytest.mark.parametrize("transport", ["ndjson", pytest.param("websocket", marks=pytest.mark.long)])
-def test_expired_token_is_replaced(
-    tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory, transport: Transport, sdk: Sdk
-) -> None:
-    service = serve(deploy(RULES).start())
-    device = device_factory(service.endpoint, service.token("a", seconds=-600), SCHEMA, transport=transport, sdk=sdk)
-    device.connect()
-    device.set_token(service.token("a"))
-    device.connect()
-    device.wait_synced()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.changed_source import Change, Device, play, published_rows, settled
+from tests.support.changed_source import OTHERS, Change, Device, play, published_rows, settled
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
@@ -39,7 +39,7 @@ def prepare(source: SourceDb) -> None:
     source.execute(f"insert into notes select i::text, 'a', 'x' || i, i from generate_series(1, {ROWS}) i")
     source.execute("create schema app; create table app.items (id text primary key, n int)")
     source.execute(f"insert into app.items select i::text, i from generate_series(1, {ITEMS}) i")
-    source.execute("create table others (id text primary key, text text); insert into others values ('1', 'one')")
+    source.execute(OTHERS)
 
 
 def low(publication: str) -> str:

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from tests.support.changed_source import Change, Device, Rows, play, published_rows, settled
+from tests.support.changed_source import OTHERS, Change, Device, Rows, play, published_rows, settled
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import auto_streams
@@ -38,8 +38,7 @@ AFTER = (
 def prepare(source: SourceDb) -> None:
     source.execute("create table notes (id text primary key, owner text, body text, n int)")
     source.execute(f"insert into notes select i::text, 'a', 'x' || i, i from generate_series(1, {ROWS}) i")
-    source.execute("create table others (id text primary key, text text)")
-    source.execute("insert into others values ('1', 'one')")
+    source.execute(OTHERS)
 
 
 def truth(source: SourceDb) -> Rows:
@@ -340,7 +339,7 @@ def test_type_change_costs_what_differs(deploy: Deploy, source_db: SourceDb, nam
     change = TYPES_CHANGES[name]
     source_db.execute("create table notes (id text primary key, n int)")
     source_db.execute(f"insert into notes select i::text, i from generate_series(1, {TYPES_ROWS}) i")
-    source_db.execute("create table others (id text primary key, text text); insert into others values ('1', 'one')")
+    source_db.execute(OTHERS)
     source_db.execute(change.before)
     source_db.execute("create publication headwater for table notes, others")
     play(deploy(TYPES_CONFIG), change, TYPES_SHOWN, found=found, after=TYPES_AFTER)
@@ -364,7 +363,7 @@ def prepare_of_moves(source: SourceDb) -> None:
         source.execute(
             f"insert into {table} select i::text, '{table} ' || i, i from generate_series(1, {MOVES_ROWS}) i"
         )
-    source.execute("create table others (id text primary key, text text); insert into others values ('1', 'one')")
+    source.execute(OTHERS)
     source.execute("create publication headwater for all tables")
 
 

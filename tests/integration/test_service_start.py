@@ -147,13 +147,6 @@ def test_typo_in_condition_is_not_served(source_db: SourceDb, tmp_path: Path) ->
     assert "HW_R302" in headwater_here("source", "status", cwd=tmp_path).out
 
 
-def test_status_fails_on_problems(source_db: SourceDb, tmp_path: Path) -> None:
-    write_config(tmp_path, source_db.server.port, source_db.name)
-    status = headwater_here("source", "status", cwd=tmp_path)
-    assert status.code == 1
-    assert 'problem   [PSYNC_S1141] publication "headwater" does not exist' in status.out
-
-
 def test_slot_without_store_is_named(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id int primary key); create publication headwater for table notes")
     write_config(tmp_path, source_db.server.port, source_db.name)

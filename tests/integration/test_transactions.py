@@ -101,17 +101,6 @@ def test_savepoint_rollback(deploy: Deploy, source_db: SourceDb, identity: str) 
     assert device_rows(deployment) == truth(source_db, "notes")
 
 
-def test_rolled_back_alter(deploy: Deploy, source_db: SourceDb) -> None:
-    create(source_db)
-    deployment = deploy(NOTES).start()
-    source_db.execute(
-        "begin; update notes set n = 1; savepoint a; alter table notes add column extra text default 'x';"
-        " update notes set extra = 'y', n = 2 where id < '5'; rollback to a;"
-        " update notes set n = 3 where id = '6'; commit"
-    )
-    assert device_rows(deployment) == truth(source_db, "notes")
-
-
 @pytest.mark.parametrize("identity", ["default", "full"])
 def test_overlapping_transactions_in_commit_order(
     deploy: Deploy, source_db: SourceDb, writers: Writers, identity: str

@@ -24,22 +24,6 @@ from tests.support.network import Network
 from tests.support.waiting import wait_until
 
 
-def test_lock_timeout_is_retried(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, lock_timeout=1)
-    device = uploads.device()
-    device.applied(put("notes", "1", owner="ann", title="a"))
-    change = device.transaction(patch("notes", "1", title="b"))
-    with psycopg.connect(source_db.dsn) as other:
-        other.execute("update notes set body = 'held'")
-        response = device.post(change)
-        assert (response.status_code, response.headers["retry-after"]) == (503, "5")
-        assert response.json()["error"]["code"] == "HW_6103"
-        other.rollback()
-    assert source_db.fetch("select count(*) from headwater_upload.dead_letters") == [(0,)]
-    assert device.answers(change)[0]["outcome"] == "applied"
-
-
 def test_locked_table_does_not_hold_connections(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
     source_db.execute(NOTES)
     settings = uploads_of({"notes": RULE}, statement_timeout=1, max_connections=10).settings
@@ -97,15 +81,6 @@ def test_source_unreachable_is_retried(
     assert (response.status_code, "retry-after" in response.headers) == (503, True)
     assert "127.0.0.1" not in response.text
     assert "HW_2001" in caplog.text
-
-
-def test_ended_connection_is_replaced(uploads: Uploads) -> None:
-    device = uploads.device()
-    device.applied(put("notes", "1", owner="ann", title="a"))
-    uploads.db.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'headwater upload'"
-    )
-    device.applied(patch("notes", "1", title="b"))
 
 
 def test_all_ended_connections_are_dropped_at_once(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:

@@ -28,6 +28,9 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
+OTHERS = "create table others (id text primary key, text text); insert into others values ('1', 'one')"
+"""The table that `play` writes to beside the one that is changed."""
+
 Rows = dict[tuple[str, str], dict[str, object]]
 
 
