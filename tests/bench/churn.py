@@ -17,9 +17,7 @@ def run(rows: int) -> None:
     """In each hour a quarter of `rows` change, a hundredth goes, and as many come."""
     report.heading(f"a day of changes, {rows:,} rows, {HOURS // 4 * rows:,} changes")
     with bench_service() as service:
-        service.execute(data.TABLE, "create publication headwater for table items", data.insert(rows))
-        service.serve(data.STREAMS)
-        service.wait_ready()
+        service.serve_ready(data.STREAMS, data.TABLE, "create publication headwater for table items", data.insert(rows))
         _tell(service, "after the snapshot", rows)
         began = time.perf_counter()
         for hour in range(1, HOURS + 1):

@@ -17,9 +17,9 @@ _SECONDS = 1800.0
 
 def run(rows: int) -> None:
     with bench_service(fsync="off") as service, tempfile.TemporaryDirectory() as folder:
-        service.execute(data.TABLE, data.insert(rows, owners=1), "create publication headwater for table items")
-        service.serve(data.STREAMS)
-        service.wait_ready()
+        service.serve_ready(
+            data.STREAMS, data.TABLE, data.insert(rows, owners=1), "create publication headwater for table items"
+        )
         report.heading(f"first sync of one device, {rows:,} rows of one bucket")
         _measure(service, Path(folder), "python", rows)  # so that the service has its caches filled for both
         node = _measure(service, Path(folder), "node", rows)

@@ -50,8 +50,7 @@ def run(most: int) -> None:
             f" from generate_series(1, {most + TIMES}) l, generate_series(1, 2) i",
             *(f"insert into members select 'l' || l, 'm{n}' from generate_series(1, {n}) l" for n in counts),
         )
-        service.serve(STREAMS)
-        service.wait_ready()
+        service.serve_ready(STREAMS)
         for count in counts:
             with service.endpoint(api={"parameters": limits}) as endpoint:
                 report.heading(f"connect with {count:,} buckets of 2 rows, the middle of {TIMES} times")

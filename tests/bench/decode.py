@@ -6,7 +6,6 @@ import time
 
 from headwater.decode.pgoutput import Decoder, Payload
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings
 from headwater.source.stream import ReplicationStream
 from tests.bench import data, report
 from tests.bench.service import BenchService, bench_service
@@ -38,12 +37,9 @@ def _shape(service: BenchService, name: str, rows: int, write: str) -> None:
 
 def _drain(service: BenchService) -> tuple[list[Payload], float]:
     end = parse_lsn(service.fetch("select pg_current_wal_lsn()::text"))
-    settings = SourceSettings(
-        host="127.0.0.1", port=service.postgres.port, database="bench", user="postgres", sslmode="disable"
-    )
     payloads: list[Payload] = []
     started = time.perf_counter()
-    with ReplicationStream(settings, "bare", Lsn(0), ["headwater"]) as stream:
+    with ReplicationStream(service.source, "bare", Lsn(0), ["headwater"]) as stream:
         position = Lsn(0)
         while position < end:
             received = stream.receive(1.0, more_expected=True)

@@ -24,9 +24,9 @@ from tests.support.fix_service import free_port
 
 def run(ops: int) -> None:
     with bench_service(fsync="off") as service:
-        service.execute(data.TABLE, data.insert(ops, owners=1), "create publication headwater for table items")
-        service.serve(data.STREAMS)
-        service.wait_ready()
+        service.serve_ready(
+            data.STREAMS, data.TABLE, data.insert(ops, owners=1), "create publication headwater for table items"
+        )
         for encoding in DECODERS:
             report.heading(f"download, one client, {ops:,} ops of one bucket, {encoding}")
             for name in ("first", "again"):

@@ -24,10 +24,13 @@ _TRANSPORTS: Final[tuple[Literal["http", "websocket"], ...]] = ("http", "websock
 def run(rows: int) -> None:
     """So many rows for each of the devices."""
     with bench_service(fsync="off") as service:
-        service.execute(data.TABLE, NOTICES, data.insert(rows * DEVICES, owners=DEVICES))
-        service.execute("create publication headwater for table items, notices")
-        service.serve(STREAMS)
-        service.wait_ready()
+        service.serve_ready(
+            STREAMS,
+            data.TABLE,
+            NOTICES,
+            data.insert(rows * DEVICES, owners=DEVICES),
+            "create publication headwater for table items, notices",
+        )
         for transport in _TRANSPORTS:
             report.heading(f"{DEVICES} devices in one process over {transport}, {rows:,} rows for each")
             with tempfile.TemporaryDirectory() as folder:

@@ -17,9 +17,7 @@ from tests.bench.service import BenchService, bench_service
 def run(samples: int) -> None:
     report.heading(f"commit to line, one client, {samples} commits")
     with bench_service() as service:
-        service.execute(data.TABLE, "create publication headwater for table items", data.insert(100))
-        service.serve(data.STREAMS)
-        service.wait_ready()
+        service.serve_ready(data.STREAMS, data.TABLE, "create publication headwater for table items", data.insert(100))
         first, *taken = _measure(service, samples + 1)
     yardstick = _loopback_and_fsync(200)
     for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):

@@ -10,7 +10,6 @@ import psutil
 import psycopg
 
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceSettings
 from headwater.source.stream import ReplicationStream
 from tests.bench import data, report
 from tests.bench.service import BenchService, Meter, bench_service
@@ -21,9 +20,7 @@ WRITERS = 4
 def run(transactions: int) -> None:
     """`transactions` of 100 rows; the other shapes in proportion."""
     with bench_service() as service:
-        service.execute(data.TABLE, "create publication headwater for table items")
-        service.serve(data.STREAMS)
-        service.wait_ready()
+        service.serve_ready(data.STREAMS, data.TABLE, "create publication headwater for table items")
         large, many = transactions * 25, transactions * 100
         _shape(service, f"one transaction of {large:,} rows", large, lambda: service.execute(data.insert(large)))
         _shape(service, f"{transactions:,} transactions of 100 rows", many, lambda: _hundreds(service, transactions))
@@ -56,11 +53,8 @@ def _tree(service: BenchService) -> list[psutil.Process]:
 
 
 def _drain(service: BenchService, end: Lsn) -> float:
-    settings = SourceSettings(
-        host="127.0.0.1", port=service.postgres.port, database="bench", user="postgres", sslmode="disable"
-    )
     started = time.perf_counter()
-    with ReplicationStream(settings, "bare", Lsn(0), ["headwater"]) as stream:
+    with ReplicationStream(service.source, "bare", Lsn(0), ["headwater"]) as stream:
         while stream.receive(1.0, more_expected=True).position < end:
             pass
     return time.perf_counter() - started

@@ -55,10 +55,13 @@ def run(streams: int, ops: int) -> None:
     """So many idle streams; `ops` are those of all downloads together."""
     _allow_files(2 * streams + 1000)
     with bench_service(fsync="off") as service:
-        service.execute(data.TABLE, NOTICES, data.insert(ops, owners=DOWNLOADS))
-        service.execute("create publication headwater for table items, notices")
-        service.serve(STREAMS)
-        service.wait_ready()
+        service.serve_ready(
+            STREAMS,
+            data.TABLE,
+            NOTICES,
+            data.insert(ops, owners=DOWNLOADS),
+            "create publication headwater for table items, notices",
+        )
         plain: list[Figure] = []
         for form in FORMS:
             report.heading(f"load over {form.name}: {streams:,} streams, {DOWNLOADS} downloads of {ops:,} ops in all")

@@ -13,10 +13,13 @@ from tests.bench.service import Meter, bench_service
 def run(rows: int) -> None:
     report.heading(f"reprocess after a rule edit, {rows:,} small rows")
     with bench_service(fsync="off") as service:
-        service.execute(data.TABLE, data.insert(rows), "vacuum analyze items")
-        service.execute("create publication headwater for table items")
-        service.serve(data.STREAMS)
-        service.wait_ready()
+        service.serve_ready(
+            data.STREAMS,
+            data.TABLE,
+            data.insert(rows),
+            "vacuum analyze items",
+            "create publication headwater for table items",
+        )
         record = service.bulk_record()
         snapshot = rows / (record.finished - record.started)
         assert service.process is not None

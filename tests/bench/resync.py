@@ -56,8 +56,7 @@ def run(rows: int) -> None:
             "create table others (id text primary key, title text)",
             "create publication headwater for all tables",
         )
-        service.serve(STREAMS)
-        service.wait_ready()
+        service.serve_ready(STREAMS)
         stream = service.stream("nobody")
         read_until(stream, b"checkpoint_complete")
         report.heading(f"commit to line of another table while one of {rows:,} rows is compared")

@@ -151,6 +151,12 @@ class BenchService:
         self._config = config
         self.process = self._start("serve", config)
 
+    def serve_ready(self, streams: str, *statements: str) -> None:
+        """Run statements, start `headwater serve`, and wait until it has a checkpoint."""
+        self.execute(*statements)
+        self.serve(streams)
+        self.wait_ready()
+
     @contextmanager
     def endpoint(self, **settings: object) -> Iterator[Endpoint]:
         """One more process that serves devices, with settings of its own, beside what `serve` has started."""
