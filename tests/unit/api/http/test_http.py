@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from headwater.codes import CODES
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import StartEndpoint
 
 JSON = "application/json"
 
@@ -34,6 +35,10 @@ def error_of(endpoint: Endpoint, method: str, path: str, **request: object) -> d
     return error
 
 
+def probe(endpoint: Endpoint, name: str) -> int:
+    return endpoint.http.get(f"/probes/{name}").status_code
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -45,42 +50,40 @@ def error_of(endpoint: Endpoint, method: str, path: str, **request: object) -> d
         (b'{"buckets":[{"name":"a","after":"x"}]}', "not an op id"),
     ],
 )
-def test_a_body_that_makes_no_sense_is_refused(endpoint: Endpoint, body: bytes, said: str) -> None:
+def test_malformed_body_is_refused(endpoint: Endpoint, body: bytes, said: str) -> None:
     token = {"authorization": f"Token {make_token()}"}
     error = error_of(endpoint, "POST", "/sync/stream", content=body, headers=token)
     assert (error["status"], error["code"]) == (400, "PSYNC_S2001")
     assert said in str(error["description"])
 
 
-def test_whoever_has_no_token_is_turned_away_before_a_body_comes(endpoint: Endpoint) -> None:
-    with socket.create_connection((endpoint.http.base_url.host, endpoint.http.base_url.port), 10) as connection:
+def test_missing_token_is_refused_before_the_body(endpoint: Endpoint) -> None:
+    with socket.create_connection(endpoint.address, 10) as connection:
         connection.sendall(b"POST /sync/stream HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n")
         assert b" 401 " in connection.recv(4096)
 
 
-def test_a_body_beyond_a_mebibyte_is_refused(endpoint: Endpoint) -> None:
-    assert endpoint.post(b" " * (1024 * 1024 + 1)).status_code == 413
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sync/stream"), ("GET", "/write-checkpoint2.json")])
+@pytest.mark.parametrize(
+    ("headers", "code", "what"),
+    [({}, "PSYNC_S2106", ""), ({"authorization": "Token nonsense"}, "PSYNC_S2101", "the token is not a JWT")],
+)
+def test_bad_token_is_401(
+    endpoint: Endpoint, method: str, path: str, headers: dict[str, str], code: str, what: str
+) -> None:
+    error = error_of(endpoint, method, path, content=b"{}" if method == "POST" else None, headers=headers)
+    assert (error["status"], error["code"]) == (401, code)
+    assert what in ("", error["description"])
 
 
-@pytest.mark.parametrize("path", ["/sync/stream", "/write-checkpoint2.json"])
-def test_without_a_token_the_answer_is_401_with_the_reason(endpoint: Endpoint, path: str) -> None:
-    method = "POST" if path == "/sync/stream" else "GET"
-    content = b"{}" if method == "POST" else None
-    error = error_of(endpoint, method, path, content=content)
-    assert (error["status"], error["code"]) == (401, "PSYNC_S2106")
-    error = error_of(endpoint, method, path, content=content, headers={"authorization": "Token nonsense"})
-    assert (error["status"], error["code"]) == (401, "PSYNC_S2101")
-    assert error["description"] == "the token is not a JWT"
-
-
-def test_head_is_get_without_the_body(endpoint: Endpoint) -> None:
+def test_head(endpoint: Endpoint) -> None:
     for path in ("/probes/readiness", "/api/admin/v1/status", "/nowhere"):
         got, head = endpoint.http.get(path), endpoint.http.head(path)
         assert (head.status_code, head.content) == (got.status_code, b"")
         assert head.headers["content-type"] == got.headers["content-type"]
 
 
-def test_head_makes_no_write_checkpoint(endpoint: Endpoint) -> None:
+def test_head_creates_no_write_checkpoint(endpoint: Endpoint) -> None:
     headers = {"authorization": f"Token {make_token()}"}
     head = endpoint.http.head("/write-checkpoint2.json", headers=headers)
     assert (head.status_code, head.headers["allow"]) == (405, "GET")
@@ -88,31 +91,34 @@ def test_head_makes_no_write_checkpoint(endpoint: Endpoint) -> None:
     assert endpoint.write_checkpoint().json() == {"data": {"write_checkpoint": "1"}}
 
 
-def test_a_slash_too_many_leads_nowhere(endpoint: Endpoint) -> None:
-    for method, path in (("POST", "/sync/stream/"), ("GET", "/write-checkpoint2.json/"), ("GET", "/probes/startup/")):
-        assert error_of(endpoint, method, path)["code"] == "PSYNC_S2002"
-
-
-@pytest.mark.parametrize("path", ["/sync/stream", "/sync/checkpoint-request"])
-@pytest.mark.parametrize("said", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-def test_a_body_that_is_no_json_is_refused(endpoint: Endpoint, path: str, said: str) -> None:
-    error = error_of(endpoint, "POST", path, content=b"{}", headers={"content-type": said})
-    assert (error["status"], error["code"]) == (415, "PSYNC_S2004")
-
-
-@pytest.mark.parametrize("said", ["application/json", "Application/JSON; charset=utf-8", ""])
-def test_a_body_that_is_json_or_says_nothing_is_read(endpoint: Endpoint, said: str) -> None:
-    error = error_of(endpoint, "POST", "/sync/stream", content=b"{}", headers={"content-type": said})
-    assert error["code"] == "PSYNC_S2106"
-
-
-def test_an_unknown_route_is_404(endpoint: Endpoint) -> None:
-    error = error_of(endpoint, "GET", "/sync/streams")
-    assert (error["status"], error["code"]) == (404, "PSYNC_S2002")
-
-
-def test_a_known_route_with_another_method_is_405(endpoint: Endpoint) -> None:
+def test_unknown_route_is_404_and_wrong_method_405(endpoint: Endpoint) -> None:
+    slashes = (("POST", "/sync/stream/"), ("GET", "/write-checkpoint2.json/"), ("GET", "/probes/startup/"))
+    for method, path in (("GET", "/sync/streams"), *slashes):
+        error = error_of(endpoint, method, path)
+        assert (error["status"], error["code"]) == (404, "PSYNC_S2002")
     assert error_of(endpoint, "GET", "/sync/stream")["status"] == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "status", "code"),
+    [
+        *product(
+            ("/sync/stream", "/sync/checkpoint-request"),
+            ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"),
+            (415,),
+            ("PSYNC_S2004",),
+        ),
+        *product(
+            ("/sync/stream",),
+            ("application/json", "Application/JSON; charset=utf-8", ""),
+            (401,),  # it is read, and lacks a token
+            ("PSYNC_S2106",),
+        ),
+    ],
+)
+def test_content_type(endpoint: Endpoint, path: str, kind: str, status: int, code: str) -> None:
+    error = error_of(endpoint, "POST", path, content=b"{}", headers={"content-type": kind})
+    assert (error["status"], error["code"]) == (status, code)
 
 
 @pytest.mark.parametrize(
@@ -126,69 +132,52 @@ def test_a_known_route_with_another_method_is_405(endpoint: Endpoint) -> None:
         ("application/vnd.powersync.bson-stream, application/x-ndjson;q=0", BSON),
     ],
 )
-def test_only_a_client_that_takes_nothing_else_gets_bson(endpoint: Endpoint, accept: str, comes: str) -> None:
+def test_bson_only_where_nothing_else_is_accepted(endpoint: Endpoint, accept: str, comes: str) -> None:
     headers = {"authorization": f"Token {make_token()}", "accept": accept}
     with endpoint.http.stream("POST", "/sync/stream", json={}, headers=headers) as response:
         assert (response.status_code, response.headers["content-type"]) == (200, comes)
 
 
-def test_a_browser_may_ask_from_anywhere(endpoint: Endpoint) -> None:
-    preflight = endpoint.http.options(
-        "/sync/stream",
-        headers={
-            "origin": "https://app.example.org",
-            "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization, content-type, x-user-agent, user-agent",
-        },
-    )
-    assert preflight.status_code == 200
-    assert preflight.headers["access-control-allow-origin"] == "*"
-    assert preflight.headers["access-control-max-age"] == "3600"
-    allowed = {name.strip().lower() for name in preflight.headers["access-control-allow-headers"].split(",")}
+def preflight(endpoint: Endpoint, path: str, **more: str) -> Mapping[str, str]:
+    """The headers of the answer to a browser that may POST there."""
+    named = {f"access-control-request-{name.replace('_', '-')}": value for name, value in more.items()}
+    headers = {"origin": "https://app.example.org", "access-control-request-method": "POST", **named}
+    answer = endpoint.http.options(path, headers=headers)
+    assert answer.status_code == 200
+    return answer.headers
+
+
+def test_cors_allows_any_origin(endpoint: Endpoint) -> None:
+    headers = preflight(endpoint, "/sync/stream", headers="authorization, content-type, x-user-agent, user-agent")
+    assert headers["access-control-allow-origin"] == "*"
+    assert headers["access-control-max-age"] == "3600"
+    allowed = {name.strip().lower() for name in headers["access-control-allow-headers"].split(",")}
     assert {"authorization", "content-type", "x-user-agent", "user-agent"} <= allowed
-    assert "access-control-allow-credentials" not in preflight.headers
+    assert "access-control-allow-credentials" not in headers
 
 
 @pytest.mark.parametrize("path", ["/sync/stream", "/upload", "/write-checkpoint2.json", "/sync/checkpoint-request"])
-def test_a_browser_may_send_the_headers_of_any_tool(endpoint: Endpoint, path: str) -> None:
+def test_cors_allows_the_headers_of_any_tool(endpoint: Endpoint, path: str) -> None:
     asked = "authorization,baggage,content-type,ngrok-skip-browser-warning,sentry-trace,traceparent,x-datadog-trace-id"
-    preflight = endpoint.http.options(
-        path,
-        headers={
-            "origin": "https://app.example.org",
-            "access-control-request-method": "POST",
-            "access-control-request-headers": asked,
-        },
-    )
-    assert preflight.status_code == 200
-    # `*` would not allow `authorization`
-    assert preflight.headers["access-control-allow-headers"] == asked
-    assert "Access-Control-Request-Headers" in preflight.headers["vary"]
+    headers = preflight(endpoint, path, headers=asked)
+    assert headers["access-control-allow-headers"] == asked, "`*` would not allow `authorization`"
+    assert "Access-Control-Request-Headers" in headers["vary"]
 
 
-def test_a_page_of_the_internet_may_ask_an_endpoint_on_a_private_network(endpoint: Endpoint) -> None:
-    headers = {
-        "origin": "https://app.example.org",
-        "access-control-request-method": "POST",
-        "access-control-request-private-network": "true",
-    }
-    preflight = endpoint.http.options("/sync/stream", headers=headers)
-    assert preflight.status_code == 200
-    assert preflight.headers["access-control-allow-private-network"] == "true"
+def test_cors_allows_private_networks(endpoint: Endpoint) -> None:
+    assert preflight(endpoint, "/sync/stream", private_network="true")["access-control-allow-private-network"] == "true"
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "TOKEN ", "Bearer   "])
 @pytest.mark.parametrize("path", ["/sync/stream", "/write-checkpoint2.json"])
-def test_every_route_takes_the_scheme_in_any_case_and_with_any_blanks(
-    endpoint: Endpoint, path: str, scheme: str
-) -> None:
+def test_authorization_scheme_in_any_case(endpoint: Endpoint, path: str, scheme: str) -> None:
     method = "GET" if path.endswith(".json") else "POST"
     headers = {"authorization": f"{scheme} {make_token()}"}
     with endpoint.http.stream(method, path, json={}, headers=headers) as response:
         assert response.status_code == 200
 
 
-def test_a_browser_may_read_refusals_and_the_content_type(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_cors_headers_on_refusals(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     def broken(_: str) -> None:
         raise RuntimeError
 
@@ -217,63 +206,52 @@ def test_probes_answer_without_a_token(endpoint: Endpoint) -> None:
         assert response.json()["touched_at"].endswith("Z")
 
 
-def test_an_endpoint_is_ready_when_it_has_something_to_serve(start_endpoint: Callable[..., Endpoint]) -> None:
+def test_readiness_needs_a_sync_config_and_a_snapshot(start_endpoint: StartEndpoint) -> None:
     store = MemoryStore()
     endpoint = start_endpoint(store)
-    assert {
-        name: endpoint.http.get(f"/probes/{name}").status_code for name in ("startup", "readiness", "liveness")
-    } == {
-        "startup": 200,
-        "readiness": 400,
-        "liveness": 200,
-    }
+    assert [probe(endpoint, name) for name in ("startup", "readiness", "liveness")] == [200, 400, 200]
     assert endpoint.http.get("/probes/readiness").json()["ready"] is False
     assert endpoint.post().status_code == 503
     store.replace_config(RULES)
     store.put("unrelated", "1")
     store.commit()
-    deadline = time.monotonic() + 60
-    while endpoint.http.get("/probes/readiness").status_code != 200:
-        assert time.monotonic() < deadline, "the endpoint gets ready"
+    wait_until(lambda: probe(endpoint, "readiness") == 200, "the endpoint to be ready")
     with endpoint.stream() as stream:
         stream.completed()
 
 
-def test_an_endpoint_that_can_not_read_its_store_is_not_ready(
+def test_readiness_follows_the_store(
     endpoint: Endpoint, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> None:
         raise StoreUnreachableError("the store is away")
-
-    def answers(name: str) -> int:
-        return endpoint.http.get(f"/probes/{name}").status_code
 
     monkeypatch.setattr(hub, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(app, "UNREAD_SECONDS", 0.5)
     with monkeypatch.context() as patched:
         patched.setattr(memory_store, "newest", broken)
         memory_store.wake()
-        wait_until(lambda: answers("readiness") == 400, "it to be taken out")
+        wait_until(lambda: probe(endpoint, "readiness") == 400, "it to be taken out")
         assert endpoint.post().status_code == 503
-        assert [answers(name) for name in ("startup", "liveness")] == [200, 200]
-    wait_until(lambda: answers("readiness") == 200, "it to be back")
+        assert [probe(endpoint, name) for name in ("startup", "liveness")] == [200, 200]
+    wait_until(lambda: probe(endpoint, "readiness") == 200, "it to be back")
 
 
-def test_a_clock_that_is_set_does_not_take_an_endpoint_out(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_ignores_wall_clock_jumps(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
     monkeypatch.setattr(app, "time", later)
     assert endpoint.http.get("/probes/readiness").status_code == 200
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_probes_answer_only_where_somebody_wants_them(memory_store: MemoryStore, answered: bool) -> None:
+def test_probes_setting(memory_store: MemoryStore, answered: bool) -> None:
     settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), probes=answered)
     routes = {getattr(route, "path", "") for route in create_app(settings, memory_store, PlayedHead()).routes}
     assert "/sync/stream" in routes
     assert ("/probes/readiness" in routes) is answered
 
 
-def test_an_inner_error_is_not_shown(
+def test_internal_error_is_logged_and_not_shown(
     endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_: str) -> None:
@@ -288,7 +266,7 @@ def test_an_inner_error_is_not_shown(
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-def test_temporary_errors_say_when_to_retry() -> None:
+def test_retry_after_of_temporary_errors() -> None:
     answers = [error_response(ApiError("full", code=code)) for code, each in CODES.items() if each.status in {429, 503}]
     assert len(answers) > 5
     answers.append(error_response(StoreUnreachableError("the store is away")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import ip_network
@@ -25,9 +24,8 @@ from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import Answer, connected
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import MEBIBYTE, StartEndpoint
 
-MEBIBYTE = 1024 * 1024
 GET = b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /sync/stream HTTP/1.1\r\nhost: x\r\nauthorization: Token <token>\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
@@ -67,7 +65,7 @@ def serves(endpoint: Endpoint) -> bool:
     ],
     ids=["value", "fields", "address", "name", "chunk extension", "trailer", "trailers"],
 )
-def test_what_never_ends_is_refused_and_not_kept(
+def test_endless_request_is_refused_and_not_kept(
     endpoint: Endpoint, begin: bytes, more: bytes, status: int, code: str
 ) -> None:
     before = forget_peak()
@@ -80,7 +78,7 @@ def test_what_never_ends_is_refused_and_not_kept(
     assert serves(endpoint)
 
 
-def test_a_request_just_within_the_limits_is_answered(endpoint: Endpoint) -> None:
+def test_header_limits(endpoint: Endpoint) -> None:
     with connected(endpoint) as connection:
         connection.send(GET, b"x: y\r\n" * 98, b"z: ", b"z" * 30_000, b"\r\n\r\n")
         assert connection.answer().status == 200
@@ -88,7 +86,7 @@ def test_a_request_just_within_the_limits_is_answered(endpoint: Endpoint) -> Non
         refused(connection.answer(), 431, "HW_6022")
 
 
-def test_headers_of_many_requests_are_not_added_up(endpoint: Endpoint) -> None:
+def test_header_limits_are_per_request(endpoint: Endpoint) -> None:
     with connected(endpoint) as connection:
         for _ in range(5):
             connection.send(GET, b"z: ", b"z" * 30_000, b"\r\n\r\n")
@@ -99,21 +97,20 @@ def test_headers_of_many_requests_are_not_added_up(endpoint: Endpoint) -> None:
         assert connection.answer().status == 400
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(endpoint: Endpoint) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [POST + b"content-length: 1048577\r\n\r\n", CHUNKED + b"100000\r\n" + b" " * MEBIBYTE + b"\r\n1\r\n \r\n"],
+    ids=["announced", "chunked"],
+)
+def test_body_beyond_a_mebibyte_is_refused(endpoint: Endpoint, sent: bytes) -> None:
     with connected(endpoint) as connection:
-        connection.send(told(POST), b"content-length: 1048577\r\n\r\n")
-        assert connection.answer().status == 413
-
-
-def test_a_body_without_an_announced_end_is_refused_once_it_is_too_large(endpoint: Endpoint) -> None:
-    with connected(endpoint) as connection:
-        connection.send(told(CHUNKED), b"100000\r\n", b" " * MEBIBYTE, b"\r\n1\r\n \r\n")
+        connection.send(told(sent))
         assert connection.answer().status == 413
 
 
 @pytest.mark.parametrize("path", [b"/sync/stream", b"/sync/checkpoint-request"])
-def test_bodies_of_one_user_are_read_only_so_many_at_once(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, path: bytes
+def test_bodies_read_at_once_are_limited_per_user(
+    memory_store: MemoryStore, start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch, path: bytes
 ) -> None:
     monkeypatch.setattr(checkpoints, "MAX_WAITING_OF_USER", 2)
     endpoint = start_endpoint(memory_store, streams=StreamLimits(10, per_user=2))
@@ -140,7 +137,7 @@ def _status_of(endpoint: Endpoint, request: bytes) -> int:
         return connection.answer().status
 
 
-def test_a_trailer_is_no_header(endpoint: Endpoint) -> None:
+def test_trailer_is_no_header(endpoint: Endpoint) -> None:
     with connected(endpoint) as connection:
         begin = CHUNKED.replace(b"authorization: Token <token>\r\n", b"")
         connection.send(begin, told(b"2\r\n{}\r\n0\r\nauthorization: Token <token>\r\n\r\n"))
@@ -150,7 +147,7 @@ def test_a_trailer_is_no_header(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize(
     "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x02\x00"]
 )
-def test_what_is_not_http_is_told_so(endpoint: Endpoint, sent: bytes) -> None:
+def test_what_is_not_http_is_400(endpoint: Endpoint, sent: bytes) -> None:
     with connected(endpoint) as connection:
         connection.send(sent)
         refused(connection.answer(), 400, "HW_6021")
@@ -164,7 +161,7 @@ DRIBBLE = b"1\r\n \r\n"
 
 
 @pytest.mark.parametrize("head", [CHUNKED, GET + b"transfer-encoding: chunked\r\n\r\n"], ids=["read", "unread"])
-def test_a_body_of_tiny_chunks_is_parsed_bit_by_bit_and_cut_off(
+def test_tiny_chunks_are_throttled_and_cut_off(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
     monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
@@ -178,9 +175,7 @@ def test_a_body_of_tiny_chunks_is_parsed_bit_by_bit_and_cut_off(
     assert serves(endpoint)
 
 
-def test_others_have_their_turns_while_very_many_send_tiny_chunks(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiny_chunks_of_many_hold_up_nobody(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = in_each_turn(monkeypatch, BoundedProtocol, "on_body")
     with ExitStack() as stack:
         many = [stack.enter_context(connected(endpoint)) for _ in range(20)]
@@ -195,28 +190,26 @@ def test_others_have_their_turns_while_very_many_send_tiny_chunks(
     assert calls.most < len(many) * 1500
 
 
-def test_a_large_body_in_chunks_of_ordinary_size_is_not_held_up(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("burst", "times", "sent"),
+    [
+        (connections.MOST_AT_ONCE, 8, CHUNKED + (b"400\r\n" + b" " * 1024 + b"\r\n") * 1000 + b"0\r\n\r\n"),
+        (10, 100, POST + b"content-length: 2\r\n\r\n[]"),
+    ],
+    ids=["a large body in ordinary chunks", "many small bodies of a proxy"],
+)
+def test_ordinary_bodies_are_not_throttled(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, burst: int, times: int, sent: bytes
 ) -> None:
+    monkeypatch.setattr(connections, "MOST_AT_ONCE", burst)
     monkeypatch.setattr(connections, "MOST_PER_SECOND", 0.001)
     with connected(endpoint) as connection:
-        for _ in range(8):
-            connection.send(told(CHUNKED), (b"400\r\n" + b" " * 1024 + b"\r\n") * 1000, b"0\r\n\r\n")
+        for _ in range(times):
+            connection.send(told(sent))
             assert connection.answer().status == 400
 
 
-def test_very_many_small_bodies_of_a_proxy_are_not_held_up(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_AT_ONCE", 10)
-    monkeypatch.setattr(connections, "MOST_PER_SECOND", 0.001)
-    with connected(endpoint) as connection:
-        for _ in range(100):
-            connection.send(told(POST), b"content-length: 2\r\n\r\n[]")
-            assert connection.answer().status == 400
-
-
-def test_a_client_that_was_held_up_goes_on_when_it_has_waited(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_throttled_client_goes_on(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_PER_SECOND", 1000)
     with connected(endpoint) as connection:
         connection.send(told(CHUNKED), DRIBBLE * 3 * connections.MOST_AT_ONCE, b"0\r\n\r\n", GET, b"\r\n")
@@ -225,7 +218,7 @@ def test_a_client_that_was_held_up_goes_on_when_it_has_waited(
 
 @pytest.mark.parametrize("hosts", [b"", b"host: x\r\nHost: y\r\n", b"HOST: x\r\nhost: x\r\n"])
 @pytest.mark.parametrize("request_line", [b"GET /probes/liveness", b"POST /sync/stream", b"OPTIONS /sync/stream"])
-def test_a_request_names_one_host(endpoint: Endpoint, request_line: bytes, hosts: bytes) -> None:
+def test_host_header_is_required_once(endpoint: Endpoint, request_line: bytes, hosts: bytes) -> None:
     more = b"upgrade: websocket\r\nconnection: upgrade\r\n" if request_line.startswith(b"GET") else b""
     for extra in {more, b""}:
         with connected(endpoint) as connection:
@@ -234,7 +227,7 @@ def test_a_request_names_one_host(endpoint: Endpoint, request_line: bytes, hosts
             assert connection.is_ended()
 
 
-def test_a_probe_in_http_1_0_needs_no_host(endpoint: Endpoint) -> None:
+def test_http_1_0_needs_no_host(endpoint: Endpoint) -> None:
     with connected(endpoint) as connection:
         connection.send(b"GET /probes/liveness HTTP/1.0\r\n\r\n")
         assert connection.answer().status == 200
@@ -271,7 +264,7 @@ def hasty(endpoint: Endpoint) -> Endpoint:
     ],
     ids=["fields", "one field", "no body", "slow body", "slow chunks", "slow extension"],
 )
-def test_a_request_that_comes_too_slowly_is_ended(hasty: Endpoint, begin: bytes, more: bytes) -> None:
+def test_slow_request_times_out(hasty: Endpoint, begin: bytes, more: bytes) -> None:
     with connected(hasty) as connection:
         connection.send(told(begin))
         if more:
@@ -281,14 +274,14 @@ def test_a_request_that_comes_too_slowly_is_ended(hasty: Endpoint, begin: bytes,
     assert hasty.http.get("/probes/liveness").status_code == 200
 
 
-def test_a_connection_that_says_nothing_is_ended_without_a_word(hasty: Endpoint) -> None:
+def test_silent_connection_is_closed(hasty: Endpoint) -> None:
     with connected(hasty) as silent, connected(hasty) as idle:
         idle.send(b"\r\n")
         assert silent.is_ended()
         assert idle.is_ended()
 
 
-def test_a_stream_lives_longer_than_requests_may_take(hasty: Endpoint, memory_store: MemoryStore) -> None:
+def test_stream_outlives_request_timeouts(hasty: Endpoint, memory_store: MemoryStore) -> None:
     with hasty.stream() as stream, connected(hasty) as late:
         stream.completed()
         assert late.is_ended()
@@ -297,7 +290,7 @@ def test_a_stream_lives_longer_than_requests_may_take(hasty: Endpoint, memory_st
         stream.completed(2)
 
 
-def test_a_large_body_on_a_slow_line_gets_through(endpoint: Endpoint) -> None:
+def test_large_body_on_a_slow_line(endpoint: Endpoint) -> None:
     hurry(endpoint, body_seconds=0.3)
     with connected(endpoint) as connection:
         connection.send(told(POST), b"content-length: 200000\r\n\r\n")
@@ -305,7 +298,7 @@ def test_a_large_body_on_a_slow_line_gets_through(endpoint: Endpoint) -> None:
         assert connection.answer().status == 400
 
 
-def test_a_body_that_nobody_reads_does_not_hold_the_connection(hasty: Endpoint) -> None:
+def test_unread_body_times_out(hasty: Endpoint) -> None:
     with connected(hasty) as connection:
         connection.send(GET, b"content-length: 100000\r\n\r\n")
         assert connection.answer().status == 200
@@ -313,9 +306,7 @@ def test_a_body_that_nobody_reads_does_not_hold_the_connection(hasty: Endpoint) 
         assert connection.is_ended()
 
 
-def test_a_request_that_arrived_while_the_process_was_busy_is_answered(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
-) -> None:
+def test_request_that_arrived_while_busy_is_answered(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     begun, sent = threading.Event(), threading.Event()
 
     async def busy(_: Request) -> Response:
@@ -341,25 +332,21 @@ def test_a_request_that_arrived_while_the_process_was_busy_is_answered(
 # numbers
 
 
-def test_beyond_the_connections_of_an_address_others_of_it_are_refused(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
-) -> None:
+def test_connections_per_address_are_limited(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     endpoint = start_endpoint(memory_store, http=HttpLimits(max_connections_per_address=3, drain_seconds=0))
     with ExitStack() as stack:
-        first, second = (stack.enter_context(connected(endpoint)) for _ in range(2))
-        for connection in (first, second):
+        for _ in range(2):
+            connection = stack.enter_context(connected(endpoint))
             connection.send(GET, b"\r\n")
             assert connection.answer().status == 200
         with connected(endpoint) as third:
             refused(third.answer(), 429, "HW_6026")
             assert third.is_ended()
         assert endpoint.http.get("/probes/liveness").status_code == 200
-    assert _comes_in(endpoint)
+    wait_until(lambda: _status_of(endpoint, GET + b"\r\n") == 200, "room for another")
 
 
-def test_beyond_all_connections_everybody_is_refused(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
-) -> None:
+def test_connections_in_all_are_limited(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     limits = HttpLimits(max_connections=2, max_connections_per_address=0, drain_seconds=0)
     endpoint = start_endpoint(memory_store, http=limits)
     with connected(endpoint) as first:
@@ -368,21 +355,10 @@ def test_beyond_all_connections_everybody_is_refused(
         with connected(endpoint) as second:
             refused(second.answer(), 503, "HW_6025")
         assert endpoint.http.get("/probes/liveness").status_code == 200
-    assert _comes_in(endpoint)
+    wait_until(lambda: _status_of(endpoint, GET + b"\r\n") == 200, "room for another")
 
 
-def _comes_in(endpoint: Endpoint) -> bool:
-    """Whether there is room once more, soon after others left."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with connected(endpoint) as connection:
-            connection.send(GET, b"\r\n")
-            if connection.answer().status == 200:
-                return True
-    return False
-
-
-def test_requests_sent_ahead_are_answered_in_turn(endpoint: Endpoint) -> None:
+def test_pipelining(endpoint: Endpoint) -> None:
     with connected(endpoint) as connection:
         connection.send((GET + b"\r\n") * 10)
         assert [connection.answer().status for _ in range(10)] == [200] * 10
@@ -393,7 +369,7 @@ def test_requests_sent_ahead_are_answered_in_turn(endpoint: Endpoint) -> None:
     [(GET + b"\r\n") * 2000, POST + b"content-length: 1000000\r\n\r\n" + b" " * 1_000_000],
     ids=["requests", "bodies"],
 )
-def test_a_client_that_sends_ahead_without_end_is_not_read(endpoint: Endpoint, ahead: bytes) -> None:
+def test_endless_pipelining_is_not_read(endpoint: Endpoint, ahead: bytes) -> None:
     before = forget_peak()
     with connected(endpoint) as connection:
         connection.send(told(POST), b"content-length: 2\r\n\r\n{}")
@@ -403,7 +379,7 @@ def test_a_client_that_sends_ahead_without_end_is_not_read(endpoint: Endpoint, a
         assert serves(endpoint)
 
 
-def test_a_client_that_sends_too_many_requests_ahead_loses_its_connection(
+def test_pipelining_beyond_the_limit_is_closed(
     endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connected(endpoint) as connection:
@@ -416,8 +392,8 @@ def test_a_client_that_sends_too_many_requests_ahead_loses_its_connection(
 # behind a proxy
 
 
-def test_behind_a_proxy_the_requests_of_an_address_are_bounded(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+def test_forwarded_address_of_a_trusted_proxy(
+    start_endpoint: StartEndpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = HttpLimits(max_connections_per_address=1, trusted_proxies=(ip_network("127.0.0.0/8"),), drain_seconds=0)
     endpoint = start_endpoint(memory_store, http=limits)
@@ -434,7 +410,7 @@ def test_behind_a_proxy_the_requests_of_an_address_are_bounded(
     assert '"address": "203.0.113.8"' in caplog.text
 
 
-def test_without_a_trusted_proxy_nobody_says_who_they_are(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_forwarded_address_without_trusted_proxy(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     endpoint.http.post("/sync/stream", json={}, headers={"x-forwarded-for": "203.0.113.7"})
     assert '"address": "127.0.0.1"' in caplog.text
     assert "203.0.113.7" not in caplog.text
@@ -443,9 +419,7 @@ def test_without_a_trusted_proxy_nobody_says_who_they_are(endpoint: Endpoint, ca
 # what is told
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
-    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_disconnect_within_a_body_is_no_error(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with connected(endpoint) as connection:
         connection.send(told(POST), b"content-length: 100\r\n\r\n{")
@@ -456,7 +430,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_strangers_do_not_fill_the_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_requests_do_not_fill_the_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(20):
         with connected(endpoint) as connection:

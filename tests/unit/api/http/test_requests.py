@@ -15,7 +15,7 @@ def counts(endpoint: Endpoint) -> dict[tuple[str, str], int]:
     return {key: count for key, count in requests.counts().items() if count and not key[0].startswith("/probes")}
 
 
-def test_requests_are_counted_by_route_and_class_of_status(endpoint: Endpoint) -> None:
+def test_request_counters(endpoint: Endpoint) -> None:
     for number in range(3):
         endpoint.http.get(f"/nowhere/{number}")
     endpoint.write_checkpoint()
@@ -36,22 +36,19 @@ def test_requests_are_counted_by_route_and_class_of_status(endpoint: Endpoint) -
         }
 
 
-def test_the_id_that_a_client_is_told_leads_to_its_lines(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_request_id(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     refused = endpoint.post(token="nonsense").headers["x-request-id"]
     answered = endpoint.write_checkpoint("ann")
     assert refused != answered.headers["x-request-id"]
     (line,) = facts_said(caplog, "request refused")
     assert line["request_id"] == refused
-    (line,) = [
-        facts
-        for facts in facts_said(caplog, "request answered")
-        if facts["request_id"] == answered.headers["x-request-id"]
-    ]
+    request_id = answered.headers["x-request-id"]
+    (line,) = [facts for facts in facts_said(caplog, "request answered") if facts["request_id"] == request_id]
     assert line.pop("duration_ms") in range(10_000)
     assert str(line.pop("user_agent")).startswith("python-httpx")
     assert line == {
-        "request_id": answered.headers["x-request-id"],
+        "request_id": request_id,
         "user_id": "ann",
         "status": 200,
         "route": "/write-checkpoint2.json",

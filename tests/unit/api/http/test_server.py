@@ -29,9 +29,7 @@ def end_a_connection(server: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("listened", [partial(bind, HOST), listen])
-def test_a_port_is_kept_again_right_after_a_service_that_had_connections(
-    listened: Callable[[int], socket.socket],
-) -> None:
+def test_bind_right_after_a_service_with_connections(listened: Callable[[int], socket.socket]) -> None:
     with listened(0) as server:
         port = server.getsockname()[1]
         end_a_connection(server)
@@ -39,7 +37,7 @@ def test_a_port_is_kept_again_right_after_a_service_that_had_connections(
         end_a_connection(process)
 
 
-def test_another_service_gets_no_port_that_is_kept() -> None:
+def test_bind_refuses_the_port_of_another_service() -> None:
     with ExitStack() as stack:
         port = stack.enter_context(keep(0)).getsockname()[1]
         for _ in range(2):
@@ -52,13 +50,13 @@ def test_another_service_gets_no_port_that_is_kept() -> None:
     ("host", "reason"),
     [("no-such-host.invalid", "Name or service not known|Temporary failure"), ("192.0.2.1", "assign")],
 )
-def test_a_host_that_is_not_this_machine_is_not_said_to_be_in_use(host: str, reason: str) -> None:
+def test_bind_to_a_foreign_host(host: str, reason: str) -> None:
     with pytest.raises(AddressInUseError, match=reason) as caught:
         bind(host, 0)
     assert "correct the host" in caught.value.fix
 
 
-def test_a_port_that_is_configured_twice_is_in_use() -> None:
+def test_port_configured_twice() -> None:
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     config = Mock(ServiceConfig, host="0.0.0.0", port=port, metrics_host=HOST, prometheus_port=port)

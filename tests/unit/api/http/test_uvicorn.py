@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import uvicorn
@@ -52,16 +53,14 @@ WEBSOCKET = {
     "send": ["message"],
     "shutdown": [],
 }
+PLAIN: dict[str, Any] = {"log_config": None, "lifespan": "off"}
 
 
 @pytest.mark.parametrize(
     ("base", "own", "methods"),
-    [
-        (HttpToolsProtocol, BoundedProtocol, HTTP),
-        (WebSocketsSansIOProtocol, BoundedWebSocket, WEBSOCKET),
-    ],
+    [(HttpToolsProtocol, BoundedProtocol, HTTP), (WebSocketsSansIOProtocol, BoundedWebSocket, WEBSOCKET)],
 )
-def test_what_we_override_and_call_is_there(base: type, own: type, methods: dict[str, list[str]]) -> None:
+def test_methods_we_override_and_call(base: type, own: type, methods: dict[str, list[str]]) -> None:
     for name, parameters in methods.items():
         assert list(inspect.signature(getattr(base, name)).parameters)[1:] == parameters, name
     overridden = {name for name in vars(own) if name in vars(base) and inspect.isfunction(vars(own)[name])}
@@ -89,17 +88,22 @@ async def _answer(_: object, __: object, send: Callable[[dict[str, object]], Awa
     await send({"type": "http.response.body"})
 
 
-async def _request() -> HttpToolsProtocol:
-    config = uvicorn.Config(_answer, http="httptools", log_config=None, lifespan="off")
-    protocol = HttpToolsProtocol(config, ServerState(), {})
-    protocol.connection_made(_Transport())
+def _protocol(app: Callable[..., Awaitable[None]], transport: asyncio.Transport) -> HttpToolsProtocol:
+    """A connection that has got a request, in a running loop."""
+    protocol = HttpToolsProtocol(uvicorn.Config(app, http="httptools", **PLAIN), ServerState(), {})
+    protocol.connection_made(transport)
     protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    return protocol
+
+
+async def _request() -> HttpToolsProtocol:
+    protocol = _protocol(_answer, _Transport())
     await asyncio.gather(*protocol.tasks)
     protocol._unset_keepalive_if_required()
     return protocol
 
 
-def test_what_we_read_and_set_of_a_connection_is_there() -> None:
+def test_connection_attributes_we_use() -> None:
     protocol = asyncio.run(_request())
     for name in ("transport", "flow", "loop", "url", "client", "pipeline", "cycle"):
         assert hasattr(protocol, name), name
@@ -110,7 +114,7 @@ def test_what_we_read_and_set_of_a_connection_is_there() -> None:
         assert hasattr(protocol.flow, name), name
 
 
-def test_a_connection_is_made_of_what_we_make_it_of() -> None:
+def test_connection_made_sets_what_we_set() -> None:
     made = set(re.findall(r"self\.(\w+) = ", inspect.getsource(HttpToolsProtocol.connection_made)))
     assert made == {"transport", "flow", "server", "client", "scheme"}
 
@@ -120,10 +124,7 @@ async def _goes_on(_: object, __: object, send: Callable[[dict[str, object]], Aw
 
 
 async def _taken_over(caplog: pytest.LogCaptureFixture) -> HttpToolsProtocol:
-    config = uvicorn.Config(_goes_on, http="httptools", log_config=None, lifespan="off")
-    protocol = HttpToolsProtocol(config, ServerState(), {})
-    protocol.connection_made(transport := _Transport())
-    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    protocol = _protocol(_goes_on, transport := _Transport())
     protocol.cycle.response_complete = True
     await asyncio.gather(*protocol.tasks)
     assert not transport.closed
@@ -131,7 +132,7 @@ async def _taken_over(caplog: pytest.LogCaptureFixture) -> HttpToolsProtocol:
     return protocol
 
 
-def test_an_answer_that_we_call_complete_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_response_called_complete_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     protocol = asyncio.run(_taken_over(caplog))
     assert protocol in protocol.server_state.connections
     assert protocol.connections is protocol.server_state.connections
@@ -140,13 +141,13 @@ def test_an_answer_that_we_call_complete_is_left_alone(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(("name", "own"), [("queue", _Queue), ("writable", _Gate)])
-def test_what_stands_in_for_a_websockets_queue_and_event_has_all_that_is_called(name: str, own: type) -> None:
+def test_stand_ins_for_queue_and_event_are_whole(name: str, own: type) -> None:
     called = set(re.findall(rf"self\.{name}\.(\w+)\(", inspect.getsource(WebSocketsSansIOProtocol)))
     assert len(called) >= 3
     assert called <= set(dir(own))
 
 
-def test_a_websocket_that_was_accepted_needs_its_request_no_more() -> None:
+def test_accepted_websocket_no_longer_needs_its_request() -> None:
     using = {
         name
         for name, method in inspect.getmembers(WebSocketsSansIOProtocol, inspect.isfunction)
@@ -156,25 +157,13 @@ def test_a_websocket_that_was_accepted_needs_its_request_no_more() -> None:
 
 
 async def _websocket() -> WebSocketsSansIOProtocol:
-    config = uvicorn.Config(_answer, ws="websockets-sansio", log_config=None, lifespan="off")
-    return WebSocketsSansIOProtocol(config, ServerState(), {})
+    return WebSocketsSansIOProtocol(uvicorn.Config(_answer, ws="websockets-sansio", **PLAIN), ServerState(), {})
 
 
-def test_what_we_read_of_a_websocket_is_there() -> None:
+def test_websocket_attributes_we_read() -> None:
     websocket = asyncio.run(_websocket())
     assert websocket.writable.is_set()
     assert (websocket.frames, websocket.handshake_initiated, websocket.handshake_complete) == ([], False, False)
-    for name in (
-        "conn",
-        "config",
-        "loop",
-        "transport",
-        "disconnected",
-        "close_sent",
-        "close_timer",
-        "ping_timeout",
-        "ping_sent_at",
-        "pong_timer",
-        "send_500_response",
-    ):
+    timers = "close_timer ping_timeout ping_sent_at pong_timer"
+    for name in f"conn config loop transport disconnected close_sent {timers} send_500_response".split():
         assert hasattr(websocket, name), name

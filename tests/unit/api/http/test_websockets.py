@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import time
-from base64 import b64encode
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_network
 
@@ -21,16 +18,15 @@ from headwater.api.http import connections, websocket
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.websocket import FRAMES_AT_ONCE, MAX_FIRST_MESSAGE, MAX_MESSAGE, MOST_FIRST_FRAMES
 from tests.support.fix_api import Endpoint
+from tests.support.fix_headwater import wait_until
 from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import RawConnection, connected
+from tests.unit.api import by_hand
+from tests.unit.api.by_hand import MEBIBYTE, StartEndpoint
 
-MEBIBYTE = 1024 * 1024
-UPGRADE = (
-    b"GET /echo HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: " + b64encode(b"k" * 16) + b"\r\n"
-)
+UPGRADE = by_hand.UPGRADE.replace(b"/sync/stream", b"/echo").removesuffix(b"\r\n")
 
 
 class Played:
@@ -61,9 +57,7 @@ def played() -> Played:
 
 
 @pytest.fixture
-def start_sockets(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore, played: Played
-) -> Callable[..., Endpoint]:
+def start_sockets(start_endpoint: StartEndpoint, memory_store: MemoryStore, played: Played) -> StartEndpoint:
     routes = [WebSocketRoute("/echo", played.echo), WebSocketRoute("/pour", played.pour)]
 
     def start(**limits: object) -> Endpoint:
@@ -74,7 +68,7 @@ def start_sockets(
 
 
 @pytest.fixture
-def sockets(start_sockets: Callable[..., Endpoint]) -> Endpoint:
+def sockets(start_sockets: StartEndpoint) -> Endpoint:
     return start_sockets()
 
 
@@ -99,21 +93,26 @@ def frame(opcode: int, payload: bytes = b"", *, last: bool = True) -> bytes:
     return bytes([(0x80 if last else 0) | opcode]) + length + bytes(4) + payload
 
 
-def test_messages_up_to_two_mebibytes_come_and_go(sockets: Endpoint) -> None:
+def closed_with(websocket: ClientConnection) -> int:
+    """The code with which the other side closes it."""
+    with pytest.raises(ConnectionClosed) as closed:
+        websocket.recv()
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code
+
+
+def test_message_size_limit(sockets: Endpoint) -> None:
     with open_at(sockets, "/echo") as websocket:
         for size in (0, 1, MAX_MESSAGE):
             websocket.send(bytes(size))
             assert websocket.recv() == bytes(size)
         # its head alone: a peer that is closed with something unread may never see why
         websocket.socket.sendall(frame(2, bytes(MAX_MESSAGE + 1))[:HEAD_BYTES])
-        with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
+        assert closed_with(websocket) == 1009
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_a_first_message_is_short_for_anybody_may_send_it(sockets: Endpoint, frames: int) -> None:
+def test_first_message_size_limit(sockets: Endpoint, frames: int) -> None:
     """The large one that the client sends right behind it is taken."""
     part = bytes(MAX_FIRST_MESSAGE // frames)
     with open_at(sockets, "/echo") as websocket:
@@ -124,14 +123,11 @@ def test_a_first_message_is_short_for_anybody_may_send_it(sockets: Endpoint, fra
         for number in range(frames):
             websocket.socket.sendall(frame(0 if number else 2, part, last=False))
         websocket.socket.sendall(frame(0, part, last=False))
-        with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
+        assert closed_with(websocket) == 1009
 
 
 @pytest.mark.parametrize("size", [0, 1000])
-def test_a_message_of_endless_frames_is_not_kept(sockets: Endpoint, size: int) -> None:
+def test_endless_message_is_not_kept(sockets: Endpoint, size: int) -> None:
     before = forget_peak()
     with connected(sockets) as connection:
         upgraded(connection)
@@ -141,7 +137,7 @@ def test_a_message_of_endless_frames_is_not_kept(sockets: Endpoint, size: int) -
     assert peak() - before < 16 * MEBIBYTE
 
 
-def test_sending_waits_for_a_peer_that_does_not_read(sockets: Endpoint, played: Played) -> None:
+def test_backpressure(sockets: Endpoint, played: Played) -> None:
     before = forget_peak()
     with socket.create_connection(sockets.address, timeout=60) as plain:
         plain.sendall(UPGRADE.replace(b"/echo", b"/pour") + b"\r\n")
@@ -154,9 +150,7 @@ def test_sending_waits_for_a_peer_that_does_not_read(sockets: Endpoint, played: 
         assert peak() - before < 32 * MEBIBYTE
 
 
-def test_pings_of_a_peer_that_does_not_read_are_not_answered_into_memory(
-    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pings_of_a_peer_that_does_not_read(sockets: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_PER_SECOND", 1_000_000)
     before = forget_peak()
     with connected(sockets) as connection:
@@ -177,7 +171,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("kind", ["ping", "pong", "in pieces"])
-def test_a_stranger_sends_few_frames_before_the_first_message_is_there(
+def test_frames_before_the_first_message_are_limited(
     sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     frames = in_each_turn(monkeypatch, websocket._Conversation, "recv_frame")
@@ -191,9 +185,7 @@ def test_a_stranger_sends_few_frames_before_the_first_message_is_there(
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_small_frames_are_parsed_bit_by_bit_and_whoever_goes_on_is_cut_off(
-    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_small_frames_are_throttled_and_cut_off(sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
     frames = in_each_turn(monkeypatch, websocket._Conversation, "recv_frame")
     before = forget_peak()
@@ -215,9 +207,7 @@ def test_small_frames_are_parsed_bit_by_bit_and_whoever_goes_on_is_cut_off(
     assert peak() - before < 16 * MEBIBYTE
 
 
-def test_many_messages_come_and_go_at_the_pace_that_is_allowed(
-    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_messages_at_the_allowed_pace(sockets: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_PER_SECOND", 1000)
     many = 3 * connections.MOST_AT_ONCE
     with open_at(sockets, "/echo") as websocket, ThreadPoolExecutor(1) as reader:
@@ -227,16 +217,20 @@ def test_many_messages_come_and_go_at_the_pace_that_is_allowed(
         assert came.result() == [str(number).encode() for number in range(many)]
 
 
-def test_a_websocket_keeps_its_place_until_it_ends(start_sockets: Callable[..., Endpoint]) -> None:
+def test_websocket_counts_as_a_connection_until_it_ends(start_sockets: StartEndpoint) -> None:
     sockets = start_sockets(max_connections_per_address=2)
     with open_at(sockets, "/echo"), connected(sockets) as other:
         assert other.answer().status == 429
-    deadline = time.monotonic() + 60
-    while _status(sockets) != 200:
-        assert time.monotonic() < deadline, "there is room again"
+
+    def status() -> int:
+        with connected(sockets) as connection:
+            connection.send(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
+            return connection.answer().status
+
+    wait_until(lambda: status() == 200, "room for another")
 
 
-def test_behind_a_proxy_the_websockets_of_an_address_are_bounded(start_sockets: Callable[..., Endpoint]) -> None:
+def test_websockets_per_address_behind_a_proxy(start_sockets: StartEndpoint) -> None:
     proxies = (ip_network("127.0.0.1"),)
     sockets = start_sockets(max_connections_per_address=1, trusted_proxies=proxies)
     with open_at(sockets, "/echo", said="203.0.113.7"):
@@ -247,15 +241,7 @@ def test_behind_a_proxy_the_websockets_of_an_address_are_bounded(start_sockets: 
             assert other.recv() == b"x"
 
 
-def _status(endpoint: Endpoint) -> int:
-    with connected(endpoint) as connection:
-        connection.send(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
-        return connection.answer().status
-
-
-def test_a_websocket_with_a_header_that_is_too_long_is_refused(
-    sockets: Endpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_handshake_with_too_long_a_header(sockets: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     with connected(sockets) as connection:
         connection.send(UPGRADE, b"x: ", b"y" * 20_000, b"\r\n\r\n")
         assert connection.answer().status == 431
@@ -272,11 +258,11 @@ NO_TEXT, NO_FRAME = frame(1, b"\xff"), b"\x83\x80" + bytes(4)
     [NO_TEXT, NO_TEXT + frame(8, b"\x03\xe8"), NO_FRAME, frame(2, b"not rsocket") + NO_TEXT],
     ids=["no text", "no text and a close", "no frame", "an answer is due"],
 )
-def test_what_breaks_the_protocol_ends_the_websocket_without_a_trace(
+def test_protocol_violation_is_not_logged_as_an_error(
     sockets: Endpoint, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
     with connected(sockets) as connection:
-        connection.send(UPGRADE.replace(b"/echo", b"/sync/stream"), b"\r\n")
+        connection.send(by_hand.UPGRADE)
         assert connection.answer().status == 101
         connection.send(sent)
         connection.read_to_the_end()
@@ -288,9 +274,7 @@ def test_what_breaks_the_protocol_ends_the_websocket_without_a_trace(
     ("wrong", "right", "status"),
     [(b"version: 13", b"version: 8", 400), (b"key: ", b"key: x", 400), (b"connection: upgrade", b"connection: x", 404)],
 )
-def test_a_handshake_that_is_wrong_is_refused_and_counted(
-    sockets: Endpoint, wrong: bytes, right: bytes, status: int
-) -> None:
+def test_wrong_handshake_is_refused_and_counted(sockets: Endpoint, wrong: bytes, right: bytes, status: int) -> None:
     with connected(sockets) as connection:
         connection.send(UPGRADE.replace(wrong, right), b"\r\n")
         assert connection.answer().status == status
@@ -299,7 +283,7 @@ def test_a_handshake_that_is_wrong_is_refused_and_counted(
 
 
 @pytest.mark.parametrize("sent", [NO_TEXT, NO_FRAME, frame(2, bytes(MAX_FIRST_MESSAGE + 1))[:HEAD_BYTES]])
-def test_whoever_breaks_the_websocket_protocol_is_counted(sockets: Endpoint, sent: bytes) -> None:
+def test_protocol_violation_is_counted(sockets: Endpoint, sent: bytes) -> None:
     with connected(sockets) as connection:
         upgraded(connection)
         connection.send(sent)
@@ -307,7 +291,7 @@ def test_whoever_breaks_the_websocket_protocol_is_counted(sockets: Endpoint, sen
     assert sockets.refused() == {"HW_6030": 1}
 
 
-def test_what_a_websocket_asks_for_is_not_logged(sockets: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_of_a_websocket_is_not_logged(sockets: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with open_at(sockets, "/echo?token=swordfish") as websocket:
         websocket.send(b"x")
@@ -315,10 +299,7 @@ def test_what_a_websocket_asks_for_is_not_logged(sockets: Endpoint, caplog: pyte
     assert "swordfish" not in caplog.text
 
 
-def test_websockets_end_with_the_process(sockets: Endpoint) -> None:
+def test_websockets_close_on_shutdown(sockets: Endpoint) -> None:
     with open_at(sockets, "/echo") as websocket:
         sockets.terminate()
-        with pytest.raises(ConnectionClosed) as closed:
-            websocket.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1012
+        assert closed_with(websocket) == 1012
