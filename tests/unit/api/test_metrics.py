@@ -47,7 +47,7 @@ def page(endpoint: Endpoint, memory_store: MemoryStore) -> MetricsPage:
     return MetricsPage(own, SourceCollector(SourceStatuses(memory_store, [SOURCE]), reported_totals, sizes))
 
 
-def test_what_is_counted_is_there_from_the_beginning(page: MetricsPage) -> None:
+def test_initial_values(page: MetricsPage) -> None:
     found = samples(ask(page))
     for name in (
         "powersync_data_synced_bytes_total",
@@ -66,14 +66,13 @@ def test_what_is_counted_is_there_from_the_beginning(page: MetricsPage) -> None:
     assert found["process_resident_memory_bytes",] > 1e6
 
 
-def test_sizes_of_the_store_are_told_under_the_published_names(page: MetricsPage) -> None:
+def test_store_sizes(page: MetricsPage) -> None:
     found = samples(ask(page))
-    assert found["powersync_replication_storage_size_bytes",] == 1
-    assert found["powersync_operation_storage_size_bytes",] == 6
-    assert found["powersync_parameter_storage_size_bytes",] == 8
+    sizes = [found[f"powersync_{part}_storage_size_bytes",] for part in ("replication", "operation", "parameter")]
+    assert sizes == [1, 6, 8]
 
 
-def test_what_happens_shows(page: MetricsPage, endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_values_after_a_stream_and_a_refusal(page: MetricsPage, endpoint: Endpoint, memory_store: MemoryStore) -> None:
     endpoint.post(token="nonsense")
     memory_store.put(endpoint.bucket("mine", "u1"), "t1")
     memory_store.commit()
@@ -92,7 +91,7 @@ def test_what_happens_shows(page: MetricsPage, endpoint: Endpoint, memory_store:
     ("method", "path", "status"),
     [("GET", "/", 404), ("GET", "/metrics/", 404), ("GET", "/sync/stream", 404), ("POST", "/metrics", 405)],
 )
-def test_there_is_nothing_else_to_ask_for(page: MetricsPage, method: str, path: str, status: int) -> None:
+def test_other_paths_and_methods(page: MetricsPage, method: str, path: str, status: int) -> None:
     assert ask(page, method, path).status_code == status
 
 
@@ -100,21 +99,18 @@ def test_there_is_nothing_else_to_ask_for(page: MetricsPage, method: str, path: 
     ("accept", "form"),
     [
         ("", "text/plain"),
-        (
-            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
-            "application/openmetrics-text",
-        ),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3", "application/openmetrics-text"),
         ("application/openmetrics-text;version=nonsense", "text/plain"),
         ("\x00;;;,", "text/plain"),
     ],
 )
-def test_the_form_is_the_one_that_was_asked_for(page: MetricsPage, accept: str, form: str) -> None:
+def test_content_type(page: MetricsPage, accept: str, form: str) -> None:
     response = ask(page, accept=accept)
     assert response.status_code == 200
     assert response.headers["content-type"].startswith(form)
 
 
-def test_a_store_that_fails_takes_no_other_figures_away(page: MetricsPage, memory_store: MemoryStore) -> None:
+def test_failing_store_keeps_other_figures(page: MetricsPage, memory_store: MemoryStore) -> None:
     def away(_: str) -> ReplicatorStatus:
         raise StoreUnreachableError("the store is away")
 
@@ -124,7 +120,7 @@ def test_a_store_that_fails_takes_no_other_figures_away(page: MetricsPage, memor
     assert found["powersync_operations_synced_total",] == 0
 
 
-def test_sizes_are_measured_once_a_minute_at_most_and_seldom_where_that_takes_long() -> None:
+def test_size_measurement_interval() -> None:
     now, measured, took = [0.0], [0], 1.0
 
     def measure() -> Disk:
@@ -155,7 +151,7 @@ def test_sizes_are_measured_once_a_minute_at_most_and_seldom_where_that_takes_lo
     assert measured_after(1) == 1
 
 
-def test_a_measurement_that_fails_is_repeated_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_measurement_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     now, there = [0.0], [False]
 
     def measure() -> Disk:
@@ -175,7 +171,7 @@ def test_a_measurement_that_fails_is_repeated_later(caplog: pytest.LogCaptureFix
     wait_until(known_again, "the next measurement")
 
 
-def test_those_who_ask_at_once_share_one_answer(memory_store: MemoryStore) -> None:
+def test_concurrent_requests_share_one_answer(memory_store: MemoryStore) -> None:
     asked, release = [0], threading.Event()
 
     def slow(_: str) -> ReplicatorStatus:

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +15,7 @@ from headwater.insight.explain import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
 from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore
+from tests.unit.api.by_hand import StartEndpoint
 
 
 def lines(caplog: pytest.LogCaptureFixture, what: str = "request refused") -> list[dict[str, object]]:
@@ -25,7 +25,7 @@ def lines(caplog: pytest.LogCaptureFixture, what: str = "request refused") -> li
     return facts_said(caplog, what)
 
 
-def test_a_refused_token_leaves_a_line_with_its_reason(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_token_is_logged_with_its_reason(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     expired = make_token(iat=int(time.time()) - 900, exp=int(time.time()) - 600)
     endpoint.post(token=expired, x_user_agent="powersync-js/2.1", user_agent="browser")
     (line,) = lines(caplog)
@@ -42,9 +42,7 @@ def test_a_refused_token_leaves_a_line_with_its_reason(endpoint: Endpoint, caplo
     }
 
 
-def test_the_many_refusals_of_one_kind_leave_one_line_and_count(
-    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_repeated_refusals_are_logged_once_and_counted(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(20):
         endpoint.post(token="nonsense")
     endpoint.http.get("/write-checkpoint2.json")
@@ -62,18 +60,15 @@ def test_the_many_refusals_of_one_kind_leave_one_line_and_count(
     assert endpoint.refused() == {"PSYNC_S2101": 21, "PSYNC_S2106": 1, "PSYNC_S2002": 1, "PSYNC_S2001": 2}
 
 
-def test_whoever_has_proven_who_they_are_is_named(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture
+def test_refused_user(
+    memory_store: MemoryStore, start_endpoint: StartEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
     with endpoint.stream() as stream:
         stream.completed()
         for user in ("u2", "u3", "u2"):
             assert endpoint.post(token=make_token(user)).status_code == 429
-    assert [(line["code"], line["user_id"]) for line in lines(caplog)] == [
-        ("PSYNC_S2304", "u2"),
-        ("PSYNC_S2304", "u3"),
-    ]
+    assert [(line["code"], line["user_id"]) for line in lines(caplog)] == [("PSYNC_S2304", f"u{n}") for n in (2, 3)]
     assert endpoint.refused() == {"PSYNC_S2304": 3}
 
 
@@ -91,9 +86,7 @@ def test_whoever_has_proven_who_they_are_is_named(
     ],
 )
 @pytest.mark.parametrize("path", ["/sync/stream", "/write-checkpoint2.json", "/api/admin/v1/status"])
-def test_nothing_of_a_token_is_logged_at_any_level(
-    endpoint: Endpoint, caplog: pytest.LogCaptureFixture, token: str, path: str
-) -> None:
+def test_token_is_never_logged(endpoint: Endpoint, caplog: pytest.LogCaptureFixture, token: str, path: str) -> None:
     caplog.set_level(logging.DEBUG)
     method, content = ("POST", b"{}") if path == "/sync/stream" else ("GET", None)
     headers = {"authorization": f"Token {token}"}
@@ -106,7 +99,7 @@ def test_nothing_of_a_token_is_logged_at_any_level(
     assert not any(part in told for part in token.split(".") if len(part) > 5)
 
 
-def test_what_strangers_send_stays_on_its_line_and_short(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_is_one_short_line(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     endpoint.http.get("/%0A2026-01-01 ERROR forged%1b[2J%E2%80%A8" + "x" * 5_000, headers={"user-agent": "y" * 5_000})
     endpoint.post(json.dumps({"app_metadata": {"a\nb" + "z" * 100_000: 1}}).encode())
     found = lines(caplog)
@@ -114,9 +107,7 @@ def test_what_strangers_send_stays_on_its_line_and_short(endpoint: Endpoint, cap
     assert all(len(json.dumps(line)) < 2_500 for line in found)
 
 
-def test_inner_errors_are_told_of_now_and_then_too(
-    endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_internal_errors(endpoint: Endpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
     memory_store.config = None
     for user in ("u1", "u2", "u1"):
         assert endpoint.post(token=make_token(user)).status_code == 503
@@ -124,9 +115,7 @@ def test_inner_errors_are_told_of_now_and_then_too(
     assert endpoint.refused() == {"PSYNC_S2302": 3}
 
 
-def test_streams_left_out_leave_a_line_with_the_user(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_left_out(memory_store: MemoryStore, start_endpoint: StartEndpoint, caplog: pytest.LogCaptureFixture) -> None:
     endpoint = start_endpoint(memory_store, requests=RequestLimits(max_buckets=2))
     memory_store.set_lookup(endpoint.membership("u1"), ['["l1"]', '["l2"]', '["l3"]'])
     memory_store.commit()
@@ -134,12 +123,8 @@ def test_streams_left_out_leave_a_line_with_the_user(
         with endpoint.stream(client_id="phone") as stream:
             stream.completed()
     (line,) = lines(caplog, "streams left out")
-    assert (line["code"], line["user_id"], line["client_id"], line["subscriptions"]) == (
-        "PSYNC_S2305",
-        "u1",
-        "phone",
-        1,
-    )
+    assert (line["code"], line["user_id"], line["client_id"]) == ("PSYNC_S2305", "u1", "phone")
+    assert line["subscriptions"] == 1
     assert "the 3 buckets of stream shared" in str(line["first"])
     assert endpoint.refused() == {"PSYNC_S2305": 3}
 
@@ -149,9 +134,7 @@ def clock() -> list[float]:
     return [1_000.0]
 
 
-def test_a_line_comes_again_after_a_while_and_says_how_many_there_were(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_repeated_line_counts_those_left_out(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals(now=lambda: clock[0])
     for _ in range(5):
         refusals.note("A", "u1", "refused", {})
@@ -167,7 +150,7 @@ def test_a_line_comes_again_after_a_while_and_says_how_many_there_were(
     assert refusals.counts() == {"A": 8}
 
 
-def test_no_number_of_users_fills_the_log_or_the_memory(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_limited_over_all_users(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals(now=lambda: clock[0])
     for number in range(3 * MOST_LINES):
         refusals.note("A", f"u{number}", "refused", {})
@@ -180,9 +163,7 @@ def test_no_number_of_users_fills_the_log_or_the_memory(clock: list[float], capl
 
 
 @pytest.mark.parametrize("letter", ["x", "\n", "é", "😀"], ids=["ascii", "control", "letters", "beyond"])
-def test_whatever_a_client_says_of_itself_its_line_is_one_and_short(
-    endpoint: Endpoint, caplog: pytest.LogCaptureFixture, letter: str
-) -> None:
+def test_closed_stream_is_one_short_line(endpoint: Endpoint, caplog: pytest.LogCaptureFixture, letter: str) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     metadata = {f"{number}{letter * 2000}": letter * 2000 for number in range(30)}
     with endpoint.stream(client_id=letter * 200, app_metadata=metadata) as stream:
@@ -195,3 +176,5 @@ def test_whatever_a_client_says_of_itself_its_line_is_one_and_short(
     assert len(line) < 20_000
     (facts,) = facts_said(caplog, "sync stream closed")
     assert facts["close_reason"] == "shutting down"
+    assert isinstance(facts["app_metadata"], dict)
+    assert len(facts["app_metadata"]) == 20

@@ -27,7 +27,7 @@ def test_all_processes_answer(directory: Path) -> None:
         assert list(Workers(directory, 2).ask("names")) == [(1, b"ann"), (2, b"b" * 1_000_000)]
 
 
-def test_an_answer_that_is_cut_short_is_left_out(directory: Path) -> None:
+def test_truncated_answer_is_left_out(directory: Path) -> None:
     whole = bytearray()
     with answering(directory, 1, {"names": lambda: b"ann"}):
         with socket.socket(socket.AF_UNIX) as asked:
@@ -51,7 +51,7 @@ def test_an_answer_that_is_cut_short_is_left_out(directory: Path) -> None:
             thread.join()
 
 
-def test_a_process_that_has_no_place_for_its_socket_works_without(directory: Path) -> None:
+def test_no_place_for_the_socket(directory: Path) -> None:
     gone = directory / "gone"
     with answering(gone, 1, {"names": lambda: b"ann"}):
         assert list(Workers(gone, 1).ask("names")) == []

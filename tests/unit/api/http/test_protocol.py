@@ -65,9 +65,7 @@ def serves(endpoint: Endpoint) -> bool:
     ],
     ids=["value", "fields", "address", "name", "chunk extension", "trailer", "trailers"],
 )
-def test_endless_request_is_refused_and_not_kept(
-    endpoint: Endpoint, begin: bytes, more: bytes, status: int, code: str
-) -> None:
+def test_endless_request_is_refused(endpoint: Endpoint, begin: bytes, more: bytes, status: int, code: str) -> None:
     before = forget_peak()
     with connected(endpoint) as connection:
         connection.send(told(begin))
@@ -161,9 +159,7 @@ DRIBBLE = b"1\r\n \r\n"
 
 
 @pytest.mark.parametrize("head", [CHUNKED, GET + b"transfer-encoding: chunked\r\n\r\n"], ids=["read", "unread"])
-def test_tiny_chunks_are_throttled_and_cut_off(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, head: bytes
-) -> None:
+def test_tiny_chunks_are_cut_off(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
     monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
     calls = in_each_turn(monkeypatch, BoundedProtocol, "on_body")
     with connected(endpoint) as connection:

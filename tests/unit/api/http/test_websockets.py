@@ -171,9 +171,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("kind", ["ping", "pong", "in pieces"])
-def test_frames_before_the_first_message_are_limited(
-    sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_frames_before_the_first_message(sockets: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     frames = in_each_turn(monkeypatch, websocket._Conversation, "recv_frame")
     with connected(sockets) as connection:
         upgraded(connection)
@@ -258,9 +256,7 @@ NO_TEXT, NO_FRAME = frame(1, b"\xff"), b"\x83\x80" + bytes(4)
     [NO_TEXT, NO_TEXT + frame(8, b"\x03\xe8"), NO_FRAME, frame(2, b"not rsocket") + NO_TEXT],
     ids=["no text", "no text and a close", "no frame", "an answer is due"],
 )
-def test_protocol_violation_is_not_logged_as_an_error(
-    sockets: Endpoint, caplog: pytest.LogCaptureFixture, sent: bytes
-) -> None:
+def test_protocol_violation_logs_no_trace(sockets: Endpoint, caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
     with connected(sockets) as connection:
         connection.send(by_hand.UPGRADE)
         assert connection.answer().status == 101

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import bson
 import orjson
@@ -19,9 +18,11 @@ from headwater.api.streams.service import StreamLimits
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import Requester, requester
+from tests.unit.api.by_hand import StartEndpoint
 
 
 @pytest.fixture
@@ -48,9 +49,7 @@ def ended(found: Requester) -> tuple[int, str]:
     return received.error
 
 
-def test_a_device_gets_its_rows_and_later_changes(
-    filled: Endpoint, memory_store: MemoryStore, connected: Requester
-) -> None:
+def test_rows_and_later_changes(filled: Endpoint, memory_store: MemoryStore, connected: Requester) -> None:
     model = ModelClient()
     connected.set_up(make_token())
     connected.request()
@@ -64,7 +63,7 @@ def test_a_device_gets_its_rows_and_later_changes(
     assert len(model.rows) == 2499
 
 
-def test_no_more_payloads_come_than_were_asked_for(filled: Endpoint, connected: Requester) -> None:
+def test_credit(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     connected.request(credit=1)
     assert "checkpoint" in connected.receive().document
@@ -76,7 +75,7 @@ def test_no_more_payloads_come_than_were_asked_for(filled: Endpoint, connected: 
         connected.receive(0.3)
 
 
-def test_a_cancelled_stream_ends_and_the_next_one_begins(filled: Endpoint, connected: Requester) -> None:
+def test_cancel(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     connected.request(credit=1)
     connected.receive()
@@ -85,7 +84,7 @@ def test_a_cancelled_stream_ends_and_the_next_one_begins(filled: Endpoint, conne
     assert "checkpoint" in next(connected.documents("checkpoint_complete"))
 
 
-def test_a_stream_ends_with_complete_when_the_service_does(filled: Endpoint, connected: Requester) -> None:
+def test_shutdown_completes_the_stream(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     connected.request(credit=1000)
     list(connected.documents("checkpoint_complete"))
@@ -93,7 +92,7 @@ def test_a_stream_ends_with_complete_when_the_service_does(filled: Endpoint, con
     assert connected.receive().completes
 
 
-def test_a_request_may_come_in_pieces(filled: Endpoint, connected: Requester) -> None:
+def test_fragmented_request(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     metadata = client.with_metadata({"path": "/sync/stream"})
     connected.send(client.frame(1, client.REQUEST_STREAM, client.METADATA | client.FOLLOWS, b"\0\0\0\x0a" + metadata))
@@ -103,7 +102,7 @@ def test_a_request_may_come_in_pieces(filled: Endpoint, connected: Requester) ->
     assert "checkpoint" in connected.receive().document
 
 
-def test_keepalive_is_answered_with_its_data(connected: Requester) -> None:
+def test_keepalive(connected: Requester) -> None:
     connected.set_up(make_token())
     connected.send(client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8) + b"hello"))
     received = connected.receive()
@@ -111,9 +110,7 @@ def test_keepalive_is_answered_with_its_data(connected: Requester) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["token", "BEARER  ", " Bearer\t"])
-def test_the_scheme_is_taken_in_any_case_and_with_any_blanks(
-    filled: Endpoint, connected: Requester, scheme: str
-) -> None:
+def test_token_scheme_in_any_case(filled: Endpoint, connected: Requester, scheme: str) -> None:
     connected.send(client.setup({"token": f"{scheme} {make_token()}"}))
     connected.request()
     assert "checkpoint" in connected.receive().document
@@ -122,7 +119,7 @@ def test_the_scheme_is_taken_in_any_case_and_with_any_blanks(
 @pytest.mark.parametrize(
     ("token", "code"), [("Token nonsense", "PSYNC_S2101"), ("", "PSYNC_S2106"), (None, "PSYNC_S2106")]
 )
-def test_whoever_has_no_good_token_is_refused_at_setup(connected: Requester, token: str | None, code: str) -> None:
+def test_bad_token_is_refused_at_setup(connected: Requester, token: str | None, code: str) -> None:
     connected.send(client.setup({} if token is None else {"token": token}))
     number, message = ended(connected)
     assert number == frames.ErrorCode.REJECTED_SETUP
@@ -130,9 +127,7 @@ def test_whoever_has_no_good_token_is_refused_at_setup(connected: Requester, tok
 
 
 @pytest.mark.parametrize("mime", ["application/json", "application/bson"])
-def test_a_stranger_has_no_large_object_parsed(
-    connected: Requester, monkeypatch: pytest.MonkeyPatch, mime: str
-) -> None:
+def test_large_metadata_is_not_parsed(connected: Requester, monkeypatch: pytest.MonkeyPatch, mime: str) -> None:
     decoded: list[object] = []
     monkeypatch.setattr(bson, "decode", decoded.append)
     monkeypatch.setattr(orjson, "loads", decoded.append)
@@ -145,9 +140,7 @@ def test_a_stranger_has_no_large_object_parsed(
 
 
 @pytest.mark.parametrize("credit", [0, 1])
-def test_beyond_the_limit_of_streams_setup_is_refused(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], credit: int
-) -> None:
+def test_setup_beyond_the_stream_limit(memory_store: MemoryStore, start_endpoint: StartEndpoint, credit: int) -> None:
     endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
     with endpoint.stream() as stream, requester(str(endpoint.http.base_url)) as second:
         stream.completed()
@@ -157,7 +150,7 @@ def test_beyond_the_limit_of_streams_setup_is_refused(
     assert message.startswith("[PSYNC_S2304] ")
 
 
-def test_a_request_that_makes_no_sense_ends_itself_alone(filled: Endpoint, connected: Requester) -> None:
+def test_invalid_request_ends_itself_alone(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     connected.request(body={"buckets": 1})
     received = connected.receive()
@@ -167,7 +160,7 @@ def test_a_request_that_makes_no_sense_ends_itself_alone(filled: Endpoint, conne
     assert connected.receive().stream == 3
 
 
-def test_only_the_stream_can_be_asked_for(connected: Requester) -> None:
+def test_unknown_path(connected: Requester) -> None:
     connected.set_up(make_token())
     content = struct.pack(">I", 1) + client.with_metadata({"path": "/admin"}, b"{}")
     connected.send(client.frame(1, client.REQUEST_STREAM, client.METADATA, content))
@@ -184,16 +177,13 @@ def test_only_the_stream_can_be_asked_for(connected: Requester) -> None:
         (b"\0\0\0", frames.ErrorCode.INVALID_SETUP),
         (client.setup({})[:20], frames.ErrorCode.INVALID_SETUP),
         (client.frame(0, client.SETUP, 0, b"\0\x02" + bytes(20)), frames.ErrorCode.INVALID_SETUP),
+        ("text", frames.ErrorCode.INVALID_SETUP),
     ],
 )
-def test_a_connection_that_begins_otherwise_is_ended(connected: Requester, sent: bytes, code: int) -> None:
-    connected.send(sent)
+def test_invalid_setup(endpoint: Endpoint, connected: Requester, sent: bytes | str, code: int) -> None:
+    connected.websocket.send(sent)
     assert ended(connected)[0] == code
-
-
-def test_text_is_no_frame(connected: Requester) -> None:
-    connected.websocket.send("hello")
-    assert ended(connected)[0] == frames.ErrorCode.INVALID_SETUP
+    assert endpoint.refused().get("HW_6028", 0) == (code == frames.ErrorCode.INVALID_SETUP)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +196,13 @@ def test_text_is_no_frame(connected: Requester) -> None:
         client.frame(1, client.REQUEST_STREAM, client.METADATA, b"\0\0\0\x01\xff\xff\xff{}"),
     ],
 )
-def test_whoever_breaks_the_protocol_is_told_and_ended(connected: Requester, sent: bytes) -> None:
+def test_protocol_violation_after_setup(connected: Requester, sent: bytes) -> None:
     connected.set_up(make_token())
     connected.send(sent)
     assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
 
 
-def test_a_request_without_an_end_is_cut_off(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_request(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_REQUEST", 1000)
     connected.set_up(make_token())
     connected.send(client.frame(1, client.REQUEST_STREAM, client.FOLLOWS, b"\0\0\0\x01" + b"{" * 900))
@@ -220,7 +210,7 @@ def test_a_request_without_an_end_is_cut_off(connected: Requester, monkeypatch: 
     assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
 
 
-def test_a_connection_has_few_streams(filled: Endpoint, connected: Requester) -> None:
+def test_streams_per_connection_are_limited(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     for number in range(1, 2 * connection.MOST_STREAMS + 2, 2):
         connected.request(credit=1, stream=number)
@@ -228,26 +218,20 @@ def test_a_connection_has_few_streams(filled: Endpoint, connected: Requester) ->
     assert sorted(kinds) == [client.PAYLOAD] * connection.MOST_STREAMS + [client.ERROR]
 
 
-def test_whoever_says_nothing_is_not_waited_for(
-    endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lifetime_without_keepalive(endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "LONGEST_LIFETIME", 0.2)
     connected.set_up(make_token())
     assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
 
 
-def test_a_device_that_is_gone_leaves_its_place(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
+def test_disconnect_frees_the_place(memory_store: MemoryStore, start_endpoint: StartEndpoint) -> None:
     endpoint = start_endpoint(memory_store, streams=StreamLimits(1))
     with requester(str(endpoint.http.base_url)) as found:
         found.set_up(make_token())
         found.request()
         assert "checkpoint" in found.receive().document
         found.websocket.socket.close()
-    deadline = time.monotonic() + 60
-    while not is_admitted(endpoint):
-        assert time.monotonic() < deadline, "the place is free again"
+    wait_until(lambda: is_admitted(endpoint), "the place to be free again")
 
 
 def is_admitted(endpoint: Endpoint) -> bool:
@@ -257,8 +241,8 @@ def is_admitted(endpoint: Endpoint) -> bool:
         return found.receive().kind == client.PAYLOAD
 
 
-def test_a_device_that_asks_for_nothing_is_told_that_its_stream_was_cut_off(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+def test_stalled_stream(
+    memory_store: MemoryStore, start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its SDK takes a connection for alive as long as keepalives are answered."""
     monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
@@ -272,9 +256,7 @@ def test_a_device_that_asks_for_nothing_is_told_that_its_stream_was_cut_off(
         assert received.error[1].startswith("[HW_6020, PSYNC_S2001] ")
 
 
-def test_a_device_that_asks_for_nothing_hears_of_another_config(
-    filled: Endpoint, memory_store: MemoryStore, connected: Requester
-) -> None:
+def test_config_replaced_without_credit(filled: Endpoint, memory_store: MemoryStore, connected: Requester) -> None:
     connected.set_up(make_token())
     connected.request(credit=1)
     assert "checkpoint" in connected.receive().document
@@ -283,9 +265,7 @@ def test_a_device_that_asks_for_nothing_hears_of_another_config(
     assert connected.receive().completes
 
 
-def test_a_request_that_is_cancelled_before_it_came_whole_leaves_its_place(
-    filled: Endpoint, connected: Requester
-) -> None:
+def test_cancelled_fragments_free_their_place(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     for number in range(1, 21, 2):
         connected.send(client.frame(number, client.REQUEST_STREAM, client.FOLLOWS, b"\0\0\0\x01{"))
@@ -295,7 +275,7 @@ def test_a_request_that_is_cancelled_before_it_came_whole_leaves_its_place(
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_requests_together_are_bounded_however_they_come(connected: Requester, pieces: int) -> None:
+def test_unfinished_requests_are_limited_in_all(connected: Requester, pieces: int) -> None:
     connected.set_up(make_token())
     for number in range(pieces):
         content = b"\0\0\0\x01" + b" " * (connection.MAX_REQUEST // pieces + 1)
@@ -303,7 +283,7 @@ def test_requests_together_are_bounded_however_they_come(connected: Requester, p
     assert ended(connected)[0] == frames.ErrorCode.CONNECTION_ERROR
 
 
-def test_a_request_that_never_ends_ends_its_connection(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_request_times_out(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.1)
     connected.set_up(make_token())
     connected.send(client.frame(1, client.REQUEST_STREAM, client.FOLLOWS, b"\0\0\0\x01{"))
@@ -311,14 +291,8 @@ def test_a_request_that_never_ends_ends_its_connection(connected: Requester, mon
         connected.receive()
 
 
-def test_whoever_breaks_the_protocol_is_counted(endpoint: Endpoint, connected: Requester) -> None:
-    connected.send(b"")
-    ended(connected)
-    assert endpoint.refused()["HW_6028"] == 1
-
-
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_frame_or_a_frame_error(content: bytes) -> None:
+def test_read_frame_of_any_bytes(content: bytes) -> None:
     try:
         frames.read_frame(content)
     except frames.FrameError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import bson
@@ -26,11 +25,9 @@ from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.rsocket_client import Received, Requester, requester
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import KEEPALIVE, MEBIBYTE, StartEndpoint, masked, read_until, request_stream, upgrade
 
-MEBIBYTE = 1 << 20
 LARGE = 8 * MEBIBYTE
-KEEPALIVE = client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8))
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def connected(endpoint: Endpoint) -> Iterator[Requester]:
 
 
 @pytest.fixture
-def large(memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]) -> Endpoint:
+def large(memory_store: MemoryStore, start_endpoint: StartEndpoint) -> Endpoint:
     """An endpoint with one large row."""
     endpoint = start_endpoint(memory_store)
     memory_store.put(endpoint.bucket("mine", "u1"), "large", json.dumps({"text": "x" * LARGE}))
@@ -52,7 +49,7 @@ def is_told_to_fetch_a_token(received: Received) -> bool:
     return received.kind == client.ERROR and received.error[1].startswith("[PSYNC_S2103] ")
 
 
-def test_a_stream_whose_token_has_expired_says_so_as_an_error(endpoint: Endpoint, connected: Requester) -> None:
+def test_expired_token_is_an_error(endpoint: Endpoint, connected: Requester) -> None:
     """After COMPLETE the stock SDK forgets payloads that it has not handled yet, and uses the same token again."""
     now = int(time.time())
     connected.set_up(make_token(iat=now - 100, exp=now - 5))
@@ -61,7 +58,7 @@ def test_a_stream_whose_token_has_expired_says_so_as_an_error(endpoint: Endpoint
     assert is_told_to_fetch_a_token(connected.receive())
 
 
-def test_a_quiet_stream_ends_when_its_token_does(endpoint: Endpoint, connected: Requester) -> None:
+def test_quiet_stream_ends_with_its_token(endpoint: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token(exp=time.time() + 4))
     connected.request(credit=100)
     *_, last = connected.documents("checkpoint_complete")
@@ -71,9 +68,7 @@ def test_a_quiet_stream_ends_when_its_token_does(endpoint: Endpoint, connected: 
     wait_until(lambda: endpoint.open_streams() == 0, "the end of the stream")
 
 
-def test_a_stream_that_nothing_is_taken_of_ends_when_its_token_does(
-    endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_stream_and_its_token(endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)  # it waits for credit by the time of the first
     monkeypatch.setattr(stream, "STUCK_SECONDS", 0.1)
     connected.set_up(make_token(exp=time.time() + 4))
@@ -84,9 +79,7 @@ def test_a_stream_that_nothing_is_taken_of_ends_when_its_token_does(
 
 
 @pytest.mark.parametrize("streams", [0, 1])
-def test_a_connection_without_a_stream_is_closed_however_lively(
-    connected: Requester, monkeypatch: pytest.MonkeyPatch, streams: int
-) -> None:
+def test_connection_without_a_stream(connected: Requester, monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
     connected.set_up(make_token())
     for number in range(streams):
         connected.request(stream=2 * number + 1)
@@ -112,7 +105,7 @@ def last_frame(found: Requester) -> Received:
     raise AssertionError("the connection is closed")
 
 
-def test_a_connection_with_a_stream_stays(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_with_a_stream_stays(connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
     connected.set_up(make_token())
     connected.request(credit=100)
     list(connected.documents("checkpoint_complete"))
@@ -123,9 +116,7 @@ def test_a_connection_with_a_stream_stays(connected: Requester, monkeypatch: pyt
         assert connected.receive().kind == client.KEEPALIVE
 
 
-def test_a_user_has_only_so_many_websockets_with_streams_or_without(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
+def test_websockets_per_user_are_limited(memory_store: MemoryStore, start_endpoint: StartEndpoint) -> None:
     endpoint = start_endpoint(memory_store, streams=StreamLimits(10, per_user=2))
     url = str(endpoint.http.base_url)
     with ExitStack() as stack:
@@ -154,7 +145,7 @@ def is_let_in(endpoint: Endpoint) -> bool:
         return found.receive().kind == client.KEEPALIVE
 
 
-def test_a_large_payload_comes_in_fragments_that_others_frames_pass_between(large: Endpoint) -> None:
+def test_large_payload_is_fragmented(large: Endpoint) -> None:
     with requester(str(large.http.base_url)) as found:
         found.set_up(make_token())
         found.request()
@@ -174,7 +165,7 @@ def test_a_large_payload_comes_in_fragments_that_others_frames_pass_between(larg
         assert "checkpoint_complete" in last.document
 
 
-def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usable(large: Endpoint) -> None:
+def test_cancel_within_a_payload(large: Endpoint) -> None:
     with requester(str(large.http.base_url)) as found:
         found.set_up(make_token())
         found.request()
@@ -188,7 +179,7 @@ def test_a_stream_that_is_cancelled_within_a_payload_leaves_the_connection_usabl
         list(found.documents("checkpoint_complete"))
 
 
-def test_requests_that_are_cancelled_before_they_came_whole_take_no_memory(endpoint: Endpoint) -> None:
+def test_cancelled_requests_take_no_memory(endpoint: Endpoint) -> None:
     unfinished = b"\0\0\0\x01" + b" " * (MEBIBYTE - 1000)
     rounds = 50
     with requester(str(endpoint.http.base_url)) as found:
@@ -202,7 +193,7 @@ def test_requests_that_are_cancelled_before_they_came_whole_take_no_memory(endpo
         assert peak() - before < rounds / 2 * MEBIBYTE
 
 
-def test_slow_websockets_share_the_row_that_waits_for_them(large: Endpoint) -> None:
+def test_slow_websockets_share_the_waiting_row(large: Endpoint) -> None:
     slow = 20
     with ExitStack() as stack:
         stack.enter_context(waiting(large))
@@ -214,10 +205,10 @@ def test_slow_websockets_share_the_row_that_waits_for_them(large: Endpoint) -> N
         assert peak() - before < slow * MEBIBYTE
 
 
-def test_what_a_client_sends_is_read_while_it_reads_no_answer_to_its_keepalives(large: Endpoint) -> None:
+def test_frames_are_read_while_keepalives_wait(large: Endpoint) -> None:
     with waiting(large) as connection:
         assert large.open_streams() == 1
-        connection.sendall(_masked(KEEPALIVE) * 20 + _masked(client.frame(1, client.CANCEL)))
+        connection.sendall(masked(KEEPALIVE) * 20 + masked(client.frame(1, client.CANCEL)))
         wait_until(lambda: large.open_streams() == 0, "the end of the cancelled stream")
 
 
@@ -232,18 +223,14 @@ FLOOD = {
 
 
 @pytest.mark.parametrize("kind", FLOOD)
-def test_a_user_who_floods_a_connection_with_frames_is_slowed_down_and_cut_off(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_flood_of_frames_is_cut_off(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(connections, "LATE_SECONDS", 1.0)
     taken = in_each_turn(monkeypatch, connection.Connection, "_take")
     before = forget_peak()
     with socket.create_connection(endpoint.address, timeout=60) as flooding:
-        flooding.sendall(UPGRADE.encode())
-        _read_until(flooding, b"\r\n\r\n")
-        flooding.sendall(_masked(client.setup({"token": f"Token {make_token()}"})))
+        upgrade(flooding)
         with suppress(OSError):
-            flooding.sendall(_masked(FLOOD[kind]) * (4 * MEBIBYTE // len(_masked(FLOOD[kind]))))
+            flooding.sendall(masked(FLOOD[kind]) * (4 * MEBIBYTE // len(masked(FLOOD[kind]))))
         with endpoint.stream("u2") as stream:
             stream.completed()
         wait_until(lambda: endpoint.refused() == {"HW_6030": 1}, "the flooding connection to be cut off")
@@ -252,33 +239,10 @@ def test_a_user_who_floods_a_connection_with_frames_is_slowed_down_and_cut_off(
     assert peak() - before < 32 * MEBIBYTE
 
 
-UPGRADE = (
-    "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
-)
-
-
 def waiting(endpoint: Endpoint) -> socket.socket:
     """A client that has read the beginning of a payload, and reads no more."""
     connection = socket.create_connection(endpoint.address, timeout=60)
-    request = b"\0\0\0\x10" + client.with_metadata({"path": "/sync/stream"}, b"{}")
-    asked = client.frame(1, client.REQUEST_STREAM, client.METADATA, request)
-    messages = [client.setup({"token": f"Token {make_token()}"}), asked]
-    connection.sendall(UPGRADE.encode())
-    _read_until(connection, b"\r\n\r\n")
-    connection.sendall(b"".join(_masked(each) for each in messages))
-    _read_until(connection, b"xxxx")
+    upgrade(connection)
+    request_stream(connection)
+    read_until(connection, b"xxxx")
     return connection
-
-
-def _read_until(connection: socket.socket, mark: bytes) -> None:
-    received = b""
-    while mark not in received:
-        part = connection.recv(4096)
-        assert part, received
-        received += part
-
-
-def _masked(content: bytes) -> bytes:
-    length = bytes([0x80 | len(content)]) if len(content) < 126 else b"\xfe" + len(content).to_bytes(2, "big")
-    return b"\x82" + length + bytes(4) + content

@@ -6,13 +6,13 @@ import gzip
 import json
 import random
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
+from tests.unit.api.by_hand import StartEndpoint
 
 ENCODINGS = ["identity", "gzip", "zstd"]
 each_encoding = pytest.mark.parametrize("encoding", ENCODINGS)
@@ -27,9 +27,7 @@ def fill(store: MemoryStore, bucket: str, rows: int = 3500) -> None:
 
 
 @each_encoding
-def test_a_bucket_of_several_chunks_and_a_later_change_arrive(
-    endpoint: Endpoint, memory_store: MemoryStore, encoding: str
-) -> None:
+def test_several_chunks_and_a_later_change(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
     mine = endpoint.bucket("mine", "u1")
     fill(memory_store, mine)
     with endpoint.stream(encoding=encoding) as stream:
@@ -41,7 +39,7 @@ def test_a_bucket_of_several_chunks_and_a_later_change_arrive(
 
 
 @each_encoding
-def test_every_encoding_carries_the_same_bytes(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
+def test_encodings_carry_the_same_bytes(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
     fill(memory_store, endpoint.bucket("mine", "u1"))
 
     def received(encoding: str) -> bytes:
@@ -60,7 +58,7 @@ def test_every_encoding_carries_the_same_bytes(endpoint: Endpoint, memory_store:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_compressed_stream_is_smaller_than_half(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
+def test_compressed_size(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
     mine = endpoint.bucket("mine", "u1")
     for row in range(3000):
         memory_store.put(mine, str(row), json.dumps({"text": f"row {row} of some words"}))
@@ -73,7 +71,7 @@ def test_a_compressed_stream_is_smaller_than_half(endpoint: Endpoint, memory_sto
     assert sizes[encoding] < sizes["identity"] / 2
 
 
-def test_a_stream_that_ends_normally_is_a_whole_gzip_file(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_ended_stream_is_a_whole_gzip_file(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     fill(memory_store, endpoint.bucket("mine", "u1"))
     headers = {"authorization": f"Token {make_token()}", "accept-encoding": "gzip"}
     raw = b""
@@ -87,28 +85,26 @@ def test_a_stream_that_ends_normally_is_a_whole_gzip_file(endpoint: Endpoint, me
 
 
 @each_encoding
-def test_a_stream_ends_normally_even_before_its_first_line(endpoint: Endpoint, encoding: str) -> None:
+def test_expired_token_within_clock_tolerance(endpoint: Endpoint, encoding: str) -> None:
     now = int(time.time())
     with endpoint.stream(token=make_token(iat=now - 600, exp=now - 5), encoding=encoding) as stream:
         assert stream.to_the_end().lines == [{"token_expires_in": 0}]
 
 
-def test_a_refusal_is_not_compressed(endpoint: Endpoint) -> None:
+def test_refusal_is_not_compressed(endpoint: Endpoint) -> None:
     refused = endpoint.post(token=make_token(iat=0, exp=1_000_000_000), accept_encoding="gzip")
     assert refused.status_code == 401
     assert "content-encoding" not in refused.headers
 
 
-def test_a_client_that_takes_no_encoding_of_ours_gets_a_reason(endpoint: Endpoint) -> None:
+def test_no_acceptable_encoding(endpoint: Endpoint) -> None:
     answer = endpoint.post(accept_encoding="br, identity;q=0")
     assert answer.status_code == 406
     assert answer.json()["error"]["code"] == "HW_6003"
 
 
 @each_encoding
-def test_one_read_of_the_store_serves_every_client_of_a_bucket(
-    endpoint: Endpoint, memory_store: MemoryStore, encoding: str
-) -> None:
+def test_clients_share_reads_of_the_store(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
     mine = endpoint.bucket("mine", "u1")
     fill(memory_store, mine)
     memory_store.reads.clear()
@@ -120,9 +116,7 @@ def test_one_read_of_the_store_serves_every_client_of_a_bucket(
 
 
 @each_encoding
-def test_a_client_that_goes_away_in_the_middle_takes_nothing_from_the_next(
-    endpoint: Endpoint, memory_store: MemoryStore, encoding: str
-) -> None:
+def test_disconnect_in_the_middle_spares_the_next(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
     mine = endpoint.bucket("mine", "u1")
     fill(memory_store, mine)
     for _ in range(2):
@@ -133,9 +127,7 @@ def test_a_client_that_goes_away_in_the_middle_takes_nothing_from_the_next(
 
 
 @each_encoding
-def test_clients_with_and_without_raw_data_each_get_their_own_form(
-    endpoint: Endpoint, memory_store: MemoryStore, encoding: str
-) -> None:
+def test_raw_data(endpoint: Endpoint, memory_store: MemoryStore, encoding: str) -> None:
     mine = endpoint.bucket("mine", "u1")
     fill(memory_store, mine, rows=200)
     headers = {"authorization": f"Token {make_token()}", "accept-encoding": encoding}
@@ -150,9 +142,7 @@ def test_clients_with_and_without_raw_data_each_get_their_own_form(
         assert {type(op["data"]) for op in ops} == {kind}
 
 
-def test_a_process_without_room_for_a_cache_serves_all_the_same(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
-) -> None:
+def test_without_cache(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     endpoint = start_endpoint(memory_store, chunk_cache_bytes=0)
     mine = endpoint.bucket("mine", "u1")
     fill(memory_store, mine)

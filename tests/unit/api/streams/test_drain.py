@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import httpx
@@ -18,21 +18,29 @@ import pytest
 
 from headwater.api.http.limits import HttpLimits
 from headwater.telemetry.log_facts import facts_of
-from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_api import Endpoint, Stream, make_token
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.unit.api.by_hand import StartEndpoint
 
 STREAMS = 30
 
 
-def test_streams_end_whole_and_not_all_at_once(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
-    endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=3))
+@contextmanager
+def open_streams(endpoint: Endpoint) -> Iterator[list[Stream]]:
     with ExitStack() as stack:
         streams = [stack.enter_context(endpoint.stream(f"u{number}")) for number in range(STREAMS)]
         for stream in streams:
             stream.completed()
+        yield streams
+
+
+def test_streams_end_whole_and_spread(
+    start_endpoint: StartEndpoint, memory_store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headwater.api.streams.stream")
+    endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=3))
+    with open_streams(endpoint) as streams:
         endpoint.terminate()
         for stream in streams:
             stream.to_the_end()
@@ -42,27 +50,20 @@ def test_streams_end_whole_and_not_all_at_once(
     assert max(ends) - min(ends) > 0.2
 
 
-def test_while_streams_end_nobody_else_comes_in(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
-) -> None:
+def test_draining_process_accepts_no_connection(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     endpoint = start_endpoint(memory_store, http=HttpLimits(drain_seconds=300))
-    with ExitStack() as stack:
-        streams = [stack.enter_context(endpoint.stream(f"u{number}")) for number in range(STREAMS)]
-        for stream in streams:
-            stream.completed()
-        endpoint.terminate()
-        deadline = time.monotonic() + 60
-        while _listens(endpoint):
-            assert time.monotonic() < deadline, "the listening socket is closed"
-        assert endpoint.open_streams() > 0
 
-
-def _listens(endpoint: Endpoint) -> bool:
-    try:
-        socket.create_connection(endpoint.address, timeout=5).close()
-    except OSError:
+    def refuses() -> bool:
+        try:
+            socket.create_connection(endpoint.address, timeout=5).close()
+        except OSError:
+            return True
         return False
-    return True
+
+    with open_streams(endpoint):
+        endpoint.terminate()
+        wait_until(refuses, "the listening socket to be closed")
+        assert endpoint.open_streams() > 0
 
 
 _SERVER = """
@@ -77,7 +78,8 @@ store = MemoryStore()
 store.replace_config(RULES)
 store.put("unrelated", "1")
 store.commit()
-settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), http=HttpLimits(drain_seconds=300))
+http = HttpLimits(drain_seconds=float(sys.argv[1]))
+settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), http=http)
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 serve_app(create_app(settings, store, PlayedHead()), [listening])
@@ -85,15 +87,12 @@ serve_app(create_app(settings, store, PlayedHead()), [listening])
 
 
 @contextmanager
-def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """An endpoint that takes its time to end, as a process of its own, and its address."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVER],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": "."},
-    ) as running:
+def process(drain_seconds: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """An endpoint as a process of its own, and its address."""
+    command = [sys.executable, "-c", _SERVER, str(drain_seconds)]
+    env = {**os.environ, "PYTHONPATH": "."}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as running:
         assert running.stdout is not None
         try:
             yield running, f"http://127.0.0.1:{int(running.stdout.readline())}"
@@ -101,22 +100,37 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
             running.kill()
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
+@contextmanager
+def streams_of(address: str, count: int) -> Iterator[tuple[httpx.Client, list[Iterator[str]]]]:
     headers = {"authorization": f"Token {make_token()}"}
-    with process() as (running, address), ExitStack() as stack:
+    with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(base_url=address, timeout=60))
-        answers = [
-            stack.enter_context(client.stream("POST", "/sync/stream", json={}, headers=headers)) for _ in range(STREAMS)
-        ]
-        streams = [answer.iter_lines() for answer in answers]  # kept, since who lets go of one closes its stream
+        asked = [client.stream("POST", "/sync/stream", json={}, headers=headers) for _ in range(count)]
+        streams = [stack.enter_context(each).iter_lines() for each in asked]
         for stream in streams:
-            assert json.loads(next(stream))
+            assert "checkpoint" in json.loads(next(stream))
+        yield client, streams
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_ends_it_at_once(second: signal.Signals) -> None:
+    with process(drain_seconds=300) as (running, address), streams_of(address, STREAMS) as (client, _):
         running.send_signal(signal.SIGTERM)
         _until_it_drains(client)
         assert running.poll() is None, "streams are open"
         running.send_signal(second)
         status = running.wait(60)  # of the 300 seconds that streams have to end
+        assert running.stderr is not None
+        assert (status, running.stderr.read()) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_streams_and_process_in_order(number: signal.Signals) -> None:
+    with process(drain_seconds=5) as (running, address):
+        with streams_of(address, 1) as (_, (lines,)):
+            running.send_signal(number)
+            assert list(lines)
+        status = running.wait(60)
         assert running.stderr is not None
         assert (status, running.stderr.read()) == (0, "")
 

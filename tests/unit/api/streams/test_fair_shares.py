@@ -17,13 +17,13 @@ from tests.support.fix_api import Endpoint, make_token
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import requester
 from tests.support.slow_store import SlowStore
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import StartEndpoint
 
 GREEDY = 10
 
 
 @pytest.fixture
-def endpoint(slow_store: SlowStore, start_endpoint: Callable[..., Endpoint]) -> Endpoint:
+def endpoint(slow_store: SlowStore, start_endpoint: StartEndpoint) -> Endpoint:
     return start_endpoint(slow_store)
 
 
@@ -33,7 +33,7 @@ def shown(endpoint: Endpoint, user: str) -> ModelClient:
         return stream.completed()
 
 
-def test_others_can_connect_meanwhile(endpoint: Endpoint, slow_store: SlowStore) -> None:
+def test_connecting_meanwhile(endpoint: Endpoint, slow_store: SlowStore) -> None:
     slow_store.slow = {endpoint.membership("greedy")}
     with ThreadPoolExecutor(GREEDY) as pool:
         try:
@@ -45,7 +45,7 @@ def test_others_can_connect_meanwhile(endpoint: Endpoint, slow_store: SlowStore)
         assert [each.result().completed for each in greedy] == [1] * GREEDY
 
 
-def test_others_can_download_meanwhile(slow_store: SlowStore, start_endpoint: Callable[..., Endpoint]) -> None:
+def test_downloading_meanwhile(slow_store: SlowStore, start_endpoint: StartEndpoint) -> None:
     endpoint = start_endpoint(slow_store, max_data_fetch_concurrency=2)
     for user in ("greedy", "u1"):
         slow_store.put(endpoint.bucket("mine", user), user)
@@ -62,9 +62,7 @@ def test_others_can_download_meanwhile(slow_store: SlowStore, start_endpoint: Ca
             assert ("todos", "greedy") in each.completed().rows
 
 
-def test_others_can_download_while_nobody_waits_for_what_is_read(
-    slow_store: SlowStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
+def test_downloading_after_the_greedy_left(slow_store: SlowStore, start_endpoint: StartEndpoint) -> None:
     endpoint = start_endpoint(slow_store, max_data_fetch_concurrency=2)
     for user in ("greedy", "u1"):
         slow_store.put(endpoint.bucket("mine", user), user)
@@ -111,7 +109,7 @@ def over_a_websocket(endpoint: Endpoint, user: str) -> None:
 
 
 @pytest.mark.parametrize("connect", [over_http, over_a_websocket])
-def test_others_are_served_while_the_large_requests_of_a_user_are_parsed(
+def test_large_requests_are_parsed_one_by_one(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, connect: Callable[[Endpoint, str], None]
 ) -> None:
     reader = Reader()
@@ -137,7 +135,7 @@ def test_others_are_served_while_the_large_requests_of_a_user_are_parsed(
             each.result(60)
 
 
-def test_changes_reach_others_meanwhile(endpoint: Endpoint, slow_store: SlowStore) -> None:
+def test_changes_meanwhile(endpoint: Endpoint, slow_store: SlowStore) -> None:
     slow_store.put(endpoint.bucket("shared", "l1"), "of l1")
     slow_store.commit()
     with ExitStack() as stack:

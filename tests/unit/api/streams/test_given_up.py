@@ -14,11 +14,11 @@ from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.rsocket_client import requester
 from tests.support.slow_store import SlowStore
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import StartEndpoint, post
 
 
 @pytest.fixture
-def slow(start_endpoint: Callable[..., Endpoint], slow_store: SlowStore, caplog: pytest.LogCaptureFixture) -> Endpoint:
+def slow(start_endpoint: StartEndpoint, slow_store: SlowStore, caplog: pytest.LogCaptureFixture) -> Endpoint:
     """An endpoint over the slow store, which goes on before the endpoint ends: it was made later."""
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     return start_endpoint(slow_store)
@@ -28,9 +28,7 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[object]:
     return [facts_of(each)["close_reason"] for each in caplog.records if each.message == "sync stream closed"]
 
 
-def test_streams_that_wait_for_their_turn_end_whole_when_the_process_is_told_to_stop(
-    slow: Endpoint, slow_store: SlowStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shutdown_before_a_turn(slow: Endpoint, slow_store: SlowStore, caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
         streams = [stack.enter_context(slow.stream("u1")) for _ in range(3)]
         for stream in streams:
@@ -49,9 +47,7 @@ def test_streams_that_wait_for_their_turn_end_whole_when_the_process_is_told_to_
     assert slow.refused() == {}
 
 
-def test_streams_that_nothing_was_sent_of_yet_end_whole_too(
-    slow: Endpoint, slow_store: SlowStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shutdown_before_a_line(slow: Endpoint, slow_store: SlowStore, caplog: pytest.LogCaptureFixture) -> None:
     slow_store.slow = {slow.membership("u1")}
     with ExitStack() as stack:
         waiting = [stack.enter_context(asked_for_a_stream(slow)) for _ in range(2)]
@@ -66,7 +62,7 @@ def test_streams_that_nothing_was_sent_of_yet_end_whole_too(
     assert reasons(caplog) == ["shutting down"] * 2
 
 
-def test_a_stream_whose_client_asked_for_no_more_payloads_is_completed_when_the_process_is_told_to_stop(
+def test_shutdown_without_credit(
     memory_store: MemoryStore, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
@@ -85,9 +81,8 @@ def test_a_stream_whose_client_asked_for_no_more_payloads_is_completed_when_the_
 
 @contextmanager
 def asked_for_a_stream(endpoint: Endpoint) -> Iterator[socket.socket]:
-    head = f"POST /sync/stream HTTP/1.1\r\nhost: x\r\nauthorization: Token {make_token()}\r\ncontent-length: 2\r\n\r\n"
     with socket.create_connection(endpoint.address, timeout=60) as connection:
-        connection.sendall(head.encode() + b"{}")
+        connection.sendall(post())
         yield connection
 
 
@@ -101,7 +96,7 @@ def asked_over_a_websocket(endpoint: Endpoint) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("ask", [asked_for_a_stream, asked_over_a_websocket])
-def test_a_request_whose_client_has_gone_leaves_its_place_and_is_not_resolved(
+def test_request_of_a_gone_client_is_not_resolved(
     slow: Endpoint,
     slow_store: SlowStore,
     caplog: pytest.LogCaptureFixture,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
-import time
 import tracemalloc
-from base64 import b64encode
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_network
@@ -18,43 +16,36 @@ from headwater.api.http import takeover
 from headwater.api.http.limits import HttpLimits
 from headwater.api.streams import stream as streams
 from headwater.api.streams.service import StreamLimits
-from tests.support import rsocket_client as rsocket
-from tests.support.fix_api import RULES, Endpoint, make_token
+from tests.support.fix_api import RULES, Endpoint
+from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import connected
+from tests.unit.api import by_hand
+from tests.unit.api.by_hand import StartEndpoint
 
 STREAMS = 100
 MOST_BYTES = 20_000
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 Safari/537.36"
-UPGRADE = (
-    f"GET /sync/stream HTTP/1.1\r\nhost: sync.example.com\r\norigin: https://app.example.com\r\nuser-agent: {AGENT}\r\n"
-    "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-    f"sec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
-).encode()
+_BROWSER = f"host: sync.example.com\r\norigin: https://app.example.com\r\nuser-agent: {AGENT}"
+UPGRADE = by_hand.UPGRADE.replace(b"host: x", _BROWSER.encode())
 
 
 @pytest.fixture
-def roomy(start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore) -> Endpoint:
+def roomy(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> Endpoint:
     """An endpoint that lets more streams in than the tests open."""
     return start_endpoint(memory_store, streams=StreamLimits(2 * STREAMS, 2 * STREAMS))
 
 
 def request(user: str, *headers: str) -> bytes:
     """As a browser sends it."""
-    body = _body(user)
-    lines = [
-        "POST /sync/stream HTTP/1.1",
-        "host: sync.example.com",
+    more = (
         "origin: https://app.example.com",
         f"user-agent: {AGENT}",
         "x-user-agent: powersync-js/1.20.0 powersync-web Chrome/130 Linux",
         "accept-language: en-US,en;q=0.9",
         "content-type: application/json",
-        f"authorization: Token {make_token(user)}",
-        f"content-length: {len(body)}",
-        *headers,
-    ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+    )
+    return by_hand.post(_body(user), user, *more, *headers)
 
 
 def _body(user: str) -> bytes:
@@ -65,20 +56,16 @@ def idle(endpoint: Endpoint, user: str, *headers: str) -> socket.socket:
     """A stream whose client has everything."""
     connection = socket.create_connection(endpoint.address, timeout=60)
     connection.sendall(request(user, *headers))
-    _read_until(connection, b"checkpoint_complete")
+    by_hand.read_until(connection, b"checkpoint_complete")
     return connection
 
 
 def idle_websocket(endpoint: Endpoint, user: str, agent: str = "powersync-js/1.20.0 Chrome/130") -> socket.socket:
     """The same over a websocket."""
     connection = socket.create_connection(endpoint.address, timeout=60)
-    connection.sendall(UPGRADE)
-    _read_until(connection, b"\r\n\r\n")
-    said = {"token": f"Token {make_token(user)}", "user_agent": agent}
-    connection.sendall(_message(rsocket.setup(said)))
-    content = b"\0\0\0\x10" + rsocket.with_metadata({"path": "/sync/stream"}, _body(user))
-    connection.sendall(_message(rsocket.frame(1, rsocket.REQUEST_STREAM, rsocket.METADATA, content)))
-    _read_until(connection, b"checkpoint_complete")
+    by_hand.upgrade(connection, user, agent, UPGRADE)
+    by_hand.request_stream(connection, _body(user))
+    by_hand.read_until(connection, b"checkpoint_complete")
     return connection
 
 
@@ -87,21 +74,8 @@ def boastful_websocket(endpoint: Endpoint, user: str) -> socket.socket:
     return idle_websocket(endpoint, user, user * (30_000 // len(user)))
 
 
-def _read_until(connection: socket.socket, mark: bytes) -> None:
-    received = b""
-    while mark not in received:
-        part = connection.recv(1 << 16)
-        assert part, received
-        received += part
-
-
-def _message(content: bytes) -> bytes:
-    length = bytes([0x80 | len(content)]) if len(content) < 126 else b"\xfe" + len(content).to_bytes(2, "big")
-    return b"\x82" + length + bytes(4) + content
-
-
 @pytest.mark.parametrize("opened", [idle, idle_websocket, boastful_websocket])
-def test_an_idle_stream_takes_little_memory(roomy: Endpoint, opened: Callable[[Endpoint, str], socket.socket]) -> None:
+def test_memory_of_an_idle_stream(roomy: Endpoint, opened: Callable[[Endpoint, str], socket.socket]) -> None:
     with ExitStack() as stack:
         stack.enter_context(opened(roomy, "first"))
         tracemalloc.start()
@@ -119,7 +93,7 @@ def _traced() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-def test_the_answer_ends_with_its_connection(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_answer_ends_with_its_connection(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     with idle(endpoint, "u1") as connection:
         connection.sendall(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
         memory_store.replace_config(RULES + "\n")
@@ -130,25 +104,19 @@ def test_the_answer_ends_with_its_connection(endpoint: Endpoint, memory_store: M
         assert b"HTTP/1.1 200" not in rest
 
 
-def test_a_client_that_asked_for_more_and_left_leaves_its_place(endpoint: Endpoint) -> None:
+def test_disconnect_with_a_request_waiting_frees_the_place(endpoint: Endpoint) -> None:
     with idle(endpoint, "u1") as connection:
         connection.sendall(b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
-    deadline = time.monotonic() + 60
-    while endpoint.open_streams():
-        assert time.monotonic() < deadline, "the stream ends"
+    wait_until(lambda: endpoint.open_streams() == 0, "the end of the stream")
 
 
-def test_a_stream_keeps_the_place_of_its_address_behind_a_proxy_until_its_client_has_gone(
-    start_endpoint: Callable[..., Endpoint], memory_store: MemoryStore
-) -> None:
+def test_stream_counts_for_its_address_behind_a_proxy(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     limits = HttpLimits(max_connections_per_address=1, trusted_proxies=(ip_network("127.0.0.0/8"),), drain_seconds=0)
     endpoint = start_endpoint(memory_store, http=limits)
     said = "x-forwarded-for: 203.0.113.7"
     with idle(endpoint, "u1", said):
         assert _status(endpoint, said) == 429
-    deadline = time.monotonic() + 60
-    while _status(endpoint, said) != 200:
-        assert time.monotonic() < deadline, "the place is free again"
+    wait_until(lambda: _status(endpoint, said) == 200, "the place to be free again")
 
 
 def _status(endpoint: Endpoint, *headers: str) -> int:
@@ -157,7 +125,7 @@ def _status(endpoint: Endpoint, *headers: str) -> int:
         return connection.answer().status
 
 
-def test_a_client_that_does_not_read_is_let_go_after_its_stream_was_cut_off(
+def test_stuck_connection_closes(
     endpoint: Endpoint, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "STUCK_SECONDS", 0.2)
@@ -169,10 +137,5 @@ def test_a_client_that_does_not_read_is_let_go_after_its_stream_was_cut_off(
         connection.send(request("u1"))
         assert connection.answer().status == 200
         memory_store.replace_config(RULES + "\n")
-        _wait_until_alone(endpoint)
-
-
-def _wait_until_alone(endpoint: Endpoint) -> None:
-    deadline = time.monotonic() + 60
-    while len(endpoint.server.server_state.connections) > 1:  # the tests' own probes keep one
-        assert time.monotonic() < deadline, "the connection is closed"
+        # the tests' own probes keep one
+        wait_until(lambda: len(endpoint.server.server_state.connections) == 1, "the connection to be closed")

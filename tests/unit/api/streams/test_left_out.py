@@ -63,14 +63,12 @@ def shown(endpoint: Endpoint, client: ModelClient | None = None) -> ModelClient:
         return stream.completed(before + 1)
 
 
-def test_at_the_limit_everything_is_given(memory_store: MemoryStore, start_endpoint: Start) -> None:
+def test_at_the_limit(memory_store: MemoryStore, start_endpoint: Start) -> None:
     client = shown(limited(memory_store, start_endpoint, FULL))
     assert (set(client.rows), errors(client)) == (rows(FULL), [])
 
 
-def test_beyond_it_the_stream_that_does_not_fit_is_left_out_and_told(
-    memory_store: MemoryStore, start_endpoint: Start
-) -> None:
+def test_beyond_the_limit_a_stream_is_left_out(memory_store: MemoryStore, start_endpoint: Start) -> None:
     client = shown(limited(memory_store, start_endpoint, FULL + 1))
     assert set(client.rows) == rows(0)
     (error,) = errors(client)
@@ -78,9 +76,7 @@ def test_beyond_it_the_stream_that_does_not_fit_is_left_out_and_told(
     assert f"{SETTING} allows 10" in error
 
 
-def test_a_device_that_outgrows_the_limit_is_told_by_its_next_connection(
-    memory_store: MemoryStore, start_endpoint: Start
-) -> None:
+def test_outgrowing_the_limit_shows_on_reconnect(memory_store: MemoryStore, start_endpoint: Start) -> None:
     endpoint = limited(memory_store, start_endpoint, FULL)
     with endpoint.stream("u1", client_id="phone") as stream:
         stream.completed()
@@ -92,9 +88,7 @@ def test_a_device_that_outgrows_the_limit_is_told_by_its_next_connection(
     assert (set(client.rows), len(errors(client))) == (rows(0), 1)
 
 
-def test_what_was_left_out_does_not_come_and_go_with_connections(
-    memory_store: MemoryStore, start_endpoint: Start
-) -> None:
+def test_hysteresis_over_connections(memory_store: MemoryStore, start_endpoint: Start) -> None:
     endpoint = limited(memory_store, start_endpoint, FULL + 1)
     client = shown(endpoint)
     for memberships in (FULL, FULL + 1, FULL, LIMIT * 9 // 10 - 1):
@@ -108,9 +102,7 @@ def test_what_was_left_out_does_not_come_and_go_with_connections(
     assert (set(shown(endpoint, client).rows), errors(client)) == (rows(FULL), [])
 
 
-def test_a_connected_device_gets_a_stream_back_once_it_is_below_nine_tenths(
-    memory_store: MemoryStore, start_endpoint: Start
-) -> None:
+def test_hysteresis_on_an_open_stream(memory_store: MemoryStore, start_endpoint: Start) -> None:
     endpoint = limited(memory_store, start_endpoint, FULL + 1)
     mine = endpoint.bucket("mine", "u1")
     below = LIMIT * 9 // 10 - 2
@@ -129,7 +121,7 @@ def test_a_connected_device_gets_a_stream_back_once_it_is_below_nine_tenths(
     assert set(client.rows) == rows(below) | {("todos", "note 0"), ("todos", "note 1")}
 
 
-def test_another_device_and_another_sync_config_begin_anew(memory_store: MemoryStore, start_endpoint: Start) -> None:
+def test_left_out_is_per_device_and_config(memory_store: MemoryStore, start_endpoint: Start) -> None:
     endpoint = limited(memory_store, start_endpoint, FULL + 1)
     shown(endpoint)
     join(endpoint, FULL)
@@ -140,7 +132,7 @@ def test_another_device_and_another_sync_config_begin_anew(memory_store: MemoryS
     assert set(shown(endpoint).rows) == rows(FULL)
 
 
-def test_a_lookup_limit_leaves_one_stream_out_too(memory_store: MemoryStore, start_endpoint: Start) -> None:
+def test_lookup_limit(memory_store: MemoryStore, start_endpoint: Start) -> None:
     memory_store.replace_config(RULES)
     endpoint = start_endpoint(memory_store, requests=RequestLimits(max_results=LIMIT))
     memory_store.put(endpoint.bucket("mine", "u1"), "own")
@@ -150,7 +142,7 @@ def test_a_lookup_limit_leaves_one_stream_out_too(memory_store: MemoryStore, sta
     assert "api.parameters.max_parameter_query_results allows 10" in errors(client)[0]
 
 
-def test_the_memory_of_what_was_left_out_is_bounded() -> None:
+def test_left_out_memory_is_bounded() -> None:
     memory = LeftOutMemory(most=5)
     for number in range(4):
         memory.put(f"d{number}", 1, frozenset({"a", "b"}))

@@ -98,7 +98,7 @@ def _one_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_one_chunk_at_a_time")
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(_STEPS, max_size=40))
-def test_a_client_only_ever_shows_states_of_the_store_and_ends_with_the_newest(
+def test_client_shows_only_states_of_the_store(
     script: list[tuple[object, ...]],
 ) -> None:
     world = SlowClient()
@@ -116,7 +116,7 @@ def test_a_client_only_ever_shows_states_of_the_store_and_ends_with_the_newest(
 
 
 @pytest.mark.usefixtures("_one_chunk_at_a_time")
-def test_a_checkpoint_that_was_overtaken_is_followed_by_the_newest_at_once() -> None:
+def test_overtaken_checkpoint_is_followed_by_the_newest() -> None:
     world = SlowClient()
     for row in "12345":
         world.write("late", row, 7)
@@ -137,7 +137,7 @@ def session_with_a_download() -> tuple[ClientState, BucketDownload]:
     return session, download
 
 
-def test_nothing_is_complete_after_an_overtaken_chunk_until_a_newer_view() -> None:
+def test_overtaken_chunk_completes_nothing() -> None:
     session, download = session_with_a_download()
     session.receive(download, Chunk(b"{}", 1, OpId(4), more=False, overtaken=True))
     assert session.overtaken
@@ -148,7 +148,7 @@ def test_nothing_is_complete_after_an_overtaken_chunk_until_a_newer_view() -> No
     assert session.next() == BucketDownload("urgent", OpId(4), OpId(12))
 
 
-def test_a_newer_view_makes_complete_what_an_overtaken_one_could_not() -> None:
+def test_newer_view_completes_what_was_overtaken() -> None:
     session, download = session_with_a_download()
     session.receive(download, Chunk(b"", 0, OpId(0), more=False, overtaken=True))
     session.advance(View(OpId(12), None, {"late": BucketTotal(5, 2)}, None))

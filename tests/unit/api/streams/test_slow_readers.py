@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable
 
 import pytest
@@ -19,42 +18,27 @@ from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import KEEPALIVE, MEBIBYTE, StartEndpoint, post, request_stream, upgrade
 
-MEBIBYTE = 1 << 20
 LARGE = 12 * MEBIBYTE
 PART, PAUSE = 128 * 1024, 0.03  # slower than STALLED for the whole row
 STALLED = 2.0
 PONG = 1.0
-KEEPALIVE = client.frame(0, client.KEEPALIVE, client.RESPOND, bytes(8))
-UPGRADE = (
-    "GET /sync/stream HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    f"sec-websocket-version: 13\r\nsec-websocket-key: {b64encode(b'k' * 16).decode()}\r\n\r\n"
-)
 
 
 def over_http(connection: socket.socket) -> None:
-    body = b'{"raw_data":true}'
-    head = f"POST /sync/stream HTTP/1.1\r\nhost: x\r\nauthorization: Token {make_token()}\r\n"
-    connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    connection.sendall(post(b'{"raw_data":true}'))
 
 
 def over_a_websocket(connection: socket.socket) -> None:
-    connection.sendall(UPGRADE.encode())
-    assert b"101" in connection.recv(4096)
-    request = b"\0\0\0\x10" + client.with_metadata({"path": "/sync/stream"}, b"{}")
-    for each in (
-        client.setup({"token": f"Token {make_token()}"}),
-        client.frame(1, client.REQUEST_STREAM, client.METADATA, request),
-    ):
-        length = bytes([0x80 | len(each)]) if len(each) < 126 else b"\xfe" + len(each).to_bytes(2, "big")
-        connection.sendall(b"\x82" + length + bytes(4) + each)
+    upgrade(connection)
+    request_stream(connection)
 
 
 @pytest.mark.parametrize("ask", [over_http, over_a_websocket])
-def test_a_client_that_reads_slowly_gets_a_large_row(
+def test_slow_client_gets_a_large_row(
     memory_store: MemoryStore,
-    start_endpoint: Callable[..., Endpoint],
+    start_endpoint: StartEndpoint,
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[[socket.socket], None],
 ) -> None:
@@ -77,9 +61,7 @@ def test_a_client_that_reads_slowly_gets_a_large_row(
     assert endpoint.refused().get("HW_6020", 0) == 0
 
 
-def test_a_websocket_that_reads_slowly_is_not_closed_for_its_late_pong(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
+def test_late_pong_of_a_slow_websocket(memory_store: MemoryStore, start_endpoint: StartEndpoint) -> None:
     endpoint = start_endpoint(memory_store)
     endpoint.server.config.ws_ping_interval = 0.1
     endpoint.server.config.ws_ping_timeout = PONG
@@ -100,7 +82,7 @@ def test_a_websocket_that_reads_slowly_is_not_closed_for_its_late_pong(
         found.websocket.socket.close()  # in order, it would first read what is left
 
 
-def test_a_websocket_whose_peer_is_silent_is_closed(endpoint: Endpoint) -> None:
+def test_websocket_without_pong_is_closed(endpoint: Endpoint) -> None:
     endpoint.server.config.ws_ping_interval = 0.1
     endpoint.server.config.ws_ping_timeout = PONG
     with socket.create_connection(endpoint.address, timeout=60) as connection:
@@ -127,8 +109,8 @@ class _SlowStore(MemoryStore):
 @pytest.mark.parametrize(
     ("lives", "stalled", "code"), [(600.0, STALLED, "HW_6020"), (5.0, 60.0, "PSYNC_S2103")], ids=["stalls", "expires"]
 )
-def test_a_client_that_stops_reading_what_the_store_was_slow_to_give_is_cut_off(
-    start_endpoint: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, lives: float, stalled: float, code: str
+def test_client_that_stops_reading_is_cut_off(
+    start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch, lives: float, stalled: float, code: str
 ) -> None:
     monkeypatch.setattr(ticks, "KEEPALIVE", 1.0)
     monkeypatch.setattr(ticks, "JITTER", 0.0)

@@ -37,7 +37,7 @@ class Memberships:
         return Resolution(tuple(ResolvedBucket(name, 0, 3, self._reasons) for name in names), (), frozenset({"member"}))
 
 
-class World:
+class LateHub:
     """A store, a hub that is told late, and a client that may lose its connection."""
 
     def __init__(self) -> None:
@@ -117,8 +117,8 @@ steps = st.one_of(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(steps, max_size=40))
-def test_no_order_of_writes_wake_ups_and_turns_loses_a_change(script: list[tuple[object, ...]]) -> None:
-    world = World()
+def test_no_order_of_steps_loses_a_change(script: list[tuple[object, ...]]) -> None:
+    world = LateHub()
     for name, *arguments in script:
         getattr(world, str(name))(*arguments)
     world.settle()
@@ -126,8 +126,8 @@ def test_no_order_of_writes_wake_ups_and_turns_loses_a_change(script: list[tuple
     assert world.client.rows == world.store.rows(held)
 
 
-def test_a_line_promises_everything_up_to_its_op_id_even_what_the_hub_has_not_seen() -> None:
-    world = World()
+def test_line_covers_everything_up_to_its_op_id() -> None:
+    world = LateHub()
     world.join(["a", "b"])
     world.hub_looks()
     world.client_turns()
@@ -138,8 +138,8 @@ def test_a_line_promises_everything_up_to_its_op_id_even_what_the_hub_has_not_se
     assert world.client.rows == world.store.rows(["a", "b"])
 
 
-def test_a_turn_reads_the_totals_of_touched_buckets_only() -> None:
-    world = World()
+def test_turn_reads_totals_of_touched_buckets() -> None:
+    world = LateHub()
     world.join(["a", "b", "c"])
     world.hub_looks()
     world.client_turns()
@@ -150,8 +150,8 @@ def test_a_turn_reads_the_totals_of_touched_buckets_only() -> None:
     assert [read for read in world.store.reads if read.startswith("total")] == ["total b"]
 
 
-def test_a_write_checkpoint_is_shown_at_the_start_only_if_it_is_contained() -> None:
-    world = World()
+def test_write_checkpoint_at_the_start() -> None:
+    world = LateHub()
     world.store.create_write_checkpoint(["u"], {"default": Lsn(1)})
     world.connect()
     assert world.client.write_checkpoint == 1
@@ -163,15 +163,15 @@ def test_a_write_checkpoint_is_shown_at_the_start_only_if_it_is_contained() -> N
     assert world.session.awaited == world.store.write_checkpoint("u")
 
 
-def test_a_turn_under_another_config_is_refused() -> None:
-    world = World()
+def test_config_replaced() -> None:
+    world = LateHub()
     world.store.replace_config("streams: {}")
     with open_snapshot(world.reader) as reading, pytest.raises(ConfigReplacedError):
         world.session.turn(reading, anything(OpId(0)))
 
 
-def test_a_turn_that_was_not_told_of_lookups_leaves_them_to_one_that_is() -> None:
-    world = World()
+def test_turn_without_lookups() -> None:
+    world = LateHub()
     told = world.store.commit().op_id
     world.join(["a", "b"])
     news = News(told, frozenset({"a"}))
@@ -183,7 +183,7 @@ def test_a_turn_that_was_not_told_of_lookups_leaves_them_to_one_that_is() -> Non
     assert world.session.interest.buckets == {"a", "b"}
 
 
-def test_streams_that_share_a_turn_share_lines_only_where_they_would_be_told_the_same() -> None:
+def test_streams_share_lines_only_where_equal() -> None:
     store = MemoryStore()
     store.put("a", "1")
     store.set_lookup("member", ["a"])

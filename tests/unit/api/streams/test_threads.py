@@ -39,7 +39,7 @@ async def failure_of(threads: StoreThreads) -> weakref.ref[BaseException]:
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_failure_is_freed_when_nobody_looks_at_it_any_more(memory_store: MemoryStore) -> None:
+def test_failure_is_freed(memory_store: MemoryStore) -> None:
     async def story() -> bool:
         with closing(StoreThreads(ChunkCache(memory_store, 0), 1)) as threads:
             failure = await failure_of(threads)
@@ -49,9 +49,7 @@ def test_a_failure_is_freed_when_nobody_looks_at_it_any_more(memory_store: Memor
     assert asyncio.run(story())
 
 
-def test_jobs_for_which_there_is_no_thread_fail_and_later_ones_run(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_for_a_job(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> tuple[Sequence[object], Sequence[object]]:
         with closing(StoreThreads(ChunkCache(memory_store, 0), 1)) as threads:
             with monkeypatch.context() as patched:
@@ -66,7 +64,7 @@ def test_jobs_for_which_there_is_no_thread_fail_and_later_ones_run(
     assert later == [1] * 200
 
 
-def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) -> None:
+def test_prompt_jobs_wait_for_no_stream(memory_store: MemoryStore) -> None:
     begun, go = threading.Semaphore(0), threading.Event()
 
     def long_job(_: SnapshotCache) -> None:
@@ -86,7 +84,7 @@ def test_what_all_depend_on_waits_behind_no_stream(memory_store: MemoryStore) ->
     assert asyncio.run(story()) == 1
 
 
-def test_the_turn_of_a_user_lasts_as_long_as_a_thread_works(memory_store: MemoryStore) -> None:
+def test_turn_of_a_user_lasts_while_its_thread_works(memory_store: MemoryStore) -> None:
     begun, go, second = threading.Event(), threading.Event(), threading.Event()
 
     def long_job(_: SnapshotCache) -> None:

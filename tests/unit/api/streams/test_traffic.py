@@ -25,32 +25,32 @@ def observed(endpoint: Endpoint) -> int:
     return sum(endpoint.traffic.delays.counts)
 
 
-def test_operations_and_bytes_are_those_that_the_device_got(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+@pytest.fixture
+def filled(endpoint: Endpoint, memory_store: MemoryStore) -> Endpoint:
     for number in range(50):
         memory_store.put(endpoint.bucket("mine", "u1"), f"t{number}", json.dumps({"text": "x" * 500}))
     memory_store.commit()
-    with endpoint.stream() as stream:
+    return endpoint
+
+
+def test_operations_and_bytes(filled: Endpoint) -> None:
+    with filled.stream() as stream:
         client = stream.completed()
-        wait_until(lambda: endpoint.traffic.operations == 50, "the count of operations")
+        wait_until(lambda: filled.traffic.operations == 50, "the count of operations")
         plain = sum(len(json.dumps(line, separators=(",", ":"))) + 1 for line in client.lines)
-        wait_until(lambda: endpoint.traffic.plain_bytes == plain, "the count of bytes")
-    assert endpoint.traffic.sent_bytes == plain, "nothing was compressed"
+        wait_until(lambda: filled.traffic.plain_bytes == plain, "the count of bytes")
+    assert filled.traffic.sent_bytes == plain, "nothing was compressed"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_compressed_bytes_are_counted_beside_what_they_stand_for(
-    endpoint: Endpoint, memory_store: MemoryStore, encoding: str
-) -> None:
-    for number in range(50):
-        memory_store.put(endpoint.bucket("mine", "u1"), f"t{number}", json.dumps({"text": "x" * 500}))
-    memory_store.commit()
-    with endpoint.stream(encoding=encoding) as stream:
+def test_compressed_bytes(filled: Endpoint, encoding: str) -> None:
+    with filled.stream(encoding=encoding) as stream:
         stream.completed()
-    assert endpoint.traffic.plain_bytes > 25_000
-    assert 0 < endpoint.traffic.sent_bytes < endpoint.traffic.plain_bytes / 5
+    assert filled.traffic.plain_bytes > 25_000
+    assert 0 < filled.traffic.sent_bytes < filled.traffic.plain_bytes / 5
 
 
-def test_a_change_is_noted_once_for_each_device_that_it_is_for(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_delay_is_observed_per_device(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     mine = endpoint.bucket("mine", "u1")
     with endpoint.stream() as one, endpoint.stream() as two, endpoint.stream("u2") as other:
         for stream in (one, two, other):
@@ -74,9 +74,7 @@ def test_a_change_is_noted_once_for_each_device_that_it_is_for(endpoint: Endpoin
     assert 6 <= endpoint.traffic.delays.seconds < 10
 
 
-def test_a_change_that_is_none_for_a_device_does_not_make_its_next_one_late(
-    endpoint: Endpoint, memory_store: MemoryStore
-) -> None:
+def test_delay_ignores_changes_of_others(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     with endpoint.stream() as stream:
         stream.completed()
         memory_store.reads.clear()
@@ -90,7 +88,7 @@ def test_a_change_that_is_none_for_a_device_does_not_make_its_next_one_late(
     assert endpoint.traffic.delays.seconds < 30
 
 
-def test_a_change_that_takes_many_batches_is_noted_once(memory_store: MemoryStore, endpoint: Endpoint) -> None:
+def test_delay_of_a_change_of_many_batches(memory_store: MemoryStore, endpoint: Endpoint) -> None:
     mine = endpoint.bucket("mine", "u1")
     with endpoint.stream() as stream:
         stream.completed()
@@ -105,7 +103,7 @@ def test_a_change_that_takes_many_batches_is_noted_once(memory_store: MemoryStor
     assert stream.client.kinds().count("data") > 3
 
 
-def test_a_stream_that_ended_is_counted_by_why(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_ends_by_reason(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     with endpoint.stream() as stream:
         stream.completed()
     wait_until(lambda: endpoint.traffic.ended() == {"client gone": 1}, "the device to be gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 
@@ -21,7 +21,7 @@ from headwater.source.connect import SourceUnreachableError
 from headwater.storage.contract.reader import WriteCheckpoint
 from tests.support.fix_api import RULES, Endpoint, PlayedHead, make_token, running
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import wait_until
+from tests.unit.api.by_hand import StartEndpoint
 
 
 def number(endpoint: Endpoint, user: str = "u1", client_id: str | None = None) -> str:
@@ -31,7 +31,7 @@ def number(endpoint: Endpoint, user: str = "u1", client_id: str | None = None) -
     return checkpoint
 
 
-def test_each_client_has_numbers_of_its_own(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_numbers_are_per_client(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     assert [number(endpoint, "u1", "a"), number(endpoint, "u1", "a"), number(endpoint, "u1", "b")] == ["1", "2", "1"]
     assert number(endpoint, "u1") == "1"
     assert number(endpoint, "u2", "a") == "1"
@@ -39,12 +39,12 @@ def test_each_client_has_numbers_of_its_own(endpoint: Endpoint, memory_store: Me
     assert memory_store.write_checkpoint("u1") is not None
 
 
-def test_a_user_whose_id_has_a_slash_shares_no_number_with_a_client_of_another(endpoint: Endpoint) -> None:
+def test_user_ids_with_a_slash(endpoint: Endpoint) -> None:
     clients = [("a2", "b/c"), ("a2/b", "c"), ("a2/b/c", None), ("a2%2Fb", "c"), ("a2", "b%2Fc"), ("a2%2Fb/c", None)]
     assert [number(endpoint, user, client_id) for user, client_id in clients] == ["1"] * len(clients)
 
 
-def test_a_number_stands_for_the_end_of_the_sources_log(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_number_stands_for_the_end_of_the_log(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     endpoint.head.lsns = {"default": Lsn(77)}
     number(endpoint, "u1", "a")
     write = memory_store.write_checkpoint("u1/a")
@@ -63,9 +63,7 @@ class WatchedStore(MemoryStore):
         return found
 
 
-def test_a_process_that_starts_does_not_read_all_numbers(
-    start_endpoint: Callable[..., Endpoint],
-) -> None:
+def test_start_does_not_read_all_numbers(start_endpoint: StartEndpoint) -> None:
     store = WatchedStore()
     store.replace_config(RULES)
     store.put("unrelated", "1")
@@ -92,49 +90,40 @@ class HeldHead(PlayedHead):
         return lsns
 
 
-def test_requests_that_wait_share_one_look_at_the_source(memory_store: MemoryStore) -> None:
-    head = HeldHead()
+def numbered(store: MemoryStore, head: HeldHead, *batches: Sequence[str]) -> list[int | BaseException]:
+    """What the keys of these batches get, where each batch comes once the one before is at the source."""
 
-    async def story() -> list[int]:
-        threads = StoreThreads(ChunkCache(memory_store, 0), 1)
-        writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
-        first = asyncio.create_task(writes.create("u0"))
-        await asyncio.sleep(0)  # one turn of the loop: the first is at the source now
-        await asyncio.sleep(0)
-        rest = [asyncio.create_task(writes.create(key)) for key in ["u1"] * 8 + ["u2"]]
-        await asyncio.sleep(0)
+    async def story() -> list[int | BaseException]:
+        threads = StoreThreads(ChunkCache(store, 0), 1)
+        writes = WriteCheckpointBatcher(store, threads, head, created=lambda: None)
+        tasks = []
+        for batch in batches:
+            tasks += [asyncio.create_task(writes.create(key)) for key in batch]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
         head.go.set()
-        numbers = await asyncio.gather(first, *rest)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         await writes.close()
         threads.close()
-        return numbers
+        return outcomes
 
-    assert asyncio.run(story()) == [1] * 10
+    return asyncio.run(story())
+
+
+def test_waiting_requests_share_one_look_at_the_source(memory_store: MemoryStore) -> None:
+    head = HeldHead()
+    assert numbered(memory_store, head, ["u0"], ["u1"] * 8 + ["u2"]) == [1] * 10
     assert head.asked == 2
 
 
-def test_too_many_that_wait_are_told_to_come_later(memory_store: MemoryStore) -> None:
-    head = HeldHead()
-
-    async def story() -> list[int | BaseException]:
-        threads = StoreThreads(ChunkCache(memory_store, 0), 1)
-        writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
-        tasks = [asyncio.create_task(writes.create("u1")) for _ in range(MAX_WAITING + 1)]
-        await asyncio.sleep(0)
-        head.go.set()
-        numbers = await asyncio.gather(*tasks, return_exceptions=True)
-        threads.close()
-        return numbers
-
-    *taken, refused = asyncio.run(story())
+def test_too_many_waiting_requests(memory_store: MemoryStore) -> None:
+    *taken, refused = numbered(memory_store, HeldHead(), ["u1"] * (MAX_WAITING + 1))
     assert taken == [1] * MAX_WAITING
     assert isinstance(refused, TooManyRequestsError)
 
 
-def test_a_source_that_does_not_answer_is_503_and_the_next_try_works(
-    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    endpoint.head.failure = SourceUnreachableError("the source database cannot be reached: no route to db.internal")
+def test_unreachable_source_is_503(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    endpoint.head.failure = SourceUnreachable("the source database cannot be reached: no route to db.internal")
     answer = endpoint.write_checkpoint()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "HW_2001"
@@ -144,17 +133,17 @@ def test_a_source_that_does_not_answer_is_503_and_the_next_try_works(
     assert number(endpoint) == "1"
 
 
-def test_a_client_id_with_a_nul_is_refused(endpoint: Endpoint) -> None:
+def test_client_id_with_a_nul(endpoint: Endpoint) -> None:
     assert endpoint.write_checkpoint(client_id="a\0b").status_code == 400
 
 
-def test_the_source_connection_is_closed_with_the_endpoint(memory_store: MemoryStore) -> None:
+def test_close(memory_store: MemoryStore) -> None:
     with running(memory_store) as endpoint:
         number(endpoint)
     assert endpoint.head.closed
 
 
-def test_what_the_store_cannot_number_fails_alone(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_key_fails_alone(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     number_all = memory_store.create_write_checkpoint
 
     def picky(keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
@@ -163,20 +152,7 @@ def test_what_the_store_cannot_number_fails_alone(memory_store: MemoryStore, mon
         return number_all(keys, lsns)
 
     monkeypatch.setattr(memory_store, "create_write_checkpoint", picky)
-    head = HeldHead()
-
-    async def story() -> list[int | BaseException]:
-        threads = StoreThreads(ChunkCache(memory_store, 0), 1)
-        writes = WriteCheckpointBatcher(memory_store, threads, head, created=lambda: None)
-        asked = [asyncio.create_task(writes.create(key)) for key in ("u0", "u1", "bad", "u1")]
-        await asyncio.sleep(0)
-        head.go.set()
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        await writes.close()
-        threads.close()
-        return outcomes
-
-    first, second, bad, third = asyncio.run(story())
+    first, second, bad, third = numbered(memory_store, HeldHead(), ("u0", "u1", "bad", "u1"))
     assert [first, second, third] == [1, 1, 1], "of one key asked for together there is one number"
     assert isinstance(bad, ValueError)
 
@@ -186,7 +162,7 @@ def request(endpoint: Endpoint, body: object, user: str = "u1") -> httpx.Respons
     return endpoint.http.post("/sync/checkpoint-request", json=body, headers=headers)
 
 
-def test_a_client_chooses_its_own_numbers(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_requested_numbers(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     def stored(chosen: object) -> object:
         answer = request(endpoint, {"client_id": "c", "checkpoint_request_id": chosen})
         assert answer.status_code == 200, answer.text
@@ -198,7 +174,7 @@ def test_a_client_chooses_its_own_numbers(endpoint: Endpoint, memory_store: Memo
     assert memory_store.write_checkpoint("u1/c") is not None
 
 
-def test_a_stream_shows_the_number_once_the_source_is_past_it(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_requested_number_on_a_stream(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     endpoint.head.lsns = {"default": Lsn(2)}
     request(endpoint, {"client_id": "c", "checkpoint_request_id": "41"})
     with endpoint.stream("u1", client_id="c") as stream:
@@ -217,7 +193,7 @@ def wait_for_the_source(endpoint: Endpoint) -> httpx.Response:
     return endpoint.http.get("/write-checkpoint.json", headers={"authorization": f"Token {make_token()}"})
 
 
-def test_a_very_old_client_waits_until_the_source_is_replicated(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_oldest_route_waits_for_replication(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     assert wait_for_the_source(endpoint).json() == {"data": {"checkpoint": str(newest(memory_store))}}
     endpoint.head.lsns = {"default": Lsn(2)}
     with ThreadPoolExecutor(1) as client:
@@ -230,14 +206,14 @@ def test_a_very_old_client_waits_until_the_source_is_replicated(endpoint: Endpoi
     assert endpoint.http.get("/write-checkpoint.json").status_code == 401
 
 
-def test_a_very_old_client_does_not_wait_for_ever(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_route_times_out(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "WAIT_SECONDS", 0.1)
     endpoint.head.lsns = {"default": Lsn(2)}
     late = wait_for_the_source(endpoint)
     assert (late.status_code, late.json()["error"]["code"], late.headers["retry-after"]) == (503, "HW_6006", "5")
 
 
-def test_whoever_waits_for_the_source_is_sent_to_another_process(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_oldest_route_at_shutdown(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     endpoint.head.lsns = {"default": Lsn(2)}
     with ThreadPoolExecutor(1) as client:
         waiting = client.submit(wait_for_the_source, endpoint)
@@ -262,19 +238,19 @@ def test_whoever_waits_for_the_source_is_sent_to_another_process(endpoint: Endpo
         ([], "body"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(endpoint: Endpoint, body: object, named: str) -> None:
+def test_invalid_request(endpoint: Endpoint, body: object, named: str) -> None:
     refused = request(endpoint, body)
     assert refused.status_code == 400
     assert named in refused.text
 
 
-def test_whoever_has_no_token_requests_nothing(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_request_without_token(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     body = {"client_id": "c", "checkpoint_request_id": "1"}
     assert endpoint.http.post("/sync/checkpoint-request", json=body).status_code == 401
     assert memory_store.write_checkpoints(0) == []
 
 
-def test_one_user_leaves_room_for_the_writes_of_others(endpoint: Endpoint) -> None:
+def test_waiting_requests_per_user_are_limited(endpoint: Endpoint) -> None:
     held = threading.Event()
     advance = endpoint.head.advance_past
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import anyio
@@ -21,7 +22,7 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.limits import HttpLimits
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
-from tests.support.fix_api import AUDIENCE, Endpoint, PlayedHead, jwk, make_token
+from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.fix_logs import line_of
 from tests.support.memory_store import MemoryStore
 from tests.support.plain_http import plain_http
@@ -69,7 +70,7 @@ WITH_A_SLASH = "GET", "/api/admin/v1/status/"
 """Not sent elsewhere: by the Host header, that would be wherever a stranger wants."""
 
 
-def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
+def test_every_admin_route_needs_the_token(admin: AdminEndpoint) -> None:
     routes = set(every_route(admin.app.routes))
     assert {path for _, path in routes} >= PUBLIC
     shut = sorted((method, path) for method, path in routes if path not in PUBLIC)
@@ -84,7 +85,7 @@ def test_every_route_that_is_not_public_is_shut(admin: AdminEndpoint) -> None:
                 assert response.json()["error"]["description"] == "Authorization failed"
 
 
-def test_an_unknown_path_and_a_wrong_method_are_no_news_for_strangers(admin: AdminEndpoint) -> None:
+def test_unknown_path_needs_the_token(admin: AdminEndpoint) -> None:
     wrong = ("GET", "/api/none"), ("DELETE", "/api/admin/v1/status"), ("GET", "/api/"), WITH_A_SLASH
     with plain_http(admin.port) as stranger:
         assert {stranger.request(method, path).status_code for method, path in wrong} == {401}
@@ -92,14 +93,14 @@ def test_an_unknown_path_and_a_wrong_method_are_no_news_for_strangers(admin: Adm
         assert admin.http.request(method, path).status_code in {404, 405}
 
 
-def test_the_right_token_comes_in(admin: AdminEndpoint) -> None:
+def test_right_token(admin: AdminEndpoint) -> None:
     for header in (f"Token {TOKEN}", f"token {TOKEN}", f"Bearer  {TOKEN}", f"BEARER\t{TOKEN}"):
         assert admin.http.get("/api/admin/v1/status", headers={"authorization": header}).status_code == 200
 
 
 @pytest.mark.parametrize("tokens", [(), ("",), ("right", ""), (" ",)], ids=repr)
 @pytest.mark.parametrize("header", [None, "", "Token", "Token ", "Token  ", "Bearer \t", "Token wrong", "Basic right"])
-def test_a_door_with_any_tokens_stays_shut_to_those_without(tokens: tuple[str, ...], header: str | None) -> None:
+def test_admin_routes_with_odd_tokens(tokens: tuple[str, ...], header: str | None) -> None:
     async def inside(_: Request) -> PlainTextResponse:
         raise AssertionError
 
@@ -114,21 +115,14 @@ def test_a_door_with_any_tokens_stays_shut_to_those_without(tokens: tuple[str, .
     assert anyio.run(ask) == 401
 
 
-def test_the_body_of_a_stranger_is_not_read(admin: AdminEndpoint) -> None:
+def test_body_without_token_is_not_read(admin: AdminEndpoint) -> None:
     with socket.create_connection(("127.0.0.1", admin.port), timeout=60) as stranger:
         head = "POST /api/headwater/v1/deploy HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
         stranger.sendall(head.encode())  # and nothing after it
         assert stranger.recv(100).startswith(b"HTTP/1.1 401")
 
 
-def test_an_endpoint_without_tokens_answers_no_operator(
-    memory_store: MemoryStore, start_endpoint: Callable[..., Endpoint]
-) -> None:
-    endpoint = start_endpoint(memory_store)
-    assert endpoint.http.get("/api/admin/v1/status", headers={"authorization": "Token x"}).status_code == 401
-
-
-def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_are_counted_and_logged_once(admin: AdminEndpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with plain_http(admin.port, {"authorization": "Token wrong"}) as stranger:
         for _ in range(30):
@@ -139,24 +133,25 @@ def test_refusals_are_counted_and_told_of_once(admin: AdminEndpoint, caplog: pyt
     assert "wrong" not in lines[0]
 
 
-def test_with_a_port_of_its_own_the_public_one_has_no_admin_routes(ruled: RuledStore) -> None:
+@contextmanager
+def own_port(ruled: RuledStore, limits: HttpLimits | None = None) -> Iterator[AdminEndpoint]:
     ruled.serve(SERVED)
-    with (
-        running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin,
-        plain_http(admin.public_port, {"authorization": f"Token {TOKEN}"}) as public,
-    ):
+    settings = AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))
+    with running_admin(settings, own_port=True, **({"limits": limits} if limits else {})) as admin:
+        yield admin
+
+
+def test_admin_port_leaves_no_admin_routes_on_the_public_one(ruled: RuledStore) -> None:
+    with own_port(ruled) as admin, plain_http(admin.public_port, {"authorization": f"Token {TOKEN}"}) as public:
         assert admin.port != admin.public_port
         for _, path in every_route(admin.app.operators.routes):
-            if path in PUBLIC:
-                continue
-            assert public.get(path).status_code == 404, path
+            assert path in PUBLIC or public.get(path).status_code == 404, path
         assert admin.http.get("/api/admin/v1/status").status_code == 200
         assert public.get("/probes/readiness").status_code == 200
 
 
-def test_a_port_of_operators_has_no_routes_of_devices(ruled: RuledStore) -> None:
-    ruled.serve(SERVED)
-    with running_admin(AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,)), own_port=True) as admin:
+def test_admin_port_has_no_routes_of_devices(ruled: RuledStore) -> None:
+    with own_port(ruled) as admin:
         with plain_http(admin.port) as operator, plain_http(admin.public_port) as device:
             for path in ("/sync/stream", "/sync/checkpoint-request"):
                 assert [each.post(path).status_code for each in (operator, device)] == [404, 401]
@@ -167,13 +162,8 @@ def test_a_port_of_operators_has_no_routes_of_devices(ruled: RuledStore) -> None
             pass
 
 
-def test_a_full_house_keeps_no_operator_out_of_a_port_of_their_own(ruled: RuledStore) -> None:
-    ruled.serve(SERVED)
-    settings = AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))
+def test_admin_port_answers_while_the_public_one_is_full(ruled: RuledStore) -> None:
     full = HttpLimits(max_connections=1, drain_seconds=0)
-    with (
-        running_admin(settings, own_port=True, limits=full) as admin,
-        socket.create_connection(("127.0.0.1", admin.public_port)),
-    ):
+    with own_port(ruled, full) as admin, socket.create_connection(("127.0.0.1", admin.public_port)):
         assert httpx.get(f"http://127.0.0.1:{admin.public_port}/probes/liveness", verify=False).status_code == 503
         assert admin.http.get("/api/admin/v1/status").status_code == 200

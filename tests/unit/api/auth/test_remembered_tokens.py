@@ -39,14 +39,14 @@ def user(checks: Verifier, token: str) -> Principal:
     return asyncio.run(checks.verify(token))
 
 
-def test_a_token_that_comes_again_has_the_user_it_had() -> None:
+def test_known_token() -> None:
     checks, _ = verifier(KEY)
     token = make_token("u1")
     assert user(checks, token) is user(checks, token)
     assert user(checks, make_token("u2")).user_id == "u2"
 
 
-def test_a_token_that_is_changed_in_one_character_is_none_that_is_known() -> None:
+def test_changed_token_is_not_known() -> None:
     checks, _ = verifier(KEY)
     token = make_token("u1")
     user(checks, token)
@@ -56,7 +56,7 @@ def test_a_token_that_is_changed_in_one_character_is_none_that_is_known() -> Non
             user(checks, token[:place] + other + token[place + 1 :])
 
 
-def test_a_known_token_is_refused_once_its_key_is_gone_and_taken_again_with_the_same_key_read_anew() -> None:
+def test_known_token_whose_key_is_gone() -> None:
     checks, keys = verifier(KEY)
     token = make_token("u1")
     user(checks, token)
@@ -67,7 +67,7 @@ def test_a_known_token_is_refused_once_its_key_is_gone_and_taken_again_with_the_
     assert user(checks, token).user_id == "u1"
 
 
-def test_a_token_stays_known_when_its_key_is_fetched_again() -> None:
+def test_known_token_whose_key_is_fetched_again() -> None:
     checks, keys = verifier(KEY)
     token = make_token("u1")
     known = user(checks, token)
@@ -75,7 +75,7 @@ def test_a_token_stays_known_when_its_key_is_fetched_again() -> None:
     assert user(checks, token) is known
 
 
-def test_a_known_token_is_refused_once_it_is_revoked() -> None:
+def test_known_token_is_revoked() -> None:
     checks, _ = verifier(KEY)
     token = make_token("u1", iat=int(NOW) - 10)
     user(checks, token)
@@ -84,7 +84,7 @@ def test_a_known_token_is_refused_once_it_is_revoked() -> None:
         user(checks, token)
 
 
-def test_a_known_token_is_refused_once_it_has_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_token_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     checks, _ = verifier(KEY)
     user(checks, token := make_token("u1"))
     later = time.time() + 3600
@@ -93,7 +93,7 @@ def test_a_known_token_is_refused_once_it_has_expired(monkeypatch: pytest.Monkey
         user(checks, token)
 
 
-def test_what_is_remembered_is_bounded_in_bytes_and_the_oldest_goes_first() -> None:
+def test_oldest_goes_first() -> None:
     remembered = RememberedTokens(capacity=10_000)
     tokens = [f"{number:04}" + "x" * 500 for number in range(50)]
     for token in tokens:
@@ -105,7 +105,7 @@ def test_what_is_remembered_is_bounded_in_bytes_and_the_oldest_goes_first() -> N
     assert remembered.user_of(tokens[-1], [KEY], NOW)
 
 
-def test_claims_count_as_what_they_take_in_memory() -> None:
+def test_claims_count_by_memory() -> None:
     remembered = RememberedTokens(capacity=1_000_000)
     for number in range(50):
         claims: dict[str, object] = {"x": [[] for _ in range(2000)]}  # 6 kB in a token, 128 kB here

@@ -77,7 +77,7 @@ def verifier_of(*sources: RemoteKeys) -> Verifier:
 
 
 @story
-async def test_the_first_token_waits_for_the_keys_and_the_others_do_not() -> None:
+async def test_first_token_waits_for_the_keys() -> None:
     issuer = Issuer(signer())
     verifier = verifier_of(keys_of(issuer))
     assert (await verifier.verify(signer().token())).user_id == "u1"
@@ -88,7 +88,7 @@ async def test_the_first_token_waits_for_the_keys_and_the_others_do_not() -> Non
 
 
 @story
-async def test_a_key_that_is_new_is_found_at_once() -> None:
+async def test_new_key_is_found() -> None:
     old, new = signer(), signer("RS256", "k2")
     issuer = Issuer(old)
     verifier = verifier_of(keys_of(issuer))
@@ -100,7 +100,7 @@ async def test_a_key_that_is_new_is_found_at_once() -> None:
 
 
 @story
-async def test_a_key_that_is_withdrawn_is_refused_after_the_next_look() -> None:
+async def test_withdrawn_key() -> None:
     old, new = signer(), signer("RS256", "k2")
     issuer = Issuer(old)
     verifier = verifier_of(keys_of(issuer))
@@ -111,7 +111,7 @@ async def test_a_key_that_is_withdrawn_is_refused_after_the_next_look() -> None:
 
 
 @story
-async def test_strangers_can_not_have_keys_fetched_without_end() -> None:
+async def test_fetches_for_unknown_keys_are_limited() -> None:
     issuer, clock = Issuer(signer()), Clock()
     verifier = verifier_of(keys_of(issuer, clock))
     junk = signer("RS256", "junk").token()
@@ -127,7 +127,7 @@ async def test_strangers_can_not_have_keys_fetched_without_end() -> None:
 
 
 @story
-async def test_strangers_with_keys_that_nobody_has_do_not_keep_out_a_key_that_is_new() -> None:
+async def test_new_key_among_unknown_ones() -> None:
     issuer, rotated = Issuer(signer()), signer("RS256", "rotated")
     keys = RemoteKeys(issuer.fetch, "https://issuer.example/jwks")
     verifier, over = verifier_of(keys), asyncio.Event()
@@ -147,7 +147,7 @@ async def test_strangers_with_keys_that_nobody_has_do_not_keep_out_a_key_that_is
 
 
 @story
-async def test_a_token_with_a_shared_secret_is_never_looked_up() -> None:
+async def test_shared_secret_is_never_looked_up() -> None:
     issuer = Issuer(signer())
     verifier = Verifier(KeyRing([parse_key(jwk())], [keys_of(issuer)]), frozenset({"app"}))
     assert (await verifier.verify(make_token(aud="app"))).user_id == "u1"
@@ -156,7 +156,7 @@ async def test_a_token_with_a_shared_secret_is_never_looked_up() -> None:
 
 
 @story
-async def test_a_bad_signature_of_a_known_key_is_no_reason_to_look() -> None:
+async def test_bad_signature_fetches_nothing() -> None:
     issuer = Issuer(signer())
     verifier = verifier_of(keys_of(issuer))
     await verifier.verify(signer().token())
@@ -165,7 +165,7 @@ async def test_a_bad_signature_of_a_known_key_is_no_reason_to_look() -> None:
 
 
 @story
-async def test_requests_that_wait_share_one_fetch() -> None:
+async def test_waiting_requests_share_a_fetch() -> None:
     issuer = Issuer(signer())
     issuer.answers.clear()
     verifier = verifier_of(keys_of(issuer))
@@ -178,7 +178,7 @@ async def test_requests_that_wait_share_one_fetch() -> None:
     assert issuer.asked == 1
 
 
-def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
 
     @story
@@ -196,7 +196,7 @@ def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @story
-async def test_keys_are_used_for_an_hour_while_they_can_not_be_fetched() -> None:
+async def test_keys_are_kept_for_an_hour() -> None:
     issuer, clock = Issuer(signer()), Clock()
     keys = keys_of(issuer, clock)
     verifier = verifier_of(keys)
@@ -215,7 +215,7 @@ async def test_keys_are_used_for_an_hour_while_they_can_not_be_fetched() -> None
 
 
 @story
-async def test_the_reason_why_keys_are_not_fetched_reaches_every_client_even_when_none_is_asked_for_it() -> None:
+async def test_reason_reaches_every_client() -> None:
     issuer = Issuer()
     issuer.failure = AddressRefusedError("the host of the keys is at an address that is refused", "host")
     verifier = verifier_of(keys_of(issuer))
@@ -225,7 +225,7 @@ async def test_the_reason_why_keys_are_not_fetched_reaches_every_client_even_whe
     assert issuer.asked == MOST_LOOKS
 
 
-def test_a_bug_in_the_fetch_does_not_end_the_fetching(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_the_fetch(caplog: pytest.LogCaptureFixture) -> None:
     @story
     async def told() -> None:
         issuer = Issuer(signer())
@@ -240,7 +240,7 @@ def test_a_bug_in_the_fetch_does_not_end_the_fetching(caplog: pytest.LogCaptureF
 
 
 @story
-async def test_one_address_that_fails_does_not_keep_the_tokens_of_another_out() -> None:
+async def test_failing_address_beside_a_good_one() -> None:
     good, bad = Issuer(signer()), Issuer()
     bad.failure = JwksError("the keys of tokens can't be fetched")
     verifier = verifier_of(keys_of(bad), keys_of(good))
@@ -251,7 +251,7 @@ async def test_one_address_that_fails_does_not_keep_the_tokens_of_another_out() 
 
 
 @story
-async def test_keys_are_fetched_again_in_the_background() -> None:
+async def test_background_fetch() -> None:
     issuer = Issuer(signer())
     keys = keys_of(issuer)
     pauses: list[float] = []
@@ -274,7 +274,7 @@ async def test_keys_are_fetched_again_in_the_background() -> None:
 
 
 @story
-async def test_a_fetch_that_hangs_does_not_keep_the_service_from_ending() -> None:
+async def test_close_while_a_fetch_hangs() -> None:
     issuer = Issuer(signer())
     issuer.answers.clear()
     keys = keys_of(issuer)
@@ -284,7 +284,7 @@ async def test_a_fetch_that_hangs_does_not_keep_the_service_from_ending() -> Non
 
 
 @story
-async def test_after_failures_the_pause_grows_and_after_success_it_is_five_minutes() -> None:
+async def test_pause_grows_after_failures() -> None:
     issuer = Issuer(signer())
     keys = keys_of(issuer)
     issuer.failure = JwksError("the keys of tokens can't be fetched")
@@ -299,7 +299,7 @@ async def test_after_failures_the_pause_grows_and_after_success_it_is_five_minut
     assert keys.pause() == 300
 
 
-def test_pauses_differ_between_processes() -> None:
+def test_pause_jitter() -> None:
     async def nothing() -> KeySet:
         return KeySet(())
 
@@ -307,7 +307,7 @@ def test_pauses_differ_between_processes() -> None:
     assert RemoteKeys(nothing, "", jitter=lambda: 1.0).pause() == 300
 
 
-def test_the_log_tells_of_new_keys_once_and_of_every_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     @story
@@ -333,7 +333,7 @@ def test_the_log_tells_of_new_keys_once_and_of_every_failure(caplog: pytest.LogC
     assert '"since": "2' in caplog.text
 
 
-def test_a_set_is_used_as_far_as_it_can_be() -> None:
+def test_read_set() -> None:
     good, curve = signer(), signer("ES256", None)
     listed: list[Mapping[str, object]] = [
         good.jwk(),

@@ -35,29 +35,27 @@ def details(key: Key, signed_with: bytes) -> str:
 
 
 @pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode])
-def test_a_token_signed_with_the_text_of_the_secret_is_recognised(encode: Callable[[bytes], bytes]) -> None:
+def test_signed_with_the_text(encode: Callable[[bytes], bytes]) -> None:
     text = encode(SECRET + b"x")
     assert text.endswith(b"=")
     for written in (text, text.rstrip(b"=")):
         assert details(configured(text.decode()), written).startswith("it is signed with the base64 text")
 
 
-def test_a_token_signed_with_the_bytes_that_a_configured_text_stands_for_is_recognised() -> None:
+def test_signed_with_the_bytes() -> None:
     text = b64encode(SECRET)
     as_text = configured(urlsafe_b64encode(text).decode())
     for key in (as_text, raw(text), raw(text + b"\n")):
-        assert details(key, SECRET).startswith(
-            "the configured secret is base64 text, and the token is signed with the bytes"
-        )
+        told = "the configured secret is base64 text, and the token is signed with the bytes"
+        assert details(key, SECRET).startswith(told)
 
 
-def test_a_line_break_that_came_along_with_a_secret_is_recognised() -> None:
+def test_line_break() -> None:
     secret = b"a secret of thirty-two characters"
-    assert "begins or ends with white space" in details(configured(b64encode(secret + b"\n").decode()), secret)
-    assert "the issuer's secret ends with a line break" in details(
-        configured(b64encode(secret).decode()), secret + b"\n"
-    )
+    plain, broken = (configured(b64encode(each).decode()) for each in (secret, secret + b"\n"))
+    assert "begins or ends with white space" in details(broken, secret)
+    assert "the issuer's secret ends with a line break" in details(plain, secret + b"\n")
 
 
-def test_a_secret_that_is_simply_another_is_told_no_stories() -> None:
+def test_another_secret() -> None:
     assert details(configured(b64encode(SECRET).decode()), SECRET[::-1]).startswith("check that the key")

@@ -51,17 +51,11 @@ def refusal(header: str | None, *keys: Mapping[str, object], audience: Sequence[
 
 
 @pytest.mark.parametrize("scheme", ["Token ", "Bearer ", "bearer ", "BEARER  ", "token \t", " Token   ", "tOkEn\t"])
-def test_a_good_token_names_its_user(scheme: str) -> None:
-    expires_at = int(time.time()) + 60
-    user = authorize(f"{scheme}{make_token('u1', exp=expires_at, role='admin')} ")
-    assert user.user_id == "u1"
-    assert user.expires_at == expires_at
-    assert user.claims["role"] == "admin"
-
-
 @pytest.mark.parametrize("alg", ["HS256", "HS384", "HS512"])
-def test_every_hash_length_is_accepted_of_a_key_of_that_length(alg: str) -> None:
-    assert authorize(f"Token {make_token(secret=SECRET, alg=alg)}", jwk(SECRET, alg)).user_id == "u1"
+def test_good_token(scheme: str, alg: str) -> None:
+    expires_at = int(time.time()) + 60
+    user = authorize(f"{scheme}{make_token('u1', alg=alg, exp=expires_at, role='admin')} ", jwk(SECRET, alg))
+    assert (user.user_id, user.expires_at, user.claims["role"]) == ("u1", expires_at, "admin")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +70,10 @@ def test_every_hash_length_is_accepted_of_a_key_of_that_length(alg: str) -> None
         (True, "true"),
         ([1, "a"], '[1,"a"]'),
         ({"a": 1}, '{"a":1}'),
+        ("u" * 1024, "u" * 1024),
     ],
 )
-def test_a_user_id_of_any_kind_is_taken_as_text(sub: object, user_id: str) -> None:
+def test_user_id(sub: object, user_id: str) -> None:
     assert authorize(f"Token {make_token(sub)}").user_id == user_id
 
 
@@ -95,7 +90,7 @@ def test_a_user_id_of_any_kind_is_taken_as_text(sub: object, user_id: str) -> No
         ("Token a b", "no token"),
     ],
 )
-def test_a_header_without_a_token_is_told_so(header: str | None, said: str) -> None:
+def test_header_without_token(header: str | None, said: str) -> None:
     error = refusal(header)
     assert error.code == "PSYNC_S2106"
     assert said in error.what
@@ -129,7 +124,7 @@ def test_a_header_without_a_token_is_told_so(header: str | None, said: str) -> N
         ({"parameters": "x"}, "PSYNC_S2101", "'parameters'"),
     ],
 )
-def test_a_claim_that_does_not_fit_is_named(claims: dict[str, object], code: str, said: str) -> None:
+def test_invalid_claim(claims: dict[str, object], code: str, said: str) -> None:
     error = refusal(f"Token {token_with(claims)}")
     assert error.code == code
     assert said in str(error)
@@ -146,7 +141,7 @@ def test_a_claim_that_does_not_fit_is_named(claims: dict[str, object], code: str
         {"parameters": {"a": 1}},
     ],
 )
-def test_claims_at_the_edge_are_accepted(claims: dict[str, object]) -> None:
+def test_claims_at_the_edge(claims: dict[str, object]) -> None:
     assert authorize(f"Token {token_with(claims)}").user_id == "u1"
 
 
@@ -168,7 +163,7 @@ def test_claims_at_the_edge_are_accepted(claims: dict[str, object]) -> None:
         ("eyJhbGciOiJIUzI1NiIsImtpZCI6N30.e30.AA", "not a JWT"),  # a kid that is a number
     ],
 )
-def test_a_token_that_proves_nothing_is_refused(token: str, said: str) -> None:
+def test_invalid_token(token: str, said: str) -> None:
     error = refusal(f"Token {token}")
     assert error.code == "PSYNC_S2101"
     assert said in str(error)
@@ -190,40 +185,36 @@ def test_a_token_that_proves_nothing_is_refused(token: str, said: str) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_a_user_that_no_store_can_name_is_refused(sub: object, said: str) -> None:
+def test_unusable_user_id(sub: object, said: str) -> None:
     error = refusal(f"Token {make_token(sub)}")
     assert error.code == "PSYNC_S2101"
     assert f"the claim 'sub' can't be used as a user id: it {said}" in str(error)
 
 
-def test_a_user_id_may_have_a_kilobyte() -> None:
-    assert authorize(f"Token {make_token('u' * 1024)}").user_id == "u" * 1024
-
-
-def test_a_refusal_never_repeats_the_token() -> None:
+def test_refusal_never_repeats_the_token() -> None:
     token = make_token(secret=OTHER, email="someone@example.org")
     assert token.split(".")[1] not in str(refusal(f"Token {token}"))
 
 
-def test_a_kid_picks_its_key() -> None:
+def test_kid() -> None:
     keys = [jwk(kid="a"), jwk(OTHER, kid="b")]
     assert authorize(f"Token {make_token(secret=OTHER, header={'kid': 'b'})}", *keys).user_id == "u1"
     assert "signature" in refusal(f"Token {make_token(header={'kid': 'b'})}", *keys).what
 
 
-def test_a_kid_whose_key_is_for_another_algorithm_is_refused_without_trying_others() -> None:
+def test_kid_of_another_algorithm() -> None:
     keys = [jwk(SECRET, "HS512", kid="a"), jwk(SECRET)]
     error = refusal(f"Token {make_token(secret=SECRET, header={'kid': 'a'})}", *keys)
     assert "'a' is not for HS256" in error.fix
 
 
-def test_keys_without_kid_are_tried_for_any_token() -> None:
+def test_keys_without_kid() -> None:
     keys = [jwk(OTHER), jwk()]
     assert authorize(f"Token {make_token()}", *keys).user_id == "u1"
     assert authorize(f"Token {make_token(header={'kid': 'unknown'})}", *keys).user_id == "u1"
 
 
-def test_a_token_without_kid_is_of_the_only_key_that_fits() -> None:
+def test_token_without_kid() -> None:
     assert authorize(f"Token {make_token()}", jwk(kid="a")).user_id == "u1"
     assert "signature" in refusal(f"Token {make_token(secret=OTHER)}", jwk(kid="a")).what
     assert "with a kid in its header: 2 keys" in refusal(f"Token {make_token()}", jwk(kid="a"), jwk(OTHER, kid="b")).fix
@@ -253,7 +244,7 @@ ISSUER = "https://cognito-idp.eu-west-1.amazonaws.com/eu-west-1_pool"
         ({"iss": "https://other.example", "aud": AUDIENCE}, True),
     ],
 )
-def test_an_issuer_that_is_named_needs_no_audience(claims: Mapping[str, object], accepted: bool) -> None:
+def test_trusted_issuers(claims: Mapping[str, object], accepted: bool) -> None:
     issuers = (
         TrustedIssuer(ISSUER, {"client_id": frozenset({"app"})}),
         TrustedIssuer("https://clerk.example", {"azp": frozenset({"https://app.example"})}),
@@ -276,11 +267,11 @@ def test_an_issuer_that_is_named_needs_no_audience(claims: Mapping[str, object],
             verified(replace(parse_key(jwk()), audience=frozenset({"project"})))
 
 
-def test_without_an_audience_in_the_config_no_token_is_good() -> None:
+def test_no_audience() -> None:
     assert refusal(f"Token {make_token()}", audience=()).code == "PSYNC_S2105"
 
 
-def test_an_audience_of_the_key_replaces_the_configured_one() -> None:
+def test_audience_of_the_key() -> None:
     key = replace(parse_key(jwk()), audience=frozenset({"authenticated"}))
     verifier = Verifier(StaticKeys((key,)), frozenset({AUDIENCE}))
     assert asyncio.run(verifier.verify(make_token(aud="authenticated"))).user_id == "u1"
@@ -304,14 +295,14 @@ def test_an_audience_of_the_key_replaces_the_configured_one() -> None:
         ({"k": urlsafe_b64encode(b"-----BEGIN PUBLIC KEY-----").decode()}, "PEM"),
     ],
 )
-def test_a_key_that_can_not_be_used_is_refused_without_being_shown(change: dict[str, object], said: str) -> None:
+def test_unusable_secret(change: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidKeyError) as refused:
         parse_key(jwk() | change)
     assert said in refused.value.what
     assert json.dumps(jwk()["k"]) not in str(refused.value)
 
 
-def test_a_secret_is_read_in_either_base64_alphabet_and_kept_out_of_messages() -> None:
+def test_base64_alphabets() -> None:
     secret = bytes([0xFB, 0xFF]) * 20
     text = urlsafe_b64encode(secret).decode()
     for written in (text, text.rstrip("="), text.replace("-", "+").replace("_", "/")):

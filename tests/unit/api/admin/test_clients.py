@@ -53,7 +53,7 @@ def ends(lines: Iterator[str]) -> None:
     assert not any("checkpoint" in line for line in lines)
 
 
-def test_streams_of_a_user_are_ended_in_every_process_and_may_come_back(start: Start) -> None:
+def test_terminate_user(start: Start) -> None:
     one, other = start(), start()
     with stream(one, "u1", "phone") as here, stream(other, "u1", "desk") as there, stream(other, "u2") as stays:
         told = one.post(f"{OURS}/terminate", user="u1")
@@ -66,7 +66,7 @@ def test_streams_of_a_user_are_ended_in_every_process_and_may_come_back(start: S
         del stays
 
 
-def test_the_streams_of_one_client_alone_are_ended(start: Start) -> None:
+def test_terminate_client(start: Start) -> None:
     one, other = start(), start()
     with stream(other, "u1", "phone") as phone, stream(other, "u1", "desk"):
         one.post(f"{OURS}/terminate", user="u1", client="phone")
@@ -83,7 +83,7 @@ def test_the_streams_of_one_client_alone_are_ended(start: Start) -> None:
         ("session", "s1", {"sid": "s1"}, "u1", {"sid": "s2"}),
     ],
 )
-def test_streams_of_revoked_tokens_end_in_every_process(
+def test_revoke_ends_streams_in_every_process(
     start: Start, kind: str, value: str, claims: dict[str, str], other_user: str, others: dict[str, str]
 ) -> None:
     one, other = start(), start()
@@ -96,7 +96,7 @@ def test_streams_of_revoked_tokens_end_in_every_process(
     assert found["until"] > found["since"] + 7 * 86_400
 
 
-def test_a_revocation_outlives_the_processes(start: Start) -> None:
+def test_revocation_outlives_processes(start: Start) -> None:
     one = start()
     issued = int(time.time()) - 60
     one.post(f"{OURS}/revoke", kind="sub", value="u1")
@@ -129,6 +129,6 @@ def refused(endpoint: AdminEndpoint, token: str) -> bool:
         ("revoke", {"kind": "jti", "value": 1}),
     ],
 )
-def test_what_is_not_said_right_is_refused(admin: AdminEndpoint, path: str, body: dict[str, object]) -> None:
+def test_invalid_request(admin: AdminEndpoint, path: str, body: dict[str, object]) -> None:
     assert admin.refusal("POST", f"{OURS}/{path}", 400, json=body)["code"] == "HW_6201"
     assert admin.get(f"{OURS}/revocations")["revocations"] == []

@@ -6,9 +6,10 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from httpx import ASGITransport, AsyncClient, Response
@@ -29,6 +30,7 @@ from tests.support.fix_admin import NOWHERE
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 
+T = TypeVar("T")
 MEBIBYTE = 1024 * 1024
 LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": [], "tx_id": 1}] * 30_000}).encode()
 SMALL = b'{"client_id":"phone","transactions":[]}'
@@ -37,7 +39,7 @@ UPLOADS = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
 SETTINGS = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UPLOADS)
 
 
-def test_bytes_are_bounded_in_all_and_per_user_until_the_upload_is_over() -> None:
+def test_bytes_in_all_and_per_user() -> None:
     limits = UploadLimits(10, 10, most_bytes=100, most_bytes_per_user=60)
     with ExitStack() as stack:
         stack.enter_context(limits.room_for("ann"))(40)
@@ -67,12 +69,35 @@ def test_large_bodies_leave_room_for_small_ones() -> None:
         hold(150)
 
 
-def test_more_transactions_than_others_can_wait_for_are_refused() -> None:
+def test_too_many_transactions() -> None:
     transactions = [{"crud": [{"op_id": number, "op": "DELETE"}]} for number in range(1, MAX_TRANSACTIONS + 2)]
-    most = json.dumps({"client_id": "phone", "transactions": [*transactions[:-1], {"crud": []}]})
-    assert len(parse_upload(most.encode()).transactions) == MAX_TRANSACTIONS
+    assert len(parse_upload(upload_of(*transactions[:-1], {"crud": []})).transactions) == MAX_TRANSACTIONS
     with pytest.raises(ApiError, match="HW_6104"):
-        parse_upload(json.dumps({"client_id": "phone", "transactions": transactions}).encode())
+        parse_upload(upload_of(*transactions))
+
+
+Post = Callable[[str, bytes], Awaitable[Response]]
+
+
+async def with_app(store: MemoryStore, story: Callable[[Post], Awaitable[T]], settings: ApiSettings = SETTINGS) -> T:
+    """Run a story that uploads as users to an app in this process."""
+    app = create_app(settings, store, PlayedHead())
+    http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
+
+    async def post(user: str, body: bytes) -> Response:
+        return await http.post("/upload", content=body, headers={"authorization": f"Token {make_token(user)}"})
+
+    async with app.router.lifespan_context(app), http:
+        return await story(post)
+
+
+def upload_of(*transactions: object) -> bytes:
+    return json.dumps({"client_id": "phone", "transactions": transactions}).encode()
+
+
+def deletes(*numbers: int, **more: object) -> bytes:
+    entry = {"op": "DELETE", "type": "notes", "id": "1", **more}
+    return upload_of(*({"crud": [{"op_id": number, **entry}]} for number in numbers))
 
 
 class Parsing:
@@ -94,38 +119,25 @@ class Parsing:
         return parse_upload(body)
 
 
-def test_large_uploads_wait_for_each_other_and_others_do_not(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_uploads_are_parsed_one_by_one(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     parsing = Parsing()
     monkeypatch.setattr(route, "parse_upload", parsing)
 
-    async def story() -> list[Response]:
-        app = create_app(SETTINGS, memory_store, PlayedHead())
-        http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
-        async with app.router.lifespan_context(app), http:
+    async def story(post: Post) -> list[Response]:
+        large = [asyncio.ensure_future(post(f"u{number}", LARGE)) for number in range(4)]
+        try:
+            small = [await post("ann", body) for body in [SMALL, MIDDLING] * 10]
+        finally:
+            parsing.go.set()
+        return [*small, *await asyncio.gather(*large)]
 
-            async def upload(user: str, body: bytes) -> Response:
-                return await http.post("/upload", content=body, headers={"authorization": f"Token {make_token(user)}"})
-
-            large = [asyncio.create_task(upload(f"u{number}", LARGE)) for number in range(4)]
-            try:
-                small = [await upload("ann", body) for body in [SMALL, MIDDLING] * 10]
-            finally:
-                parsing.go.set()
-            return [*small, *await asyncio.gather(*large)]
-
-    answers = asyncio.run(story())
+    answers = asyncio.run(with_app(memory_store, story))
     assert {answer.status_code for answer in answers} == {200}
     assert parsing.most == 1
 
 
-def test_few_huge_uploads_are_applied_at_once_and_smaller_ones_do_not_wait_for_them(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    huge = {"crud": [{"op_id": 1, "op": "DELETE", "type": "notes", "id": "1", "data": {"x": "x" * route.HUGE}}]}
-    large = {"crud": [{"op_id": 1, "op": "DELETE", "type": "notes", "id": "1", "data": {"x": "x" * (MEBIBYTE // 2)}}]}
-    settings = replace(SETTINGS, upload=replace(UPLOADS, max_body_bytes=2 * MEBIBYTE))
+def test_huge_uploads_applied_at_once_are_limited(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge, large = (deletes(1, data={"x": "x" * size}) for size in (route.HUGE, MEBIBYTE // 2))
     go, held, inside = asyncio.Event(), asyncio.Event(), list[str]()
     most = 0
 
@@ -143,72 +155,50 @@ def test_few_huge_uploads_are_applied_at_once_and_smaller_ones_do_not_wait_for_t
 
     monkeypatch.setattr(Uploads, "take", take)
 
-    async def story() -> list[Response]:
-        app = create_app(settings, memory_store, PlayedHead())
-        http = AsyncClient(transport=ASGITransport(app), base_url="http://headwater")
-        async with app.router.lifespan_context(app), http:
+    async def story(post: Post) -> list[Response]:
+        waiting = [asyncio.ensure_future(post(user, huge)) for user in ("ann", "ann", "ben", "eve", "joe")]
+        try:
+            await asyncio.wait_for(held.wait(), 60)
+            smaller = [await post(user, large) for user in ("ann", "ben", "ada")]
+        finally:
+            go.set()
+        return [*smaller, *await asyncio.gather(*waiting)]
 
-            async def upload(user: str, transaction: object) -> Response:
-                body = json.dumps({"client_id": "phone", "transactions": [transaction]}).encode()
-                return await http.post("/upload", content=body, headers={"authorization": f"Token {make_token(user)}"})
-
-            waiting = [asyncio.create_task(upload(user, huge)) for user in ("ann", "ann", "ben", "eve", "joe")]
-            try:
-                async with asyncio.timeout(60):
-                    await held.wait()
-                    smaller = [await upload(user, large) for user in ("ann", "ben", "ada")]
-            finally:
-                go.set()
-            return [*smaller, *await asyncio.gather(*waiting)]
-
-    answers = asyncio.run(story())
+    settings = replace(SETTINGS, upload=replace(UPLOADS, max_body_bytes=2 * MEBIBYTE))
+    answers = asyncio.run(with_app(memory_store, story, settings))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert most == route.MOST_HUGE
 
 
-@pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_an_upload_ends_with_its_token_and_tells_what_was_applied(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, how: str
+@pytest.mark.parametrize(("how", "code"), [("revoked", "PSYNC_S2101"), ("expired", "PSYNC_S2103")])
+def test_upload_ends_with_its_token(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch, how: str, code: str
 ) -> None:
-    crud = [{"crud": [{"op_id": number, "op": "DELETE", "type": "notes", "id": "1"}]} for number in (1, 2, 3)]
     taken = []
-    app = create_app(SETTINGS, memory_store, PlayedHead())
-    http = AsyncClient(
-        transport=ASGITransport(app),
-        base_url="http://headwater",
-        headers={"authorization": f"Token {make_token('ann')}"},
-    )
 
-    async def take(_: Uploads, __: Device, transaction: ClientTransaction) -> Outcome:
-        taken.append(transaction.first_op)
-        if transaction.first_op == 2 and how == "expired":
-            monkeypatch.setattr(claims, "TOLERANCE", -1000)
-        elif transaction.first_op == 2:
-            memory_store.revoked.append(Revocation(1, RevokedKind.USER, "ann", time.time() + 60, time.time() + 600))
-            async with asyncio.timeout(60):
-                while (await http.post("/sync/stream", content=b"none")).status_code != 401:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-        return Outcome(Taken.APPLIED)
+    async def story(post: Post) -> Response:
+        async def take(_: Uploads, __: Device, transaction: ClientTransaction) -> Outcome:
+            taken.append(transaction.first_op)
+            if transaction.first_op == 2 and how == "expired":
+                monkeypatch.setattr(claims, "TOLERANCE", -1000)
+            elif transaction.first_op == 2:
+                memory_store.revoked.append(Revocation(1, RevokedKind.USER, "ann", time.time() + 60, time.time() + 600))
+                async with asyncio.timeout(60):
+                    while (await post("ann", b"none")).status_code != 401:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+            return Outcome(Taken.APPLIED)
 
-    monkeypatch.setattr(Uploads, "take", take)
+        monkeypatch.setattr(Uploads, "take", take)
+        return await post("ann", deletes(1, 2, 3))
 
-    async def story() -> Response:
-        async with app.router.lifespan_context(app), http:
-            return await http.post("/upload", json={"client_id": "phone", "transactions": crud})
-
-    answer = asyncio.run(story())
+    answer = asyncio.run(with_app(memory_store, story))
     assert taken == [1, 2]
-    assert answer.status_code == 401
     told = answer.json()
-    assert told["error"]["code"] == {"revoked": "PSYNC_S2101", "expired": "PSYNC_S2103"}[how]
+    assert (answer.status_code, told["error"]["code"]) == (401, code)
     assert [each["last_op_id"] for each in told["transactions"]] == [1, 2]
 
 
-def test_the_rest_of_an_upload_whose_client_has_gone_is_left(
-    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crud = [{"crud": [{"op_id": number, "op": "DELETE", "type": "notes", "id": "1"}]} for number in (1, 2, 3)]
-    body = json.dumps({"client_id": "phone", "transactions": crud}).encode()
+def test_rest_is_left_when_the_client_is_gone(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, taken = asyncio.Event(), []
 
     async def take(_: Uploads, __: Device, transaction: ClientTransaction) -> Outcome:
@@ -220,7 +210,7 @@ def test_the_rest_of_an_upload_whose_client_has_gone_is_left(
     monkeypatch.setattr(Uploads, "take", take)
 
     async def story() -> None:
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": deletes(1, 2, 3), "more_body": False}]
 
         async def receive() -> Message:
             if not messages:

@@ -1,4 +1,4 @@
-"""What an operator is told of a user and a row is what that user's device really shows."""
+"""What an operator is admin of a user and a row is what that user's device really shows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def world(tmp_path: Any) -> Iterator[RuledStore]:
 
 
 @pytest.fixture
-def told(world: RuledStore) -> Iterator[AdminEndpoint]:
+def admin(world: RuledStore) -> Iterator[AdminEndpoint]:
     with running_admin(AdminSettings((TOKEN,), world.store.address, (NOWHERE,))) as endpoint:
         yield endpoint
 
@@ -136,22 +136,22 @@ def agree(endpoint: AdminEndpoint, trials: int, seed: int) -> tuple[int, int]:
     return included, trials - included
 
 
-def test_explain_says_of_rows_what_devices_show(told: AdminEndpoint) -> None:
-    included, out = agree(told, 60, seed=7)
+def test_explain_row(admin: AdminEndpoint) -> None:
+    included, out = agree(admin, 60, seed=7)
     assert min(included, out) > 10
 
 
 @pytest.mark.long
-def test_explain_says_of_a_thousand_rows_what_devices_show(told: AdminEndpoint) -> None:
-    included, out = agree(told, 1_000, seed=random.randrange(10**6))
+def test_explain_a_thousand_rows(admin: AdminEndpoint) -> None:
+    included, out = agree(admin, 1_000, seed=random.randrange(10**6))
     assert min(included, out) > 200
 
 
-def test_explain_says_of_users_what_devices_show(told: AdminEndpoint) -> None:
+def test_explain_user(admin: AdminEndpoint) -> None:
     for user in USERS:
         for client in CLIENTS:
-            found = told.post("/api/headwater/v1/explain/user", client={"user": user, **client})
-            assert found["rows"] == len(shown(told, user, client)) + twice(found), (user, client)
+            found = admin.post("/api/headwater/v1/explain/user", client={"user": user, **client})
+            assert found["rows"] == len(shown(admin, user, client)) + twice(found), (user, client)
             streams = {stream["name"]: stream for stream in found["streams"]}
             for name, stream in streams.items():
                 has = any(reason["stream"] == name for bucket in found["buckets"] for reason in bucket["reasons"])

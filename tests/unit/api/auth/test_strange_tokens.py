@@ -43,13 +43,13 @@ def part(value: object) -> str:
 
 @settings(deadline=None)
 @given(st.text(max_size=40) | st.text("aA0-_.=", max_size=40))
-def test_no_text_is_a_token(text: str) -> None:
+def test_any_text(text: str) -> None:
     assert verified(text) is None
 
 
 @settings(deadline=None)
 @given(st.fixed_dictionaries({"alg": VALUES | ALGS}, optional={"kid": VALUES | KIDS, "crit": VALUES, "b64": VALUES}))
-def test_no_header_makes_an_unsigned_token_good(header: dict[str, object]) -> None:
+def test_any_header(header: dict[str, object]) -> None:
     _, claims, signature = make_token().split(".")
     for tail in (signature, "", part({})):
         assert verified(f"{part(header)}.{claims}.{tail}") is None
@@ -57,7 +57,7 @@ def test_no_header_makes_an_unsigned_token_good(header: dict[str, object]) -> No
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["sub", "iat", "exp", "nbf", "aud", "parameters", "jti", "sid"]), VALUES))
-def test_no_signed_claims_lead_to_anything_but_a_user_or_a_refusal(claims: dict[str, object]) -> None:
+def test_any_claims(claims: dict[str, object]) -> None:
     good = json.loads(jwt.api_jws.decode(make_token(), SECRET, ["HS256"]))
     user = verified(jwt.api_jws.encode(json.dumps({**good, **claims}).encode(), SECRET, "HS256"))
     if user is not None:
@@ -71,8 +71,6 @@ PARTS = VALUES | st.sampled_from(["RSA", "EC", "OKP", "oct", "P-256", "Ed25519",
 
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(NAMES, PARTS), max_size=4), st.dictionaries(NAMES, PARTS, max_size=2))
-def test_a_set_with_anything_in_it_keeps_its_good_keys(
-    strange: list[dict[str, object]], changed: dict[str, object]
-) -> None:
+def test_any_set(strange: list[dict[str, object]], changed: dict[str, object]) -> None:
     listed = [*strange, {**signer("ES256").jwk(), **changed}, signer("ES256", "good").jwk()]
     assert "good" in [key.kid for key in read_set([*listed], KeyAddress("https://x")).keys]

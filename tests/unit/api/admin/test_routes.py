@@ -43,7 +43,7 @@ def printed(run: Run, *command: str) -> Any:
     return json.loads(outcome.out)
 
 
-def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: RuledStore) -> None:
+def test_status(admin: AdminEndpoint, ruled: RuledStore) -> None:
     slot = SlotHealth("s", "extended", active=True, behind=12, held=40, left=None, limit=None, xmin_age=1, xmin_limit=9)
     flow = Flow(stored_at=2.0, asked_at=2.0, log_end=Lsn((1 << 60) + 12), stored=Lsn(1 << 60), behind_since=1.5)
     health = ReplicatorHealth(ReplicationState.STREAMING, 1.0, 2.0, slot=slot, flow=flow)
@@ -60,14 +60,14 @@ def test_status_tells_of_sources_and_versions(admin: AdminEndpoint, ruled: Ruled
     assert told["checkpoint"] > 0
 
 
-def test_versions_are_listed_and_shown(admin: AdminEndpoint, headwater_here: Run) -> None:
+def test_versions(admin: AdminEndpoint, headwater_here: Run) -> None:
     assert admin.get(f"{OURS}/versions")["versions"] == printed(headwater_here, "rules", "versions")
     assert admin.get(f"{OURS}/versions/1")["content"] == SERVED
     assert admin.refusal("GET", f"{OURS}/versions/77", 404)["code"] == "HW_6202"
     assert admin.refusal("GET", f"{OURS}/versions/x", 400)["code"] == "HW_6201"
 
 
-def test_a_version_is_deployed_once_and_rolled_back(admin: AdminEndpoint, ruled: RuledStore) -> None:
+def test_deploy_and_rollback(admin: AdminEndpoint, ruled: RuledStore) -> None:
     deployed = admin.post(f"{OURS}/deploy", content=STREAM_ADDED)
     assert (deployed["version"]["state"], deployed["new"]) == ("processing", True)
     assert admin.post(f"{OURS}/deploy", content=STREAM_ADDED)["new"] is False
@@ -84,9 +84,7 @@ POSTS = [(path, body) for path, body in ADMIN if body is not None]
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS, ids=[path for path, _ in POSTS])
-def test_every_route_refuses_what_it_has_no_field_for(
-    admin: AdminEndpoint, ruled: RuledStore, path: str, body: dict[str, Any]
-) -> None:
+def test_unknown_fields(admin: AdminEndpoint, ruled: RuledStore, path: str, body: dict[str, Any]) -> None:
     error = admin.refusal("POST", path, 400, json={**body, "unheard_of": 2})
     assert (error["code"], error["description"]) == ("HW_6201", "the request has unknown fields: unheard_of")
     for name, value in body.items():
@@ -96,7 +94,7 @@ def test_every_route_refuses_what_it_has_no_field_for(
     assert len(ruled.store.versions()) == 1, "nothing was deployed"
 
 
-def test_fields_in_what_a_client_chooses_are_its_own(admin: AdminEndpoint) -> None:
+def test_fields_that_a_client_chooses(admin: AdminEndpoint) -> None:
     client = {"user": "u1", "claims": {"any": {"thing": 1}}, "parameters": {"a": [{"b": 1}]}}
     subscribed = {**client, "subscriptions": [{"stream": "lists", "parameters": {"c": 1}}]}
     assert admin.post(f"{OURS}/explain/user", client=client)
@@ -106,12 +104,12 @@ def test_fields_in_what_a_client_chooses_are_its_own(admin: AdminEndpoint) -> No
     assert error["description"] == "the request has unknown fields: client.subscriptions.params"
 
 
-def test_an_unknown_parameter_of_a_query_is_refused(admin: AdminEndpoint) -> None:
+def test_unknown_query_parameter(admin: AdminEndpoint) -> None:
     error = admin.refusal("GET", f"{OURS}/versions/1?with=text", 400)
     assert error["description"] == "the request has unknown fields: with"
 
 
-def test_rules_are_compared_with_the_source_by_every_route(
+def test_rules_are_compared_with_the_source(
     admin: AdminEndpoint, ruled: RuledStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = SourceSchema.from_json(
@@ -135,7 +133,7 @@ def test_rules_are_compared_with_the_source_by_every_route(
     assert "HW_R302" in deployed["findings"][0]
 
 
-def test_a_deploy_takes_yaml_as_it_is(admin: AdminEndpoint) -> None:
+def test_deploy_of_yaml(admin: AdminEndpoint) -> None:
     yaml = {"content-type": "application/yaml; charset=utf-8"}
     response = admin.http.post(f"{OURS}/deploy", content=PROJECTION_EDITED.encode(), headers=yaml)
     assert response.json()["data"]["new"] is True
@@ -144,7 +142,7 @@ def test_a_deploy_takes_yaml_as_it_is(admin: AdminEndpoint) -> None:
     assert admin.refusal("POST", f"{OURS}/deploy", 415, content=b"x", headers=text)["code"] == "PSYNC_S2004"
 
 
-def test_what_can_not_be_used_is_not_deployed(admin: AdminEndpoint, ruled: RuledStore) -> None:
+def test_deploy_of_invalid_rules(admin: AdminEndpoint, ruled: RuledStore) -> None:
     for content in (WRONG, "", "{", "streams: 1"):
         error = admin.refusal("POST", f"{OURS}/deploy", 422, json={"content": content})
         assert (error["code"], error["description"]) == ("PSYNC_R0001", "Sync config parsing failed")
@@ -152,7 +150,7 @@ def test_what_can_not_be_used_is_not_deployed(admin: AdminEndpoint, ruled: Ruled
     assert len(ruled.store.versions()) == 1
 
 
-def test_validation_tells_of_everything(admin: AdminEndpoint) -> None:
+def test_validate(admin: AdminEndpoint) -> None:
     found = admin.post(f"{OURS}/validate", content=WRONG)
     assert found["valid"] is False
     assert [finding["place"]["line"] for finding in found["findings"]] == [6, 9]
@@ -161,21 +159,17 @@ def test_validation_tells_of_everything(admin: AdminEndpoint) -> None:
     assert admin.post(f"{OURS}/validate", content=SERVED)["valid"] is True
 
 
-def test_a_diff_is_that_of_the_command(admin: AdminEndpoint, headwater_here: Run, tmp_path: Path) -> None:
+def test_diff_equals_the_command(admin: AdminEndpoint, headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
-    told, command = (
-        admin.post(f"{OURS}/diff", content=STREAM_ADDED),
-        printed(headwater_here, "rules", "diff", "new.yaml"),
-    )
+    told = admin.post(f"{OURS}/diff", content=STREAM_ADDED)
+    command = printed(headwater_here, "rules", "diff", "new.yaml")
     for key in ("same", "streams", "definitions", "missing_tables", "one_bucket_per_row", "for_everybody"):
         assert told[key] == command[key], key
     assert told["definitions"][2]["to_download"]["rows"] == 400
 
 
 @pytest.mark.parametrize("content", [SERVED, REQUEST_EDITED])
-def test_a_preview_is_that_of_the_command(
-    admin: AdminEndpoint, headwater_here: Run, tmp_path: Path, content: str
-) -> None:
+def test_preview_equals_the_command(admin: AdminEndpoint, headwater_here: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "new.yaml").write_text(content)
     told = admin.post(f"{OURS}/preview", content=content, client={"user": "u1"}, rows=2)
     assert told == printed(headwater_here, "rules", "preview", "new.yaml", "--user", "u1", "--rows", "2")
@@ -195,14 +189,14 @@ def test_a_preview_is_that_of_the_command(
         ("diff", b"[" * 100_000, "JSON"),
     ],
 )
-def test_a_wrong_body_is_told_what_is_wrong(admin: AdminEndpoint, path: str, body: object, said: str) -> None:
+def test_wrong_body(admin: AdminEndpoint, path: str, body: object, said: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     error = admin.refusal("POST", f"{OURS}/{path}", 400, content=content)
     assert error["code"] == "HW_6201"
     assert said in error["description"]
 
 
-def test_what_takes_too_long_is_ended(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoTime(Deadline):
         def __init__(self, instead: str) -> None:
             super().__init__(instead, -1)
@@ -220,20 +214,16 @@ def test_what_takes_too_long_is_ended(admin: AdminEndpoint, monkeypatch: pytest.
         assert command in error["details"]
 
 
-def test_an_answer_that_is_too_large_is_none(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.api.admin.route.MOST_BYTES", 1_000)
-    body = {"content": SERVED, "client": {"user": "u1"}, "rows": 1_000}
-    assert admin.refusal("POST", f"{OURS}/preview", 422, json=body)["code"] == "HW_6204"
-
-
-def test_rows_that_take_too_much_room_are_not_shown(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.api.admin.rules.MOST_BYTES", 1_000)
+@pytest.mark.parametrize(("module", "details"), [("route", ""), ("rules", "ask for fewer rows")])
+def test_answer_size_limit(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch, module: str, details: str) -> None:
+    monkeypatch.setattr(f"headwater.api.admin.{module}.MOST_BYTES", 1_000)
     body = {"content": SERVED, "client": {"user": "u1"}, "rows": 1_000}
     error = admin.refusal("POST", f"{OURS}/preview", 422, json=body)
-    assert (error["code"], error["details"]) == ("HW_6204", "ask for fewer rows")
+    assert error["code"] == "HW_6204"
+    assert details in ("", error["details"])
 
 
-def test_more_rows_than_fit_into_memory_are_not_counted(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_memory_are_not_counted(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = admin.post(f"{OURS}/explain/user", client={"user": "u1"})
     monkeypatch.setattr("headwater.insight.explain.MOST_COUNTED", 10)
     found = admin.post(f"{OURS}/explain/user", client={"user": "u1"})
@@ -241,7 +231,7 @@ def test_more_rows_than_fit_into_memory_are_not_counted(admin: AdminEndpoint, mo
     assert sorted(bucket["rows"] or 0 for bucket in found["buckets"]) == [0, 0, 0, 0, 0, 5]
 
 
-def test_operators_wait_for_each_other_up_to_a_number(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_at_once_are_limited(admin: AdminEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     go, entered = threading.Event(), threading.Semaphore(0)
 
     def held(*_: object) -> str:
@@ -276,7 +266,7 @@ def busy(admin: AdminEndpoint) -> bool:
         return False
 
 
-def test_connected_devices_are_named(admin: AdminEndpoint) -> None:
+def test_clients(admin: AdminEndpoint) -> None:
     assert admin.get(f"{OURS}/clients")["clients"] == []
     headers = {"authorization": f"Token {make_token('u1', secret=SECRET)}", "x-user-agent": "sdk/1"}
     body = {"client_id": "phone", "app_metadata": {"app": "7"}}
@@ -297,12 +287,12 @@ def events(response: httpx.Response) -> Iterator[Any]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_head_of_what_never_ends_ends(admin: AdminEndpoint) -> None:
+def test_head_of_progress(admin: AdminEndpoint) -> None:
     answer = admin.http.head(f"{OURS}/progress", timeout=60)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
 
-def test_progress_is_told_as_it_goes(admin: AdminEndpoint, ruled: RuledStore) -> None:
+def test_progress(admin: AdminEndpoint, ruled: RuledStore) -> None:
     def note(state: ReplicationState, progress: BulkProgress | None) -> None:
         ruled.store.report_status(ruled.lease, to_json(ReplicatorHealth(state, 1.0, 2.0, done=progress)))
 

@@ -42,13 +42,13 @@ def pem(of: Signer) -> bytes:
 
 @pytest.mark.parametrize("kind", PUBLIC_KINDS)
 @pytest.mark.parametrize("named", [True, False], ids=["with alg", "without"])
-def test_a_key_of_every_kind_proves_its_tokens(kind: str, named: bool) -> None:
+def test_key_of_every_kind(kind: str, named: bool) -> None:
     issuer = signer(kind)
     assert verify(issuer.token(), issuer.jwk(alg=issuer.alg if named else None)).user_id == "u1"
 
 
 @pytest.mark.parametrize("kind", PUBLIC_KINDS)
-def test_another_key_of_the_same_kind_proves_nothing(kind: str) -> None:
+def test_another_key_of_the_same_kind(kind: str) -> None:
     issuer, other = signer(kind), signer(kind, "k2")
     assert "signature is wrong" in refusal(other.token(header={"kid": "k1"}), issuer.jwk()).what
 
@@ -56,20 +56,14 @@ def test_another_key_of_the_same_kind_proves_nothing(kind: str) -> None:
 @pytest.mark.parametrize("curve", ["Ed25519", "Ed448"])
 @pytest.mark.parametrize("published", ["EdDSA", "the curve", None])
 @pytest.mark.parametrize("sent", ["EdDSA", "the curve"])
-def test_both_names_of_the_algorithm_of_an_edwards_curve_are_one(curve: str, published: str | None, sent: str) -> None:
+def test_edwards_curve_has_two_names(curve: str, published: str | None, sent: str) -> None:
     named = {"the curve": curve}
     issuer = Signer(named.get(sent, sent), signer(curve).private, "k1")
     key = issuer.jwk(alg=named.get(published or "", published))
     assert verify(issuer.token(), key).user_id == "u1"
 
 
-def test_an_edwards_key_does_not_take_tokens_that_name_another_curve() -> None:
-    token = Signer("Ed25519", signer("Ed448").private, "k1").token()
-    for alg in ("Ed448", "EdDSA", None):
-        assert "another alg" in refusal(token, signer("Ed448").jwk(alg=alg)).what
-
-
-def test_an_rsa_key_for_one_padding_does_not_take_the_other() -> None:
+def test_rsa_padding() -> None:
     older, newer = signer(), Signer("PS256", signer().private, "k1")
     assert "another alg" in refusal(newer.token(), older.jwk()).what
     assert "another alg" in refusal(older.token(), newer.jwk()).what
@@ -79,14 +73,14 @@ def test_an_rsa_key_for_one_padding_does_not_take_the_other() -> None:
 
 
 @pytest.mark.parametrize("alg", ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
-def test_an_rsa_key_without_alg_is_good_for_every_hash_and_one_with_it_for_its_own(alg: str) -> None:
+def test_rsa_hashes(alg: str) -> None:
     token = Signer(alg, signer().private, "k1").token()
     assert verify(token, signer().jwk(alg=None)).user_id == "u1"
     if alg != "RS256":
         assert "another alg" in refusal(token, signer().jwk()).what
 
 
-def test_of_a_private_key_only_the_public_part_is_used() -> None:
+def test_private_key() -> None:
     issuer = signer("ES256")
     whole = jwt.algorithms.ECAlgorithm.to_jwk(issuer.private, as_dict=True)
     assert "d" in whole
@@ -97,21 +91,20 @@ def test_of_a_private_key_only_the_public_part_is_used() -> None:
 @pytest.mark.parametrize("kind", ["RS256", "PS256", "ES256", "Ed25519"])
 @pytest.mark.parametrize("hmac", ["HS256", "HS384", "HS512"])
 @pytest.mark.parametrize("kid", ["k1", None, "other"])
-def test_a_public_key_is_never_taken_for_a_secret(kind: str, hmac: str, kid: str | None) -> None:
+def test_public_key_is_no_secret(kind: str, hmac: str, kid: str | None) -> None:
     issuer = signer(kind)
     claims = issuer.token().split(".")[1]
     for secret in (pem(issuer), pem(issuer).strip(), json.dumps(issuer.jwk()).encode()):
         message = f"{part({'alg': hmac, **({'kid': kid} if kid else {})})}.{claims}"
-        signature = jwt.algorithms.HMACAlgorithm(getattr(jwt.algorithms.HMACAlgorithm, f"SHA{hmac[2:]}")).sign(
-            message.encode(), secret
-        )
+        algorithm = jwt.algorithms.HMACAlgorithm(getattr(jwt.algorithms.HMACAlgorithm, f"SHA{hmac[2:]}"))
+        signature = algorithm.sign(message.encode(), secret)
         token = f"{message}.{urlsafe_b64encode(signature).decode().rstrip('=')}"
         assert refusal(token, issuer.jwk(), issuer.jwk(kid=None)).code == "PSYNC_S2101"
 
 
 @pytest.mark.parametrize("alg", ["none", "nOnE", "", "PS1", "ps256", "ES256K", "RS1", "HS1", None, ["RS256"], 5])
 @pytest.mark.parametrize("keys", ["of its kid", "without kid"])
-def test_an_alg_that_is_not_on_the_list_is_refused(alg: object, keys: str) -> None:
+def test_unknown_alg(alg: object, keys: str) -> None:
     issuer = signer()
     _, claims, signature = issuer.token().split(".")
     for tail in (signature, ""):
@@ -119,22 +112,25 @@ def test_an_alg_that_is_not_on_the_list_is_refused(alg: object, keys: str) -> No
         assert "alg" in refusal(token, issuer.jwk(kid="k1" if keys == "of its kid" else None, alg=None)).what
 
 
-def test_a_key_of_one_curve_does_not_take_tokens_of_another() -> None:
+def test_tokens_of_another_curve() -> None:
     small, large = signer("ES256"), signer("ES384")
     assert "another alg" in refusal(large.token(), small.jwk(alg=None)).what
     assert "no configured key" in refusal(large.token(header={"kid": None}), small.jwk(kid=None, alg=None)).what
     edwards = signer("Ed448")
     assert "signature" in refusal(edwards.token(), signer("Ed25519").jwk()).what
+    renamed = Signer("Ed25519", edwards.private, "k1").token()
+    for alg in ("Ed448", "EdDSA", None):
+        assert "another alg" in refusal(renamed, edwards.jwk(alg=alg)).what
 
 
-def test_a_kid_of_another_type_of_key_is_refused_though_a_key_without_kid_fits() -> None:
+def test_kid_of_another_type_of_key() -> None:
     issuer = signer(kid=None)
     token = issuer.token(header={"kid": "k1"})
     assert verify(token, issuer.jwk()).user_id == "u1"
     assert "another alg" in refusal(token, issuer.jwk(), signer("ES256").jwk()).what
 
 
-def test_a_key_itself_refuses_algorithms_that_are_not_its_own() -> None:
+def test_signed_refuses_other_algorithms() -> None:
     token = Signer("RS512", signer().private, "k1").token()
     message, _, signature = token.rpartition(".")
     made = urlsafe_b64decode(signature + "==")
@@ -143,13 +139,13 @@ def test_a_key_itself_refuses_algorithms_that_are_not_its_own() -> None:
     assert not parse_key(signer().jwk(alg=None)).signed("HS512", message.encode(), made)
 
 
-def test_keys_that_share_a_kid_are_told_apart_by_their_kind() -> None:
+def test_shared_kid() -> None:
     rsa_key, curve = signer("RS256", "same"), signer("ES256", "same")
     for issuer in (rsa_key, curve):
         assert verify(issuer.token(), rsa_key.jwk(), curve.jwk()).user_id == "u1"
 
 
-def test_a_token_is_not_helped_by_a_key_that_it_brings_along() -> None:
+def test_key_in_the_header_is_ignored() -> None:
     stranger = signer("RS256", "stranger")
     header = {"kid": None, "jwk": stranger.jwk(), "jku": "https://stranger.example/jwks", "x5u": "https://stranger"}
     token = stranger.token(header=header)
@@ -157,25 +153,22 @@ def test_a_token_is_not_helped_by_a_key_that_it_brings_along() -> None:
     assert "signature" in refusal(token, signer().jwk(kid=None)).what
 
 
-def test_what_a_token_declares_critical_and_nobody_knows_refuses_it() -> None:
+def test_crit() -> None:
     token = signer().token(header={"crit": ["exp-v2"], "exp-v2": 1})
     assert refusal(token, signer().jwk()).what == "the token is not a JWT"
 
 
-def test_changed_claims_or_a_changed_header_are_noticed() -> None:
+def test_changed_token() -> None:
     head, claims, signature = signer().token("u1").split(".")
     other = signer().token("u2").split(".")[1]
     wider = part({"alg": "RS256", "kid": "k1", "x": 1})
-    for token in (
-        f"{head}.{other}.{signature}",
-        f"{wider}.{claims}.{signature}",
-        f"{head}.{claims}.{'A' * len(signature)}",
-    ):
+    forged = "A" * len(signature)
+    for token in (f"{head}.{other}.{signature}", f"{wider}.{claims}.{signature}", f"{head}.{claims}.{forged}"):
         assert "signature" in refusal(token, signer().jwk()).what
 
 
 @pytest.mark.parametrize("signature", [b"", b"\0" * 64, b"\0" * 63, b"\0" * 65, b"\xff" * 64])
-def test_a_signature_of_a_curve_that_is_no_point_of_it_is_refused(signature: bytes) -> None:
+def test_malformed_signature(signature: bytes) -> None:
     issuer = signer("ES256")
     unsigned = issuer.token().rpartition(".")[0]
     token = f"{unsigned}.{urlsafe_b64encode(signature).decode().rstrip('=')}"
@@ -210,7 +203,7 @@ def small_rsa() -> dict[str, object]:
         (secret_jwk() | {"alg": None}, "alg None"),
     ],
 )
-def test_a_key_that_can_not_be_used_is_named(key: Mapping[str, object], said: str) -> None:
+def test_unusable_key(key: Mapping[str, object], said: str) -> None:
     with pytest.raises(InvalidKeyError) as refused:
         parse_key(key)
     assert said in refused.value.what

@@ -21,7 +21,7 @@ def described(admin: AdminEndpoint) -> dict[str, Any]:
     return found
 
 
-def test_every_route_is_described_and_nothing_else(admin: AdminEndpoint, described: dict[str, Any]) -> None:
+def test_every_route_is_described(admin: AdminEndpoint, described: dict[str, Any]) -> None:
     (mount,) = [route for route in admin.app.routes if isinstance(route, Mount) and route.path == "/api"]
     routes = {
         (f"/api{route.path}", method.lower())
@@ -36,7 +36,7 @@ def test_every_route_is_described_and_nothing_else(admin: AdminEndpoint, describ
     assert all({"200", "401", "429"} <= operation["responses"].keys() for operation in operations)
 
 
-def test_the_schemas_are_schemas(described: dict[str, Any]) -> None:
+def test_schemas(described: dict[str, Any]) -> None:
     import schemathesis  # half a second of each process that collects tests, were it above
 
     for schema in described["components"]["schemas"].values():
@@ -73,10 +73,10 @@ def fuzz(admin: AdminEndpoint, described: dict[str, Any], examples: int) -> None
         ask()
 
 
-def test_answers_are_as_described_whatever_is_sent(admin: AdminEndpoint, described: dict[str, Any]) -> None:
+def test_answers_as_described(admin: AdminEndpoint, described: dict[str, Any]) -> None:
     fuzz(admin, described, 6)
 
 
 @pytest.mark.long
-def test_answers_are_as_described_whatever_is_sent_for_long(admin: AdminEndpoint, described: dict[str, Any]) -> None:
+def test_answers_as_described_for_long(admin: AdminEndpoint, described: dict[str, Any]) -> None:
     fuzz(admin, described, 200)
