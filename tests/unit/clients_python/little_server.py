@@ -8,7 +8,59 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
+from headwater_client import Credentials, Database
+from headwater_client.sync.engine import SyncThread
+
 Line = dict[str, object]
+COMPLETE: Line = {"checkpoint_complete": {"last_op_id": "9"}}
+
+
+def checkpoint(*, checksum: int = 1, count: int = 1, priority: int = 3) -> Line:
+    """A first line, with one bucket."""
+    bucket = {"bucket": "b", "checksum": checksum, "count": count, "priority": priority}
+    return {"checkpoint": {"last_op_id": "9", "streams": [], "buckets": [bucket]}}
+
+
+def row(number: int, data: str = "{}", table: str = "todos", row_id: str = "1") -> Line:
+    """A line with one row of the bucket."""
+    op = {"op_id": str(number), "op": "PUT", "object_type": table, "object_id": row_id, "subkey": "s", "checksum": 1}
+    return {"data": {"bucket": "b", "data": [{**op, "data": data}]}}
+
+
+class App:
+    """A connector made of two functions, which counts how often it is asked for a token."""
+
+    def __init__(
+        self, endpoint: str, upload: Callable[[Database], object] = lambda _: None, token: Callable[[int], str] = str
+    ) -> None:
+        self.endpoint, self.upload, self.token, self.fetched = endpoint, upload, token, 0
+
+    def fetch_credentials(self) -> Credentials:
+        self.fetched += 1
+        return Credentials(self.endpoint, self.token(self.fetched))
+
+    def upload_data(self, database: Database) -> None:
+        self.upload(database)
+
+
+def upload_all(database: Database) -> None:
+    for each in database.crud_transactions():
+        each.complete()
+
+
+def noted_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A list that grows by the seconds that a device waits after each failure, as the wait begins."""
+    pauses: list[float] = []
+    pause = SyncThread._pause
+
+    async def noted(thread: SyncThread, seconds: float) -> None:
+        pauses.append(seconds)
+        await pause(thread, seconds)
+
+    monkeypatch.setattr(SyncThread, "_pause", noted)
+    return pauses
 
 
 class LittleServer:

@@ -16,6 +16,8 @@ from tests.support.waiting import wait_until
 SCHEMA = {"users": {"photo_id": "text"}, "attachments": ATTACHMENTS}
 NAMED = "select photo_id as id, photo_id || '.jpg' as filename from users where photo_id is not null"
 
+Start = Callable[..., AttachmentQueue]
+
 
 class PlayedStorage:
     """A storage in memory, which can be away."""
@@ -55,7 +57,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def started(tmp_path: Path, database: Database, storage: PlayedStorage) -> Iterator[Callable[..., AttachmentQueue]]:
+def started(tmp_path: Path, database: Database, storage: PlayedStorage) -> Iterator[Start]:
     queues: list[AttachmentQueue] = []
 
     def start(**options: object) -> AttachmentQueue:
@@ -73,9 +75,7 @@ def states(queue: AttachmentQueue) -> dict[str, AttachmentState]:
     return {each.filename: each.state for each in queue.all()}
 
 
-def test_a_file_that_a_row_names_is_downloaded(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
-) -> None:
+def test_download(database: Database, storage: PlayedStorage, started: Start) -> None:
     storage.files["1.jpg"] = b"a photo"
     storage.away = True
     queue = started()
@@ -89,9 +89,7 @@ def test_a_file_that_a_row_names_is_downloaded(
     assert path.read_bytes() == b"a photo"
 
 
-def test_a_new_file_is_uploaded_once_the_storage_is_there(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
-) -> None:
+def test_upload(database: Database, storage: PlayedStorage, started: Start) -> None:
     storage.away = True
     queue = started()
     saved = queue.save(
@@ -105,9 +103,7 @@ def test_a_new_file_is_uploaded_once_the_storage_is_there(
     assert storage.files == {saved.filename: b"new"}
 
 
-def test_a_file_that_no_row_names_any_more_goes_when_there_are_too_many(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
-) -> None:
+def test_archive(database: Database, storage: PlayedStorage, started: Start, tmp_path: Path) -> None:
     storage.files = {"1.jpg": b"1", "2.jpg": b"2"}
     queue = started(kept=1)
     for number in ("1", "2"):
@@ -141,11 +137,8 @@ class Looks:
         self._go_on.set()
 
 
-def test_a_file_that_is_deleted_while_the_rows_are_looked_at_stays_deleted(
-    database: Database,
-    storage: PlayedStorage,
-    started: Callable[..., AttachmentQueue],
-    monkeypatch: pytest.MonkeyPatch,
+def test_delete_during_a_look(
+    database: Database, storage: PlayedStorage, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = started()
     saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
@@ -161,11 +154,8 @@ def test_a_file_that_is_deleted_while_the_rows_are_looked_at_stays_deleted(
     assert queue.all() == []
 
 
-def test_a_file_is_kept_that_loses_its_name_and_has_it_again_while_the_rows_are_looked_at(
-    database: Database,
-    storage: PlayedStorage,
-    started: Callable[..., AttachmentQueue],
-    monkeypatch: pytest.MonkeyPatch,
+def test_rename_during_a_look(
+    database: Database, storage: PlayedStorage, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.files["1.jpg"] = b"a photo"
     looks = Looks(monkeypatch)
@@ -179,9 +169,7 @@ def test_a_file_is_kept_that_loses_its_name_and_has_it_again_while_the_rows_are_
     wait_until(lambda: states(queue) == {"1.jpg": AttachmentState.SYNCED}, "the file")
 
 
-def test_a_deleted_file_goes_everywhere(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
-) -> None:
+def test_delete(database: Database, storage: PlayedStorage, started: Start, tmp_path: Path) -> None:
     queue = started()
     saved = queue.save(b"x", then=lambda file: database["users"].insert({"id": "1", "photo_id": file.id}))
     wait_until(lambda: states(queue) == {saved.filename: AttachmentState.SYNCED}, "the upload")
@@ -191,9 +179,7 @@ def test_a_deleted_file_goes_everywhere(
     assert list((tmp_path / "files").iterdir()) == []
 
 
-def test_an_id_that_leads_out_of_the_folder_has_its_file_within(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], tmp_path: Path
-) -> None:
+def test_path_stays_inside(database: Database, storage: PlayedStorage, started: Start, tmp_path: Path) -> None:
     storage.files["../../evil.jpg"] = b"x"
     queue = started()
     database["users"].insert({"id": "1", "photo_id": "../../evil"})
@@ -204,7 +190,7 @@ def test_an_id_that_leads_out_of_the_folder_has_its_file_within(
     assert not list(tmp_path.parent.glob("evil*"))
 
 
-def test_files_of_the_same_name_are_not_one(database: Database, tmp_path: Path) -> None:
+def test_files_of_the_same_name(database: Database, tmp_path: Path) -> None:
     class ById(PlayedStorage):
         def upload(self, attachment: Attachment, content: bytes) -> None:
             self._ask()
@@ -232,8 +218,8 @@ def test_files_of_the_same_name_are_not_one(database: Database, tmp_path: Path) 
     assert contents == storage.files == {mine.id: b"mine", "theirs": b"of another"}
 
 
-def test_what_fails_once_is_gone_on_with(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue], monkeypatch: pytest.MonkeyPatch
+def test_retry_after_an_error(
+    database: Database, storage: PlayedStorage, started: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.files["1.jpg"] = b"a photo"
     for name in ("_take", "_drop"):
@@ -256,9 +242,7 @@ def once_broken(method: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def test_a_decision_that_fails_keeps_the_others_going(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
-) -> None:
+def test_give_up_that_fails(database: Database, storage: PlayedStorage, started: Start) -> None:
     storage.files["2.jpg"] = b"there"
 
     def give_up(_: Attachment, __: Exception) -> bool:
@@ -270,18 +254,7 @@ def test_a_decision_that_fails_keeps_the_others_going(
     wait_until(lambda: states(queue).get("2.jpg") is AttachmentState.SYNCED, "the second file")
 
 
-def test_a_queue_rests_once_its_database_is_closed(
-    database: Database, started: Callable[..., AttachmentQueue], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = started()
-    database.close()
-    queue._threads[0].join(20)
-    assert not queue._threads[0].is_alive()
-
-
-def test_a_file_whose_row_cannot_be_written_is_not_kept(
-    started: Callable[..., AttachmentQueue], tmp_path: Path
-) -> None:
+def test_save_whose_row_fails(started: Start, tmp_path: Path) -> None:
     def fail(_: Attachment) -> None:
         raise ValueError("no such user")
 
@@ -291,9 +264,7 @@ def test_a_file_whose_row_cannot_be_written_is_not_kept(
     assert (queue.all(), list((tmp_path / "files").iterdir())) == ([], [])
 
 
-def test_ids_of_any_characters_have_files_of_their_own(
-    database: Database, storage: PlayedStorage, started: Callable[..., AttachmentQueue]
-) -> None:
+def test_ids_of_any_characters(database: Database, storage: PlayedStorage, started: Start) -> None:
     ids = ["ann/1", "..", "Bob", "bob", "nul", "a" * 300, "x.\\y:z", "x." + "y" * 300]
     queue = started()
     for each in ids:
@@ -305,9 +276,7 @@ def test_ids_of_any_characters_have_files_of_their_own(
     assert len({str(path).lower() for path in paths.values()}) == len(ids)
 
 
-def test_both_threads_end_once_the_database_is_closed(
-    database: Database, started: Callable[..., AttachmentQueue]
-) -> None:
+def test_close_ends_both_threads(database: Database, started: Start) -> None:
     before = {thread.ident for thread in threading.enumerate()}
     started()
     mine = [thread for thread in threading.enumerate() if thread.ident not in before]

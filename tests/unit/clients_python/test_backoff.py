@@ -16,7 +16,7 @@ from headwater_client.timeouts import Backoff
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
 
-def test_waits_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
+def test_waits_double_up_to_a_limit() -> None:
     backoff = Backoff(1.0, longest=10.0)
     waits = [backoff.next() for _ in range(6)]
     assert all(base / 2 <= wait <= base for wait, base in zip(waits, [1, 2, 4, 8, 10, 10], strict=True))
@@ -24,7 +24,7 @@ def test_waits_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
     assert backoff.next() <= 1.0
 
 
-def test_devices_that_lost_one_server_come_back_at_different_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", random.Random(7).uniform)
     waits = sorted(Backoff(1.0).next() for _ in range(1000))
     assert waits[99] < 0.6
@@ -32,11 +32,9 @@ def test_devices_that_lost_one_server_come_back_at_different_moments(monkeypatch
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7, 7, 10.5), (0, 0.5, 1), (86_400, 60, 60), (None, 0.5, 1)])
-def test_no_less_is_waited_than_the_server_asks_for_up_to_a_minute(
-    asked: float | None, least: float, most: float
-) -> None:
-    assert least <= Backoff(1.0).next(RefusedError("/sync/stream", 503, "full", asked)) <= most
-    assert Backoff(1.0).next(UnreachableError("gone")) <= 1
+def test_retry_after_is_kept(asked: float | None, least: float, most: float) -> None:
+    assert least <= Backoff(1.0).next(Refused("/sync/stream", 503, "full", asked)) <= most
+    assert Backoff(1.0).next(Unreachable("gone")) <= 1
 
 
 class Full(LittleServer):
@@ -71,7 +69,7 @@ def device(path: Path, endpoint: str) -> Iterator[Database]:
 @pytest.mark.parametrize(
     ("header", "seconds"), [("7", 7.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None), ("soon", None)]
 )
-def test_what_a_full_server_names_is_kept_by_the_error(tmp_path: Path, header: str, seconds: float | None) -> None:
+def test_retry_after_of_the_error(tmp_path: Path, header: str, seconds: float | None) -> None:
     with serving(Full(header)) as server, device(tmp_path, server.endpoint) as database:
         database["todos"].insert({"title": "x"})
         database.wait_for_status(lambda status: None not in (status.download_error, status.upload_error), 30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -18,45 +18,13 @@ from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import Tokens
 from headwater_client.sync.status import SyncStatus
-from tests.support.waiting import wait_until
-from tests.unit.clients_python.little_server import Line, LittleServer, serving
-
-BEGUN: list[Line] = [
-    {
-        "checkpoint": {
-            "last_op_id": "1", "streams": [], "buckets": [{"bucket": "b", "checksum": 1, "count": 1, "priority": 3}],
-        }
-    },
-    {
-        "data": {
-            "bucket": "b",
-            "data": [
-                {
-                    "op_id": "1", "op": "PUT", "object_type": "todos", "object_id": "theirs", "subkey": "s",
-                    "checksum": 1, "data": "{}",
-                }
-            ],
-        }
-    },
-]  # fmt: skip
-
-
-class App:
-    """A connector whose upload does `work`."""
-
-    def __init__(self, endpoint: str, work: Callable[[Database], object] = lambda _: None) -> None:
-        self.endpoint, self.work = endpoint, work
-
-    def fetch_credentials(self) -> Credentials:
-        return Credentials(self.endpoint, "t")
-
-    def upload_data(self, database: Database) -> None:
-        self.work(database)
+from tests.support.fix_headwater import wait_until
+from tests.unit.clients_python.little_server import App, LittleServer, checkpoint, row, serving, upload_all
 
 
 @pytest.fixture
 def server() -> Iterator[LittleServer]:
-    with serving(LittleServer(BEGUN)) as running:
+    with serving(LittleServer([checkpoint(), row(1)])) as running:
         yield running
 
 
@@ -71,7 +39,7 @@ def syncing() -> bool:
     return any(thread.name == "headwater-client" for thread in threading.enumerate())
 
 
-def test_nothing_of_who_signs_out_within_an_upload_stays(server: LittleServer, database: Database) -> None:
+def test_sign_out_within_an_upload(server: LittleServer, database: Database) -> None:
     database["todos"].insert({"id": "mine"})
     database.connect(App(server.endpoint, lambda each: each.disconnect_and_clear()))
     wait_until(lambda: not syncing(), "the sync thread")
@@ -80,7 +48,7 @@ def test_nothing_of_who_signs_out_within_an_upload_stays(server: LittleServer, d
     assert database.uploads_waiting == 0
 
 
-def test_a_connect_waits_for_the_thread_that_was_told_to_end(server: LittleServer, database: Database) -> None:
+def test_connect_waits_for_the_last_thread(server: LittleServer, database: Database) -> None:
     left, next_began = threading.Event(), threading.Event()
     overlapped: list[bool] = []
 
@@ -97,7 +65,7 @@ def test_a_connect_waits_for_the_thread_that_was_told_to_end(server: LittleServe
     assert overlapped == [False]
 
 
-def test_a_coroutine_may_disconnect_the_thread_that_runs_it(server: LittleServer, database: Database) -> None:
+def test_disconnect_within_an_upload(server: LittleServer, database: Database) -> None:
     class Leaving(App):
         async def upload_data(self, database: Database) -> None:  # type: ignore[override]
             await database.disconnect_async()
@@ -107,7 +75,7 @@ def test_a_coroutine_may_disconnect_the_thread_that_runs_it(server: LittleServer
     wait_until(lambda: not syncing(), "the end of the sync thread")
 
 
-def test_an_upload_may_subscribe_while_somebody_connects(server: LittleServer, database: Database) -> None:
+def test_subscribe_within_an_upload(server: LittleServer, database: Database) -> None:
     uploading = threading.Event()
 
     def subscribe_often(each: Database) -> None:
@@ -124,7 +92,7 @@ def test_an_upload_may_subscribe_while_somebody_connects(server: LittleServer, d
     assert not again.is_alive()
 
 
-def test_who_hears_of_a_failed_start_may_use_the_database(tmp_path: Path) -> None:
+def test_failed_start_leaves_the_database_usable(tmp_path: Path) -> None:
     database = Database(tmp_path / "device.db", {"todos": {"title": "text"}}, user_agent="no header: \u2603")
     heard = threading.Event()
 
@@ -141,7 +109,7 @@ def test_who_hears_of_a_failed_start_may_use_the_database(tmp_path: Path) -> Non
     database.close()
 
 
-def test_the_app_is_asked_once_for_a_token_whoever_waits_and_whoever_leaves() -> None:
+def test_tokens_are_fetched_once() -> None:
     async def ask() -> None:
         asked, answer = 0, asyncio.Event()
 
@@ -169,17 +137,12 @@ def test_the_app_is_asked_once_for_a_token_whoever_waits_and_whoever_leaves() ->
     asyncio.run(ask())
 
 
-def upload_all(database: Database) -> None:
-    for each in database.crud_transactions():
-        each.complete()
-
-
 def target(database: Database) -> int:
     (row,) = database.rows("SELECT value FROM ps_kv WHERE key = ?", [layout.TARGET])
     return int(row["value"])
 
 
-def test_a_number_that_the_server_has_long_passed_is_no_target(server: LittleServer, database: Database) -> None:
+def test_target_beyond_what_the_server_knows(server: LittleServer, database: Database) -> None:
     asked: list[int] = []
     uploaded = threading.Event()
 
@@ -204,7 +167,7 @@ def test_a_number_that_the_server_has_long_passed_is_no_target(server: LittleSer
     assert asked == [8, 9]
 
 
-def test_a_target_that_comes_after_a_clear_is_not_kept(database: Database) -> None:
+def test_target_after_a_clear(database: Database) -> None:
     database["todos"].insert({"id": "mine"})
     upload_all(database)
     sequence = uploads.unconfirmed_sequence(database.conn)
@@ -214,7 +177,7 @@ def test_a_target_that_comes_after_a_clear_is_not_kept(database: Database) -> No
     assert database.confirmed()
 
 
-def test_an_upload_that_ends_after_a_clear_is_nothing_to_wait_for(database: Database) -> None:
+def test_upload_that_ends_after_a_clear(database: Database) -> None:
     database["todos"].insert({"id": "mine"})
     transaction = database.get_next_crud_transaction()
     assert transaction is not None
@@ -223,7 +186,7 @@ def test_an_upload_that_ends_after_a_clear_is_nothing_to_wait_for(database: Data
     assert database.confirmed()
 
 
-def test_a_write_between_two_looks_at_the_queue_is_not_taken_for_uploaded(tmp_path: Path, database: Database) -> None:
+def test_write_between_two_looks_at_the_queue(tmp_path: Path, database: Database) -> None:
     database["todos"].insert({"id": "first"})
     upload_all(database)
     looking = open_connection(tmp_path / "device.db")
@@ -237,7 +200,7 @@ def test_a_write_between_two_looks_at_the_queue_is_not_taken_for_uploaded(tmp_pa
     looking.close()
 
 
-def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:
+def test_retired_store(tmp_path: Path) -> None:
     connection = open_connection(tmp_path / "device.db")
     layout.prepare(connection)
     store = DeviceStore(connection, {})
@@ -248,18 +211,11 @@ def test_a_store_that_is_retired_takes_nothing(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_a_token_that_is_refused_beside_the_stream_is_replaced_and_the_stream_goes_on(database: Database) -> None:
+def test_token_refused_beside_the_stream(database: Database) -> None:
     class Refusing(LittleServer):
         def line_up(self, handler: BaseHTTPRequestHandler) -> None:
             self.refused.add("1")
             super().line_up(handler)
-
-    class Renewing(App):
-        fetched = 0
-
-        def fetch_credentials(self) -> Credentials:
-            self.fetched += 1
-            return Credentials(self.endpoint, str(self.fetched))
 
     asked: list[int] = []
 
@@ -267,10 +223,10 @@ def test_a_token_that_is_refused_beside_the_stream_is_replaced_and_the_stream_go
         asked.append(number)
         return number
 
-    refusing = Refusing(BEGUN, numbered)
+    refusing = Refusing([checkpoint(), row(1)], numbered)
     refusing.again = {"token_expires_in": 3600}  # a device asks again when it hears of the server
     with serving(refusing) as server:
-        connector = Renewing(server.endpoint)
+        connector = App(server.endpoint)
         database.connect(connector, ConnectOptions(checkpoint_mode="requests"))
         wait_until(lambda: len(asked) == 2, "the second request")
         assert (connector.fetched, server.streams) == (2, 1)
@@ -278,9 +234,7 @@ def test_a_token_that_is_refused_beside_the_stream_is_replaced_and_the_stream_go
         database.disconnect()
 
 
-def test_of_two_that_sync_one_file_the_second_waits_for_the_first(
-    server: LittleServer, database: Database, tmp_path: Path
-) -> None:
+def test_second_sync_of_a_file_waits(server: LittleServer, database: Database, tmp_path: Path) -> None:
     database.connect(App(server.endpoint))
     wait_until(lambda: server.streams == 1, "the first stream")
     with Database(tmp_path / "device.db") as second:
@@ -296,7 +250,7 @@ def test_of_two_that_sync_one_file_the_second_waits_for_the_first(
         database.disconnect()  # who waits can leave
 
 
-def test_a_subscription_that_is_given_up_twice_leaves_that_of_another(server: LittleServer, database: Database) -> None:
+def test_unsubscribe_twice(server: LittleServer, database: Database) -> None:
     first, second = database.subscribe("one", ttl=0), database.subscribe("one", ttl=0)
     with first:
         first.unsubscribe()
@@ -314,7 +268,7 @@ def test_a_subscription_that_is_given_up_twice_leaves_that_of_another(server: Li
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud83d", object()], ids=["nan", "half a pair", "an object"])
-def test_parameters_that_json_has_no_form_for_are_told_at_once(database: Database, value: object) -> None:
+def test_parameters_without_a_json_form(database: Database, value: object) -> None:
     with pytest.raises(ConnectError, match="JSON"):
         database.subscribe("one", {"a": value})
     with pytest.raises(ConnectError, match="JSON"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlite_utils.db import NotFoundError
 
-from headwater_client import Credentials, CrudEntry, Database, Schema, Table, TrackPrevious
+from headwater_client import CrudEntry, Database, Schema, Table, TrackPrevious
 from headwater_client.database.connector import as_json
 from headwater_client.errors import FileError, SchemaError
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ def queue(database: Database) -> list[list[tuple[str, str, object]]]:
     return [[(each.op, each.id, each.data) for each in tx.crud] for tx in database.crud_transactions()]
 
 
-def test_a_table_is_that_of_sqlite_utils(opened: Open) -> None:
+def test_table_methods(opened: Open) -> None:
     todos = opened()["todos"]
     todos.insert({"id": "1", "title": "milk", "done": 0})
     todos.insert_all([{"id": "2", "title": "bread", "share": 0.5}, {"id": "3", "title": "tea"}])
@@ -62,7 +62,7 @@ def test_a_table_is_that_of_sqlite_utils(opened: Open) -> None:
         todos.update("gone", {"done": 1})
 
 
-def test_a_row_without_an_id_gets_one(opened: Open) -> None:
+def test_row_without_an_id(opened: Open) -> None:
     todos = opened()["todos"]
     todos.insert({"title": "milk"})
     assert todos.get(todos.last_pk)["title"] == "milk"
@@ -77,12 +77,12 @@ def test_a_row_without_an_id_gets_one(opened: Open) -> None:
         lambda t: t.insert({}, alter=True),
     ],
 )
-def test_a_table_is_not_reshaped_but_by_the_schema(opened: Open, change: Callable[[Any], object]) -> None:
+def test_table_is_not_reshaped(opened: Open, change: Callable[[Any], object]) -> None:
     with pytest.raises(SchemaError):
         change(opened()["todos"])
 
 
-def test_what_one_transaction_wrote_is_uploaded_together(opened: Open) -> None:
+def test_crud_transactions(opened: Open) -> None:
     database = opened()
     todos = database["todos"]
     with database.atomic():
@@ -99,7 +99,7 @@ def test_what_one_transaction_wrote_is_uploaded_together(opened: Open) -> None:
     ]
 
 
-def test_a_completed_transaction_leaves_the_queue_with_all_before_it(opened: Open) -> None:
+def test_complete(opened: Open) -> None:
     database = opened()
     for number in range(4):
         database["todos"].insert({"id": str(number)})
@@ -113,7 +113,7 @@ def test_a_completed_transaction_leaves_the_queue_with_all_before_it(opened: Ope
     assert database.uploads_waiting == 0
 
 
-def test_writes_of_several_threads_wait_for_each_other(opened: Open) -> None:
+def test_writes_of_several_threads(opened: Open) -> None:
     database = opened()
 
     def write(name: str) -> None:
@@ -135,7 +135,7 @@ def entries(database: Database) -> list[CrudEntry]:
     return [entry for transaction in database.crud_transactions() for entry in transaction.crud]
 
 
-def test_tables_track_what_they_are_told_to(opened: Open) -> None:
+def test_track_previous_and_metadata(opened: Open) -> None:
     tables = {
         "plain": Table({"a": "text", "b": "integer"}),
         "all": Table({"a": "text", "b": "integer"}, track_previous=True),
@@ -169,7 +169,7 @@ def test_tables_track_what_they_are_told_to(opened: Open) -> None:
     assert database["some"].count == 0
 
 
-def test_local_rows_are_not_uploaded_and_inserted_ones_are_not_kept(opened: Open) -> None:
+def test_local_only_and_insert_only(opened: Open) -> None:
     database = opened(
         {"drafts": Table({"a": "text"}, local_only=True), "events": Table({"a": "text"}, insert_only=True)}
     )
@@ -181,7 +181,7 @@ def test_local_rows_are_not_uploaded_and_inserted_ones_are_not_kept(opened: Open
     assert database["events"].count == 0
 
 
-def test_a_table_of_many_columns_works_as_one_of_few(opened: Open) -> None:
+def test_table_of_many_columns(opened: Open) -> None:
     columns: dict[str, Any] = {f"c{number}": "text" for number in range(500)}
     database = opened({"wide": Table(columns)})
     database["wide"].insert({"id": "1", "c0": "a", "c499": "b"})
@@ -195,25 +195,11 @@ def test_a_table_of_many_columns_works_as_one_of_few(opened: Open) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "",
-        "é\n'\"\\",
-        "{}",
-        "[1,2]",
-        "null",
-        "\U0001f600",
-        0,
-        -1,
-        2**63 - 1,
-        1.5,
-        1e300,
-        0.1 + 0.2,
-        1 / 3,
-        5e-324,
-        -1e-7,
-        None,
+        "", "é\n'\"\\", "{}", "[1,2]", "null", "\U0001f600", 0, -1, 2**63 - 1, 1.5, 1e300, 0.1 + 0.2, 1 / 3, 5e-324,
+        -1e-7, None,
     ],
-)
-def test_a_value_that_is_written_is_read_back_and_uploaded_as_it_was(opened: Open, value: object) -> None:
+)  # fmt: skip
+def test_values_round_trip(opened: Open, value: object) -> None:
     column = {str: "title", int: "done", float: "share"}.get(type(value), "title")
     database = opened()
     database["todos"].insert({"id": "1", column: value})
@@ -223,7 +209,7 @@ def test_a_value_that_is_written_is_read_back_and_uploaded_as_it_was(opened: Ope
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_a_number_that_json_lacks_is_uploaded_as_null(opened: Open, value: float) -> None:
+def test_numbers_without_a_json_form(opened: Open, value: float) -> None:
     database = opened({"todos": Table({"share": "real"}, track_previous=True)})
     database["todos"].insert({"id": "1", "share": value})
     database["todos"].update("1", {"share": 0.5})
@@ -233,12 +219,12 @@ def test_a_number_that_json_lacks_is_uploaded_as_null(opened: Open, value: float
     ]  # fmt: skip
 
 
-def test_an_index_on_a_column_is_used(opened: Open) -> None:
+def test_indexes(opened: Open) -> None:
     plan = opened().rows("EXPLAIN QUERY PLAN SELECT * FROM todos WHERE title = 'x' ORDER BY done DESC")
     assert ["ps_data__todos__by_title" in row["detail"] for row in plan] == [True]
 
 
-def test_rows_live_through_a_change_of_the_schema(opened: Open) -> None:
+def test_schema_changes(opened: Open) -> None:
     database = opened()
     database["todos"].insert({"id": "1", "title": "milk"})
     for tables, shown in (
@@ -252,14 +238,14 @@ def test_rows_live_through_a_change_of_the_schema(opened: Open) -> None:
             assert list(database["tasks" if len(shown) == 2 else "todos"].rows) == [shown]
 
 
-def test_a_file_opened_without_a_schema_has_its_tables(opened: Open) -> None:
+def test_open_without_schema(opened: Open) -> None:
     opened()["todos"].insert({"id": "1", "title": "milk"})
     database = opened(None)
     database["todos"].update("1", {"title": "tea"})
     assert database["todos"].get("1")["title"] == "tea"
 
 
-def test_what_is_no_file_of_a_device_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_text("nothing that SQLite knows, and longer than its header of a hundred bytes " * 3)
     with pytest.raises(FileError, match="cannot be opened"):
@@ -286,12 +272,12 @@ def test_what_is_no_file_of_a_device_is_left_alone(tmp_path: Path) -> None:
         ({"t": {f"c{number}": "text" for number in range(2000)}}, "2000 columns"),
     ],
 )
-def test_a_schema_that_cannot_work_says_why(tables: Any, told: str) -> None:
+def test_invalid_schema(tables: Any, told: str) -> None:
     with pytest.raises(SchemaError, match=told):
         Schema.of(tables)
 
 
-def test_an_encrypted_file_is_read_with_its_key_only(tmp_path: Path) -> None:
+def test_encryption(tmp_path: Path) -> None:
     pytest.importorskip("sqlcipher3")
     path = tmp_path / "secret.db"
     with Database(path, TODOS, key="it's a secret") as database:
@@ -306,7 +292,7 @@ def test_an_encrypted_file_is_read_with_its_key_only(tmp_path: Path) -> None:
         Database(path, TODOS)
 
 
-def test_everything_goes_when_the_file_is_cleared_but_who_it_is(opened: Open) -> None:
+def test_disconnect_and_clear(opened: Open) -> None:
     database = opened({**TODOS, "drafts": Table({"a": "text"}, local_only=True)})
     known = database.client_id
     database["todos"].insert({"id": "1"})
@@ -320,26 +306,7 @@ def test_everything_goes_when_the_file_is_cleared_but_who_it_is(opened: Open) ->
     assert [entry.op_id for entry in entries(database)] == [2], "numbers of writes are never used twice"
 
 
-def test_an_app_may_sign_out_within_an_upload(opened: Open) -> None:
-    """Its connector is called by the thread that signing out ends."""
-    database, done = opened(), threading.Event()
-
-    class Connector:
-        def fetch_credentials(self) -> Credentials:
-            return Credentials("http://127.0.0.1:1", "token")
-
-        def upload_data(self, database: Database) -> None:
-            database.disconnect_and_clear()
-            done.set()
-
-    database["todos"].insert({"id": "1"})
-    database.connect(Connector())
-    database.execute("update todos set done = 1")
-    assert done.wait(60)
-    assert database.uploads_waiting == 0
-
-
-def test_threads_that_end_leave_no_connection_behind(opened: Open) -> None:
+def test_connections_of_ended_threads(opened: Open) -> None:
     database = opened()
     for _ in range(5):
         thread = threading.Thread(target=lambda: database["todos"].insert({"title": "x"}))
@@ -350,7 +317,7 @@ def test_threads_that_end_leave_no_connection_behind(opened: Open) -> None:
     assert len(database._connections._open) == 1
 
 
-def test_who_watches_gets_the_end_when_the_file_is_closed(opened: Open) -> None:
+def test_watch_ends_with_close(opened: Open) -> None:
     database, results = opened(), []
     first = threading.Event()
 
@@ -369,7 +336,7 @@ def test_who_watches_gets_the_end_when_the_file_is_closed(opened: Open) -> None:
     assert not thread.is_alive()
 
 
-def test_a_watch_sees_what_another_process_writes(opened: Open) -> None:
+def test_watch_of_another_process(opened: Open) -> None:
     mine, other = opened(), opened()
     results = mine.watch("select id from todos")
     assert next(results) == []

@@ -100,7 +100,7 @@ def live_until(path: Path, last: int, large: int) -> None:
 
 @pytest.mark.parametrize("large", [20_000, 2], ids=["small downloads", "large downloads"])
 @pytest.mark.parametrize("step", [61, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
-def test_a_device_that_is_killed_before_any_statement_goes_on(tmp_path: Path, step: int, large: int) -> None:
+def test_killed_before_any_statement(tmp_path: Path, step: int, large: int) -> None:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([__name__])
     for last in count(0, step):

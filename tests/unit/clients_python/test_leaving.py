@@ -18,23 +18,10 @@ from headwater_client.database import app_calls
 from headwater_client.database.database import CrudBatch
 from headwater_client.errors import ClientError, ConnectError, NotSyncedError
 from headwater_client.storage import connection as connections
-from tests.support.waiting import wait_until
-from tests.unit.clients_python.little_server import Line, LittleServer, serving
+from tests.support.fix_headwater import wait_until
+from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, checkpoint, row, serving
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT ?, max(i) FROM n"
-
-
-class App:
-    """A connector made of two functions."""
-
-    def __init__(self, endpoint: str, upload: Callable[[Database], object] = lambda _: None) -> None:
-        self.endpoint, self.upload = endpoint, upload
-
-    def fetch_credentials(self) -> Credentials:
-        return Credentials(self.endpoint, "t")
-
-    def upload_data(self, database: Database) -> None:
-        self.upload(database)
 
 
 @pytest.fixture
@@ -68,10 +55,8 @@ def hanging() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_an_upload_that_hangs_is_left_and_the_next_waits_for_its_end(
-    server: LittleServer, database: Database, hanging: threading.Event
-) -> None:
-    began, next_began = threading.Event(), threading.Event()
+def leave_a_hanging_upload(server: LittleServer, database: Database, hanging: threading.Event) -> None:
+    began = threading.Event()
 
     def hang(_: Database) -> None:
         began.set()
@@ -81,6 +66,13 @@ def test_an_upload_that_hangs_is_left_and_the_next_waits_for_its_end(
     database.connect(App(server.endpoint, hang))
     assert began.wait(20)
     leave(database)
+
+
+def test_next_upload_waits_for_a_hanging_one(
+    server: LittleServer, database: Database, hanging: threading.Event
+) -> None:
+    next_began = threading.Event()
+    leave_a_hanging_upload(server, database, hanging)
     database.connect(App(server.endpoint, lambda _: next_began.set()))
     wait_until(lambda: server.streams >= 1 and database.status.connected, "the next connection")
     assert not next_began.wait(0.3)
@@ -88,7 +80,7 @@ def test_an_upload_that_hangs_is_left_and_the_next_waits_for_its_end(
     assert next_began.wait(20)
 
 
-def test_an_upload_that_ends_soon_is_waited_for(
+def test_disconnect_waits_for_an_upload(
     server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_calls, "_GRACE", 20.0)
@@ -107,7 +99,7 @@ def test_an_upload_that_ends_soon_is_waited_for(
     assert ended.is_set()
 
 
-def test_a_token_that_never_comes_is_left(database: Database, hanging: threading.Event) -> None:
+def test_leave_a_hanging_token(database: Database, hanging: threading.Event) -> None:
     asked = threading.Event()
 
     class Waiting(App):
@@ -121,9 +113,7 @@ def test_a_token_that_never_comes_is_left(database: Database, hanging: threading
     leave(database)
 
 
-def test_a_name_that_is_looked_up_for_ever_is_left(
-    database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leave_a_hanging_lookup(database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
     def look_up(*_: object, **__: object) -> list[object]:
@@ -137,16 +127,9 @@ def test_a_name_that_is_looked_up_for_ever_is_left(
     leave(database)
 
 
-def test_a_statement_that_does_not_end_is_left(server: LittleServer, database: Database) -> None:
+def test_leave_an_endless_statement(server: LittleServer, database: Database) -> None:
     began = threading.Event()
-    put = {"op_id": "1", "op": "PUT", "object_type": "endless", "object_id": "1", "subkey": "s", "checksum": 1}
-    bucket = {"bucket": "b", "checksum": 1, "count": 1, "priority": 3}
-    lines: list[Line] = [
-        {"checkpoint": {"last_op_id": "1", "streams": [], "buckets": [bucket]}},
-        {"data": {"bucket": "b", "data": [{**put, "data": "{}"}]}},
-        {"checkpoint_complete": {"last_op_id": "1"}},
-    ]
-    server.lines = lines
+    server.lines = [checkpoint(), row(1, table="endless"), COMPLETE]
     database.on_status(lambda status: began.set() if status.downloading else None)
     database.connect(App(server.endpoint))
     assert began.wait(20)
@@ -156,9 +139,7 @@ def test_a_statement_that_does_not_end_is_left(server: LittleServer, database: D
     assert database.rows("SELECT * FROM endless") == []
 
 
-def test_sync_that_waits_for_a_write_of_the_app_is_left(
-    server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leave_while_the_app_writes(server: LittleServer, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, begin = threading.Event(), connections._begin
 
     def begin_later(connection: sqlite3.Connection, retired: threading.Event) -> None:
@@ -178,7 +159,7 @@ def test_sync_that_waits_for_a_write_of_the_app_is_left(
     database.wait_for_status(lambda status: status.connected, 60)
 
 
-def test_a_program_ends_though_its_upload_hangs(tmp_path: Path) -> None:
+def test_program_ends_though_its_upload_hangs(tmp_path: Path) -> None:
     program = f"""
 import threading
 from headwater_client import Credentials, Database
@@ -196,7 +177,7 @@ assert began.wait(20)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=150)
 
 
-def test_what_plain_methods_return_is_awaited(server: LittleServer, database: Database) -> None:
+def test_wrapped_coroutines_are_awaited(server: LittleServer, database: Database) -> None:
     """As those are that a decorator has wrapped."""
     uploaded = threading.Event()
 
@@ -222,7 +203,7 @@ def test_what_plain_methods_return_is_awaited(server: LittleServer, database: Da
     wait_until(lambda: database.uploads_waiting == 0, "the upload")
 
 
-def test_who_waits_for_a_sync_in_a_loop_can_be_cancelled(database: Database) -> None:
+def test_wait_for_first_sync_is_cancellable(database: Database) -> None:
     async def wait() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(database.wait_for_first_sync_async(), 0.05)
@@ -236,10 +217,8 @@ def test_who_waits_for_a_sync_in_a_loop_can_be_cancelled(database: Database) -> 
     assert not waiting.is_alive()
 
 
-def test_who_waits_for_a_sync_hears_of_it_in_a_loop(server: LittleServer, database: Database) -> None:
-    bucket = {"bucket": "b", "checksum": 0, "count": 0, "priority": 3}
-    checkpoint: Line = {"checkpoint": {"last_op_id": "1", "streams": [], "buckets": [bucket]}}
-    server.lines = [checkpoint, {"checkpoint_complete": {"last_op_id": "1"}}]
+def test_wait_for_first_sync_async(server: LittleServer, database: Database) -> None:
+    server.lines = [checkpoint(checksum=0, count=0), COMPLETE]
 
     async def wait() -> None:
         waiting = asyncio.ensure_future(database.wait_for_first_sync_async(20))
@@ -250,7 +229,7 @@ def test_who_waits_for_a_sync_hears_of_it_in_a_loop(server: LittleServer, databa
     assert database.status.has_synced
 
 
-def test_who_waits_for_a_sync_hears_that_the_file_is_closed(database: Database) -> None:
+def test_wait_for_first_sync_and_close(database: Database) -> None:
     heard: list[str] = []
 
     def wait() -> None:
@@ -273,7 +252,7 @@ def test_who_waits_for_a_sync_hears_that_the_file_is_closed(database: Database) 
 
 
 @pytest.mark.parametrize("next_writes", [Database.get_next_crud_transaction, Database.get_crud_batch])
-def test_an_upload_that_was_left_does_not_send_what_the_next_user_writes(
+def test_left_upload_sends_nothing_of_the_next_user(
     server: LittleServer, database: Database, hanging: threading.Event, next_writes: Callable[[Database], CrudBatch]
 ) -> None:
     began, ended = threading.Event(), threading.Event()
@@ -300,9 +279,7 @@ def test_an_upload_that_was_left_does_not_send_what_the_next_user_writes(
     assert database.uploads_waiting == 1
 
 
-def test_a_coroutine_that_hangs_is_left_uncancelled_and_the_next_waits_for_its_end(
-    server: LittleServer, database: Database
-) -> None:
+def test_next_upload_waits_for_a_coroutine(server: LittleServer, database: Database) -> None:
     async def use() -> None:
         began, goes_on = asyncio.Event(), asyncio.Event()
         happened: list[str] = []
@@ -334,25 +311,16 @@ def test_a_coroutine_that_hangs_is_left_uncancelled_and_the_next_waits_for_its_e
     asyncio.run(use())
 
 
-def test_an_app_is_told_that_an_upload_that_was_left_holds_up_the_next(
+def test_left_upload_is_reported(
     server: LittleServer, database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_calls, "_LONGEST_WAIT", 0.05)
-    began = threading.Event()
-
-    def hang(_: Database) -> None:
-        began.set()
-        hanging.wait(60)
-
-    database["todos"].insert({"id": "mine"})
-    database.connect(App(server.endpoint, hang))
-    assert began.wait(20)
-    leave(database)
+    leave_a_hanging_upload(server, database, hanging)
     database.connect(App(server.endpoint))
     database.wait_for_status(lambda status: "earlier connection" in str(status.upload_error), 20)
 
 
-def test_a_file_is_closed_while_other_threads_read_it(tmp_path: Path) -> None:
+def test_close_while_threads_read(tmp_path: Path) -> None:
     """Their statements end with an error; a driver would end the process."""
     ended: list[str] = []
 

@@ -97,7 +97,7 @@ def bson_body() -> bytes:
 
 @pytest.mark.parametrize("kind", [NDJSON, BSON])
 @pytest.mark.parametrize("size", [1, 7, 100, 10**6])
-def test_lines_are_the_same_in_whatever_pieces_they_come(kind: str, size: int) -> None:
+def test_framing(kind: str, size: int) -> None:
     body = JSON_BODY if kind == NDJSON else bson_body()
     framing = framing_of(kind)
     lines = [line for start in range(0, len(body), size) for line in framing.feed(body[start : start + size])]
@@ -106,14 +106,14 @@ def test_lines_are_the_same_in_whatever_pieces_they_come(kind: str, size: int) -
 
 
 @pytest.mark.parametrize("kind", [NDJSON, BSON])
-def test_a_body_that_ends_within_a_line_is_noticed(kind: str) -> None:
+def test_truncated_body(kind: str) -> None:
     framing = framing_of(kind)
     list(framing.feed((JSON_BODY if kind == NDJSON else bson_body())[:-3]))
     with pytest.raises(ProtocolError, match="in the middle"):
         framing.end()
 
 
-def test_two_keys_in_a_line_are_an_error_and_blank_lines_are_none() -> None:
+def test_two_keys_and_blank_lines() -> None:
     with pytest.raises(ProtocolError, match="two keys"):
         parse_line(b'{"token_expires_in": 5, "checkpoint_complete": {"last_op_id": "1"}}')
     assert list(framing_of(NDJSON).feed(b"\n  \n\r\n")) == []
@@ -129,18 +129,18 @@ def test_two_keys_in_a_line_are_an_error_and_blank_lines_are_none() -> None:
         b'{"checkpoint_complete":5}', b'{"partial_checkpoint_complete":{"priority":"1"}}',
     ],
 )  # fmt: skip
-def test_what_is_no_line_of_the_protocol_is_named_as_such(line: bytes) -> None:
+def test_invalid_line(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_line(line)
 
 
-def test_a_line_before_the_first_checkpoint_is_an_error() -> None:
+def test_line_before_the_first_checkpoint() -> None:
     for line in (LINES[1], LINES[2], LINES[3]):
         with pytest.raises(ProtocolError, match="before the first checkpoint"):
             list(StreamSession().receive(line))
 
 
-def test_what_a_device_does_about_each_line() -> None:
+def test_instructions() -> None:
     session = StreamSession()
     done = [instruction for line in LINES for instruction in session.receive(line)]
     assert [type(each) for each in done] == [BeginCheckpoint, Save, Finish, Finish, Tick]
@@ -155,7 +155,7 @@ def test_what_a_device_does_about_each_line() -> None:
         (31, [Tick()]),
     ],
 )
-def test_a_token_is_renewed_in_time(seconds: int, expected: list[object]) -> None:
+def test_token_is_renewed_in_time(seconds: int, expected: list[object]) -> None:
     assert list(StreamSession().receive(TokenExpiresIn(seconds))) == expected
 
 
@@ -196,7 +196,7 @@ def hear(store: DeviceStore, body: bytes, kind: str) -> None:
         hear_line(session, store, line)
 
 
-def test_no_lines_however_odd_do_more_than_end_the_stream(store: DeviceStore) -> None:
+def test_any_lines(store: DeviceStore) -> None:
     """Whatever they are, the error is one that a device knows, and the file is whole."""
 
     @settings(max_examples=examples(50))
@@ -214,7 +214,7 @@ def test_no_lines_however_odd_do_more_than_end_the_stream(store: DeviceStore) ->
 
 
 @pytest.mark.parametrize("kind", [NDJSON, BSON])
-def test_no_bytes_however_random_do_more_than_end_the_stream(store: DeviceStore, kind: str) -> None:
+def test_any_bytes(store: DeviceStore, kind: str) -> None:
     body = JSON_BODY if kind == NDJSON else bson_body()
 
     @settings(max_examples=examples(50))

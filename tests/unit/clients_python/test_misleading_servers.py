@@ -11,25 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from headwater_client import ConnectOptions, Credentials, Database, RawTable, Schema
-from headwater_client.errors import ProtocolError, RefusedError
-from tests.support.waiting import wait_until
-from tests.unit.clients_python.little_server import Line, LittleServer, serving
-from tests.unit.clients_python.pauses import noted_pauses
-
-
-class App:
-    """A connector that counts how often it is asked for a token, and uploads nothing."""
-
-    def __init__(self, endpoint: str, token: Callable[[int], str] = str) -> None:
-        self._endpoint, self._token, self.fetched = endpoint, token, 0
-
-    def fetch_credentials(self) -> Credentials:
-        self.fetched += 1
-        return Credentials(self._endpoint, self._token(self.fetched))
-
-    def upload_data(self, database: Database) -> None:
-        pass
+from headwater_client import ConnectOptions, Database, RawTable, Schema
+from headwater_client.errors import ProtocolError, Refused
+from tests.support.fix_headwater import wait_until
+from tests.unit.clients_python.little_server import (
+    COMPLETE,
+    App,
+    Line,
+    LittleServer,
+    checkpoint,
+    noted_pauses,
+    row,
+    serving,
+    upload_all,
+)
 
 
 @pytest.fixture
@@ -40,28 +35,12 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield opened
 
 
-def checkpoint(*, checksum: int = 1, count: int = 1, priority: int = 3) -> Line:
-    bucket = {"bucket": "b", "checksum": checksum, "count": count, "priority": priority}
-    return {"checkpoint": {"last_op_id": "9", "streams": [], "buckets": [bucket]}}
-
-
-def row(number: int, data: str, table: str = "todos") -> Line:
-    op = {
-        "op_id": str(number), "op": "PUT", "object_type": table, "object_id": "1", "subkey": "s", "checksum": 1,
-        "data": data,
-    }  # fmt: skip
-    return {"data": {"bucket": "b", "data": [op]}}
-
-
-COMPLETE: Line = {"checkpoint_complete": {"last_op_id": "9"}}
 EAGER = ConnectOptions(retry_delay=0.01)
 
 
 @pytest.mark.parametrize("data", ["{", "", '"\\'])
 @pytest.mark.parametrize("table", ["todos", "kept"])
-def test_a_row_that_is_not_json_is_an_error_and_leaves_the_table_readable(
-    database: Database, data: str, table: str
-) -> None:
+def test_row_that_is_not_json(database: Database, data: str, table: str) -> None:
     with serving(LittleServer([checkpoint(), row(1, data, table), COMPLETE])) as server:
         database.connect(App(server.endpoint), EAGER)
         database.wait_for_status(lambda status: isinstance(status.download_error, ProtocolError), 20)
@@ -84,7 +63,7 @@ def test_a_row_that_is_not_json_is_an_error_and_leaves_the_table_readable(
     ],
     ids=json.dumps,
 )
-def test_numbers_that_no_file_can_hold_are_not_of_the_protocol(database: Database, lines: list[Line]) -> None:
+def test_numbers_beyond_the_file(database: Database, lines: list[Line]) -> None:
     with serving(LittleServer([*lines, COMPLETE])) as server:
         database.connect(App(server.endpoint), EAGER)
         database.wait_for_status(lambda status: isinstance(status.download_error, ProtocolError), 20)
@@ -102,7 +81,7 @@ def test_numbers_that_no_file_can_hold_are_not_of_the_protocol(database: Databas
     ],
     ids=["wrong checksums", "nonsense", "always expired", "broken off in a download"],
 )
-def test_a_server_that_misleads_is_asked_less_and_less(
+def test_misleading_server_is_asked_less(
     database: Database, monkeypatch: pytest.MonkeyPatch, lines: list[Line], grows: bool
 ) -> None:
     waits = noted_pauses(monkeypatch)
@@ -118,9 +97,7 @@ def test_a_server_that_misleads_is_asked_less_and_less(
 @pytest.mark.parametrize(
     ("token", "streams"), [(lambda _: "the same", 1), (str, 2)], ids=["the same token", "another token each time"]
 )
-def test_tokens_that_are_always_about_to_end_are_asked_for_once(
-    database: Database, token: Callable[[int], str], streams: int
-) -> None:
+def test_token_that_always_ends_soon(database: Database, token: Callable[[int], str], streams: int) -> None:
     ends_soon: Line = {"token_expires_in": 5}
 
     class Numbering(LittleServer):
@@ -130,7 +107,7 @@ def test_tokens_that_are_always_about_to_end_are_asked_for_once(
             super().line_up(handler)
 
     with serving(Numbering([])) as server:
-        connector = App(server.endpoint, token)
+        connector = App(server.endpoint, token=token)
         database.connect(connector, EAGER)
         database.wait_for_first_sync(20)
         wait_until(lambda: connector.fetched == 2, "a token")
@@ -141,7 +118,7 @@ def test_tokens_that_are_always_about_to_end_are_asked_for_once(
 
 
 @pytest.mark.parametrize("path", ["stream", "write checkpoint"])
-def test_of_an_answer_without_end_the_beginning_is_read(database: Database, path: str) -> None:
+def test_endless_answer(database: Database, path: str) -> None:
     class Dripping(LittleServer):
         def line_up(self, handler: BaseHTTPRequestHandler) -> None:
             self._drip(handler) if path == "stream" else super().line_up(handler)
@@ -158,13 +135,8 @@ def test_of_an_answer_without_end_the_beginning_is_read(database: Database, path
                 except OSError:
                     return
 
-    class Uploading(App):
-        def upload_data(self, database: Database) -> None:
-            for each in database.crud_transactions():
-                each.complete()
-
     with serving(Dripping([checkpoint()])) as server:
-        database.connect(Uploading(server.endpoint), EAGER)
+        database.connect(App(server.endpoint, upload_all), EAGER)
         database["todos"].insert({"title": "x"})
         database.wait_for_status(
             lambda status: isinstance(status.download_error if path == "stream" else status.upload_error, RefusedError),
@@ -173,20 +145,15 @@ def test_of_an_answer_without_end_the_beginning_is_read(database: Database, path
         database.disconnect()
 
 
-def test_a_server_that_always_knows_a_later_request_is_not_asked_without_end(database: Database) -> None:
+def test_server_that_always_knows_a_later_request(database: Database) -> None:
     asked: list[int] = []
 
     def later(number: int) -> int:
         asked.append(number)
         return number + 1
 
-    class Uploading(App):
-        def upload_data(self, database: Database) -> None:
-            for each in database.crud_transactions():
-                each.complete()
-
     with serving(LittleServer([checkpoint()], later)) as server:
-        database.connect(Uploading(server.endpoint), ConnectOptions(retry_delay=30, checkpoint_mode="requests"))
+        database.connect(App(server.endpoint, upload_all), ConnectOptions(retry_delay=30, checkpoint_mode="requests"))
         database["todos"].insert({"title": "x"})
         database.wait_for_status(lambda status: isinstance(status.upload_error, ProtocolError), 20)
         assert len(asked) < 10
@@ -195,7 +162,7 @@ def test_a_server_that_always_knows_a_later_request_is_not_asked_without_end(dat
 
 @pytest.mark.parametrize("escape", ["\\ud83d", "\\uDE00", "\\ud83d\\ud83d\\ude00"])
 @pytest.mark.parametrize("table", ["todos", "kept"])
-def test_half_of_a_surrogate_pair_is_read_as_what_it_is_not(database: Database, escape: str, table: str) -> None:
+def test_half_a_surrogate_pair(database: Database, escape: str, table: str) -> None:
     data = f'{{"title": "a{escape}b \\ud83d\\ude00 \\\\ud83d", "more": "c"}}'
     with serving(LittleServer([checkpoint(), row(1, data, table), COMPLETE])) as server:
         database.connect(App(server.endpoint), EAGER)
@@ -207,9 +174,7 @@ def test_half_of_a_surrogate_pair_is_read_as_what_it_is_not(database: Database, 
 
 
 @pytest.mark.parametrize(("number", "read"), [(2**63 - 1, 2**63 - 1), (10**30, 1e30), (-(2**64), -(2.0**64))])
-def test_a_number_that_no_column_holds_is_a_real_in_a_raw_table_too(
-    database: Database, number: int, read: float
-) -> None:
+def test_number_beyond_a_column_is_a_real(database: Database, number: int, read: float) -> None:
     with serving(LittleServer([checkpoint(), row(1, f'{{"title": {number}}}', "numbers"), COMPLETE])) as server:
         database.execute("CREATE TABLE numbers(id TEXT PRIMARY KEY, title)")
         database.update_schema(Schema.of({"numbers": RawTable()}))
@@ -219,9 +184,7 @@ def test_a_number_that_no_column_holds_is_a_real_in_a_raw_table_too(
         database.disconnect()
 
 
-def test_an_upload_that_fails_is_not_repeated_with_each_write(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_upload(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[int] = []
 
     class Failing(App):

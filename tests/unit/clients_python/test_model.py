@@ -236,9 +236,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("large", [20_000, 2], ids=["small downloads", "large downloads"])
 @pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
-def test_a_device_shows_what_a_plain_model_of_it_shows(
-    examples: int, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_equals_its_model(examples: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A download counts as large from so many operations on."""
     monkeypatch.setattr(buckets, "_LARGE", large)
     monkeypatch.setattr(buckets, "_MANY_TIMES", 0)

@@ -64,7 +64,7 @@ def play(store: DeviceStore, *lines: Line) -> FinishOutcome | None:
     return outcome
 
 
-def test_rows_go_into_tables_of_the_app(connection: sqlite3.Connection) -> None:
+def test_raw_tables(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE kept(id TEXT PRIMARY KEY, title TEXT NOT NULL, tags TEXT)")
     connection.execute("CREATE TABLE mine(key TEXT PRIMARY KEY, n INTEGER, rest TEXT)")
     put = Statement("INSERT OR REPLACE INTO mine(key, n, rest) VALUES (?, ?, ?)", ["Id", {"Column": "n"}, "Rest"])
@@ -80,13 +80,13 @@ def test_rows_go_into_tables_of_the_app(connection: sqlite3.Connection) -> None:
     assert connection.execute("SELECT * FROM mine").fetchall() == []
 
 
-def test_a_table_of_the_app_that_is_not_there_is_named(connection: sqlite3.Connection) -> None:
+def test_missing_raw_table(connection: sqlite3.Connection) -> None:
     with pytest.raises(SchemaError, match="raw table todos"):
         sync(DeviceStore(connection, {"todos": RawTable()}), ("todos", "1", {}))
     assert not connection.in_transaction
 
 
-def test_rows_without_a_table_wait_for_one(connection: sqlite3.Connection) -> None:
+def test_rows_without_a_table(connection: sqlite3.Connection) -> None:
     store = DeviceStore(connection, {})
     sync(store, ("todos", "1", {"title": "a"}), ("todos", "2", {"title": "b"}))
     replace_schema(connection, Schema.of({"todos": {"title": "text"}}))
@@ -94,7 +94,7 @@ def test_rows_without_a_table_wait_for_one(connection: sqlite3.Connection) -> No
     assert connection.execute("SELECT count(*) FROM ps_untyped").fetchone() == (0,)
 
 
-def test_a_priority_override_and_a_ttl_are_kept_over_a_restart(connection: sqlite3.Connection) -> None:
+def test_priority_and_ttl_are_kept(connection: sqlite3.Connection) -> None:
     store, key = DeviceStore(connection, {}), StreamKey.of("lists", {"b": 1, "a": "é"})
     streams.subscribe(connection, key, 2, ttl=10, now=100.0)
     (asked,) = store.requested_streams([], now=105.0)
@@ -104,7 +104,7 @@ def test_a_priority_override_and_a_ttl_are_kept_over_a_restart(connection: sqlit
     assert store.requested_streams([], now=211.0) == []
 
 
-def test_streams_of_everybody_are_known_and_not_asked_for(connection: sqlite3.Connection) -> None:
+def test_default_streams(connection: sqlite3.Connection) -> None:
     store = DeviceStore(connection, {})
     streams.subscribe(connection, StreamKey.of("chosen", None), None, ttl=10, now=0.0)
     sync(store, names=(StreamInfo("mine", True), StreamInfo("chosen", False)))
@@ -115,7 +115,7 @@ def test_streams_of_everybody_are_known_and_not_asked_for(connection: sqlite3.Co
     assert {each.key.name: each.active for each in streams.stored(connection)} == {"chosen": False}
 
 
-def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> None:
+def test_progress(connection: sqlite3.Connection) -> None:
     store = DeviceStore(connection, {})
     session = StreamSession()
     op = Op("1", "PUT", 7, "todos", "1", "s", "{}")
@@ -129,9 +129,7 @@ def test_a_download_is_told_in_operations(connection: sqlite3.Connection) -> Non
     assert ((whole.downloaded, whole.total), (first.downloaded, first.total)) == ((1, 7), (1, 3))
 
 
-def test_a_row_that_comes_again_is_kept_whatever_went_meanwhile(
-    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_that_comes_again(connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "_LARGE", 0)
     monkeypatch.setattr(buckets, "_MANY_TIMES", 0)
     replace_schema(connection, Schema.of({"todos": {"title": "text"}}))

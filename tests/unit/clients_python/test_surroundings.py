@@ -18,7 +18,7 @@ from headwater_client.errors import FileError
 TODOS = {"todos": {"title": "text"}}
 
 
-def test_a_program_that_goes_to_another_folder_keeps_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     with Database("device.db", TODOS) as database:
@@ -32,19 +32,19 @@ def test_a_program_that_goes_to_another_folder_keeps_its_file(tmp_path: Path, mo
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_file_has_one_lock_by_whatever_name(tmp_path: Path) -> None:
+def test_symlink(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link.db").symlink_to(tmp_path / "device.db")
     with Database(tmp_path / "device.db", TODOS) as one, Database(tmp_path / "elsewhere" / "link.db") as same:
         assert same.path == one.path
 
 
-def test_memory_is_no_file() -> None:
+def test_memory() -> None:
     with pytest.raises(FileError, match="a device needs a file"):
         Database(":memory:", TODOS)
 
 
-def test_a_process_that_was_forked_opens_the_file_anew(tmp_path: Path) -> None:
+def test_fork(tmp_path: Path) -> None:
     """As a program that becomes a daemon. SQLite would write to a journal that is gone once its parent has ended."""
     program = f"""
 import os, sys
@@ -70,7 +70,7 @@ os._exit(0)
         assert [row["id"] for row in database["todos"].rows] == ["kept"]
 
 
-def test_who_watches_in_a_loop_leaves_its_threads_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_async_takes_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_POLL", 60.0)
     database = Database(tmp_path / "device.db", TODOS)
 

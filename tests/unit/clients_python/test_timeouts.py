@@ -10,7 +10,7 @@ import pytest
 from headwater_client.timeouts import within
 
 
-def test_a_cancellation_that_comes_with_the_result_is_not_lost() -> None:
+def test_cancelled_with_the_result() -> None:
     async def trial() -> bool:
         came = asyncio.get_running_loop().create_future()
 
@@ -29,7 +29,7 @@ def test_a_cancellation_that_comes_with_the_result_is_not_lost() -> None:
     assert asyncio.run(trial())
 
 
-def test_what_is_cancelled_has_ended_when_who_waits_has() -> None:
+def test_cancelled_work_has_ended() -> None:
     async def trial() -> list[str]:
         told = []
 
@@ -50,7 +50,7 @@ def test_what_is_cancelled_has_ended_when_who_waits_has() -> None:
 
 
 @pytest.mark.parametrize("work", [lambda: asyncio.sleep(60), lambda: asyncio.Event().wait()])
-def test_what_takes_too_long_is_told(work: Callable[[], Awaitable[object]]) -> None:
+def test_timeout(work: Callable[[], Awaitable[object]]) -> None:
     async def trial() -> None:
         await within(0.01, work())
 

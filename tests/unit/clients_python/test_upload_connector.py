@@ -61,13 +61,13 @@ def database(tmp_path: Path) -> Iterator[Database]:
         '{"transactions": 2}',
     ],
 )
-def test_writes_stay_in_the_queue_where_another_than_the_server_answers(database: Database, text: str) -> None:
+def test_writes_stay_where_a_stranger_answers(database: Database, text: str) -> None:
     with answering(text) as endpoint, pytest.raises(ProtocolError):
         UploadConnector(endpoint, "t").upload_data(database)
     assert database.uploads_waiting == 2
 
 
-def test_who_fails_to_hear_of_one_refusal_is_told_of_the_next(database: Database) -> None:
+def test_refusal_callback_that_fails(database: Database) -> None:
     heard: list[str] = []
 
     def hear(refusal: Refusal) -> None:
@@ -82,7 +82,7 @@ def test_who_fails_to_hear_of_one_refusal_is_told_of_the_next(database: Database
 
 
 @pytest.mark.parametrize("limit", ["_SECONDS", "_LONGEST_ANSWER"])
-def test_an_answer_without_end_is_left(database: Database, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+def test_endless_answer(database: Database, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     answer = json.dumps({"transactions": [{}, {}]}) + " " * 500_000
     with answering(answer, drip=0.005) as endpoint:
         monkeypatch.setattr(connectors, limit, 0.2 if limit == "_SECONDS" else 1000)

@@ -90,7 +90,7 @@ def credit_of(frame: str | bytes) -> int:
 DOCUMENTS = [bson.encode({"token_expires_in": number}) for number in range(40)]
 
 
-def test_no_more_is_asked_for_than_was_stored() -> None:
+def test_credit_follows_storage() -> None:
     """The server sends as much as it may; it never may send more than ten that were not taken."""
     ahead: list[int] = []
     stored = 0
@@ -114,7 +114,7 @@ def test_no_more_is_asked_for_than_was_stored() -> None:
     assert max(ahead) <= 11  # one is being stored
 
 
-def test_fragments_make_one_document_and_the_end_may_come_with_the_last() -> None:
+def test_fragments() -> None:
     def play(connection: ServerConnection) -> None:
         for document in DOCUMENTS[:2]:
             connection.send(payload(document[:3], rsocket.NEXT | rsocket.FOLLOWS))
@@ -126,7 +126,7 @@ def test_fragments_make_one_document_and_the_end_may_come_with_the_last() -> Non
         assert read(endpoint) == DOCUMENTS[:3]
 
 
-def test_frames_for_others_and_of_later_versions_are_passed_over() -> None:
+def test_foreign_frames() -> None:
     def play(connection: ServerConnection) -> None:
         connection.send(rsocket.frame(3, rsocket.PAYLOAD, rsocket.NEXT, b"of another stream"))
         connection.send(rsocket.frame(0, 0x0C, rsocket.METADATA, b"a push of metadata"))
@@ -139,7 +139,7 @@ def test_frames_for_others_and_of_later_versions_are_passed_over() -> None:
         assert read(endpoint) == DOCUMENTS[:1]
 
 
-def test_a_sign_of_life_is_answered_with_what_it_brought() -> None:
+def test_keepalive_is_answered() -> None:
     answers: list[str | bytes] = []
 
     def play(connection: ServerConnection) -> None:
@@ -152,7 +152,7 @@ def test_a_sign_of_life_is_answered_with_what_it_brought() -> None:
     assert answers == [rsocket.frame(0, rsocket.KEEPALIVE, 0, bytes(8) + b"well?")]
 
 
-def test_a_silent_server_is_left_once_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "KEEPALIVE_SECONDS", 0.05)
     heard: list[str | bytes] = []
 
@@ -168,7 +168,7 @@ def test_a_silent_server_is_left_once_it_does_not_answer(monkeypatch: pytest.Mon
     assert len(heard) >= 5 + 3
 
 
-def test_a_long_message_over_a_slow_link_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_message_over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "KEEPALIVE_SECONDS", 0.1)
     document = bson.encode({"token_expires_in": 1})
 
@@ -184,7 +184,7 @@ def test_a_long_message_over_a_slow_link_is_a_sign_of_life(monkeypatch: pytest.M
         assert read(endpoint) == [document]
 
 
-def test_a_server_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "CONNECT_SECONDS", 2.0)
     question = rsocket.frame(0, rsocket.KEEPALIVE, rsocket.RESPOND, bytes(1 << 20))
 
@@ -207,9 +207,7 @@ def test_a_server_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
         (0, "who are you?", TokenRefusedError),
     ],
 )
-def test_the_code_of_an_error_says_whether_another_token_is_wanted(
-    stream: int, text: str, kind: type[ClientError]
-) -> None:
+def test_error_codes(stream: int, text: str, kind: type[ClientError]) -> None:
     def play(connection: ServerConnection) -> None:
         connection.send(rsocket.frame(stream, rsocket.ERROR, 0, struct.pack(">I", 0x201) + text.encode()))
 
@@ -222,14 +220,14 @@ def test_the_code_of_an_error_says_whether_another_token_is_wanted(
 @pytest.mark.parametrize(
     ("status", "kind"), [(HTTPStatus.UNAUTHORIZED, TokenRefusedError), (HTTPStatus.BAD_GATEWAY, RefusedError)]
 )
-def test_a_server_that_takes_no_websocket_is_told_by_its_status(status: HTTPStatus, kind: type[RefusedError]) -> None:
-    with playing(lambda _: None, status) as endpoint, pytest.raises(RefusedError) as caught:
+def test_refused_handshake(status: HTTPStatus, kind: type[Refused]) -> None:
+    with playing(lambda _: None, status) as endpoint, pytest.raises(Refused) as caught:
         read(endpoint)
     assert (type(caught.value), caught.value.status) == (kind, int(status))
 
 
-def test_a_connection_that_breaks_before_the_end_is_no_end() -> None:
-    with playing(lambda connection: connection.socket.close()) as endpoint, pytest.raises(UnreachableError):
+def test_broken_connection() -> None:
+    with playing(lambda connection: connection.socket.close()) as endpoint, pytest.raises(Unreachable):
         read(endpoint)
 
 
@@ -243,7 +241,7 @@ def test_a_connection_that_breaks_before_the_end_is_no_end() -> None:
     ],
     ids=["short", "text", "metadata", "error"],
 )
-def test_what_is_not_rsocket_ends_the_stream(messages: list[bytes | str]) -> None:
+def test_protocol_violation(messages: list[bytes | str]) -> None:
     def play(connection: ServerConnection) -> None:
         for message in messages:
             connection.send(message)
@@ -271,7 +269,7 @@ FRAMES = st.one_of(
 
 @settings(max_examples=examples(100))
 @given(st.lists(FRAMES, max_size=8))
-def test_no_frames_however_odd_are_more_than_an_error(frames: list[bytes]) -> None:
+def test_any_frames(frames: list[bytes]) -> None:
     requester = Requester()
     try:
         for frame in frames:
@@ -281,7 +279,7 @@ def test_no_frames_however_odd_are_more_than_an_error(frames: list[bytes]) -> No
         pass
 
 
-def test_a_word_that_means_nothing_is_told_at_once() -> None:
+def test_unknown_options() -> None:
     for options in (ConnectOptions(transport="carrier pigeon"), ConnectOptions(checkpoint_mode="none")):  # type: ignore[arg-type]
         with pytest.raises(ConnectError, match="use one of"):
             options.check()
