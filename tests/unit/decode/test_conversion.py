@@ -107,6 +107,7 @@ SCALARS: list[tuple[str, str, Value]] = [
     ("age", "41", 41),
     ("flags", "{t,f}", "[1,0]"),
     ("long_text", "{x}", "{x}"),
+    ("int4range", "empty", "empty"),
 ]
 
 COMPOSED: list[tuple[str, str, str]] = [
@@ -184,25 +185,21 @@ LEGACY: list[tuple[str, str, Value]] = [
 
 
 @pytest.mark.parametrize(("type_name", "text", "value"), SCALARS)
-def test_a_plain_value_becomes(type_name: str, text: str, value: Value) -> None:
+def test_scalars(type_name: str, text: str, value: Value) -> None:
     converted = convert(type_name, text)
     assert converted == value
     assert type(converted) is type(value)
 
 
 @pytest.mark.parametrize(("type_name", "text", "value"), COMPOSED)
-def test_a_composed_value_becomes_json(type_name: str, text: str, value: str) -> None:
+def test_composed_values(type_name: str, text: str, value: str) -> None:
     assert convert(type_name, text) == value
     json.loads(value)
 
 
 @pytest.mark.parametrize(("type_name", "text", "value"), LEGACY)
-def test_a_value_under_edition_1_becomes(type_name: str, text: str, value: Value) -> None:
+def test_edition_1(type_name: str, text: str, value: Value) -> None:
     assert convert(type_name, text, EDITION_1) == value
-
-
-def test_an_empty_range_is_the_text_empty() -> None:
-    assert convert("int4range", "empty") == "empty"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +211,7 @@ def test_an_empty_range_is_the_text_empty() -> None:
         (9, "2023-03-06T13:47:00.987654Z", "17:42:01.100000", "9999-12-31T23:59:59.000000"),
     ],
 )
-def test_fractions_are_cut_to_the_digits_asked_for(digits: int, timestamptz: str, time: str, infinity: str) -> None:
+def test_timestamp_digits(digits: int, timestamptz: str, time: str, infinity: str) -> None:
     options = ConversionOptions(timestamp_digits=digits)
     assert convert("timestamptz", "2023-03-06 13:47:00.987654+00", options) == timestamptz
     assert convert("time", "17:42:01.1", options) == time
@@ -249,14 +246,14 @@ def test_fractions_are_cut_to_the_digits_asked_for(digits: int, timestamptz: str
         ("_spot", '{"(x,a)"}'),
     ],
 )
-def test_a_composed_value_that_does_not_parse_stays_as_it_is(type_name: str, text: str) -> None:
+def test_unparsable_composed_value(type_name: str, text: str) -> None:
     assert convert(type_name, text) == text
 
 
 @given(
     st.sampled_from(["_text", "_int4", "spot", "_spot", "tree", "int4range", "textrange", "textmultirange"]), st.data()
 )
-def test_noise_in_a_composed_value_is_kept_or_becomes_json(type_name: str, data: st.DataObject) -> None:
+def test_noise_in_a_composed_value(type_name: str, data: st.DataObject) -> None:
     text = data.draw(st.text(st.sampled_from('{}[]()",\\1 a')))
     value = convert(type_name, text)
     assert isinstance(value, str)
@@ -264,7 +261,7 @@ def test_noise_in_a_composed_value_is_kept_or_becomes_json(type_name: str, data:
 
 
 @given(st.recursive(st.one_of(st.none(), st.text()), lambda inner: st.lists(inner, min_size=1), max_leaves=20))
-def test_any_array_of_texts_reads_back(value: object) -> None:
+def test_any_array_of_texts(value: object) -> None:
     wrapped = [value]
     assert json.loads(str(convert("_text", _array_text(wrapped)))) == wrapped
 
@@ -280,7 +277,7 @@ def _array_text(value: object) -> str:
     return f"{{{','.join(_array_text(item) for item in value)}}}"
 
 
-def test_a_row_is_converted_column_by_column() -> None:
+def test_row_converter() -> None:
     columns = [
         Column("id", OIDS["int8"], -1, True),
         Column("name", OIDS["text"], -1, False),
@@ -292,14 +289,11 @@ def test_a_row_is_converted_column_by_column() -> None:
     assert convert_row([None, None, None, None]) == [None, None, None, None]
     functions = converters(columns, TypeCatalog(), EDITION_3)
     assert [function is None for function in functions] == [False, True, False, False]
-
-
-def test_a_row_without_columns_is_empty() -> None:
     assert row_converter([], TypeCatalog(), EDITION_3)([]) == []
 
 
 @pytest.mark.parametrize("row", [(), ("1",), ("1", "2", "3")])
-def test_a_row_of_another_width_is_refused(row: tuple[str, ...]) -> None:
+def test_row_of_another_width(row: tuple[str, ...]) -> None:
     columns = [Column("a", OIDS["int4"], -1, False), Column("b", OIDS["text"], -1, False)]
     with pytest.raises(DecodeError, match="2 columns"):
         row_converter(columns, TypeCatalog(), EDITION_3)(row)
@@ -317,7 +311,7 @@ def test_a_row_of_another_width_is_refused(row: tuple[str, ...]) -> None:
         ("timestamptz", "2023-03-06 08:47:00-05"),
     ],
 )
-def test_a_value_of_an_unpinned_session_is_refused_by_column_without_the_value(type_name: str, text: str) -> None:
+def test_value_of_an_unpinned_session(type_name: str, text: str) -> None:
     columns = [Column("a", OIDS["text"], -1, False), Column("b", OIDS[type_name], -1, False)]
     with pytest.raises(DecodeError, match="column b") as caught:
         row_converter(columns, TypeCatalog(), EDITION_3)(["x", text])

@@ -15,7 +15,7 @@ awkward = st.one_of(cells, st.text(st.sampled_from("\b\f\n\r\t\v\\N.a")))
 
 
 @given(st.lists(awkward, min_size=1))
-def test_cells_survive_as_a_line(row: list[str | None]) -> None:
+def test_join_and_split(row: list[str | None]) -> None:
     line = join_cells(row)
     assert "\n" not in line
     assert split_line(line, len(row)) == tuple(row)
@@ -23,7 +23,7 @@ def test_cells_survive_as_a_line(row: list[str | None]) -> None:
 
 
 @given(st.lists(awkward, min_size=1), st.sets(st.integers(0, 4)))
-def test_a_large_line_is_read_alike(row: list[str | None], wanted: set[int]) -> None:
+def test_large_line(row: list[str | None], wanted: set[int]) -> None:
     line = join_cells(row)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copytext, "_LARGE", 3)
@@ -50,12 +50,12 @@ def test_a_large_line_is_read_alike(row: list[str | None], wanted: set[int]) -> 
         ("\t", ("", "")),
     ],
 )
-def test_a_line_as_postgres_writes_it_is_read_and_written_alike(line: str, row: tuple[str | None, ...]) -> None:
+def test_lines_of_postgres(line: str, row: tuple[str | None, ...]) -> None:
     assert split_line(line) == row
     assert join_cells(row) == line
 
 
-def test_an_empty_line_is_one_empty_cell_or_none_by_width() -> None:
+def test_empty_line() -> None:
     assert split_line("") == ("",)
     assert split_line("", 1) == ("",)
     assert split_line("", 0) == ()
@@ -63,13 +63,13 @@ def test_an_empty_line_is_one_empty_cell_or_none_by_width() -> None:
 
 
 @pytest.mark.parametrize(("line", "width"), [("a\tb", 1), ("a", 2), ("a", 0), ("", 2)])
-def test_a_line_of_another_width_is_refused(line: str, width: int) -> None:
+def test_line_of_another_width(line: str, width: int) -> None:
     with pytest.raises(DecodeError, match=f"{width} columns"):
         split_line(line, width)
 
 
 @pytest.mark.parametrize("line", ["a\tgeheim\\", "a\tgeheim\\x41", "a\tgeheim\\101"])
-def test_an_escape_that_postgres_does_not_write_is_refused_without_the_value(line: str) -> None:
+def test_unknown_escape(line: str) -> None:
     with pytest.raises(DecodeError, match="cell 2") as caught:
         split_line(line)
     assert "geheim" not in str(caught.value)

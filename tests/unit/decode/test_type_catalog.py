@@ -10,17 +10,15 @@ from headwater.decode.types import TypeCatalog, TypeKind
 TEXT, TEXT_ARRAY, MOOD = 25, 1009, 16400
 
 
-def test_only_types_that_are_not_built_in_are_asked_for() -> None:
+def test_missing() -> None:
     assert TypeCatalog().missing([MOOD, TEXT, TEXT_ARRAY, 16399, MOOD]) == [16399, MOOD]
-
-
-def test_a_described_type_is_no_longer_missing() -> None:
     described = TypeCatalog().with_rows([(MOOD, "public", "mood", "e", 0, ",", [], [])])
     assert described.missing([MOOD]) == []
     assert TypeCatalog().missing([MOOD]) == [MOOD]
+    assert pickle.loads(pickle.dumps(described)) == described
 
 
-def test_a_later_description_replaces_an_earlier_one() -> None:
+def test_later_description_wins() -> None:
     first = TypeCatalog.from_rows([(MOOD, "public", "spot", "c", 0, ",", ["x"], [23])])
     second = first.with_rows([(MOOD, "public", "spot", "c", 0, ",", ["x", "y"], [23, 25])])
     spot = second.get(MOOD)
@@ -28,23 +26,18 @@ def test_a_later_description_replaces_an_earlier_one() -> None:
     assert [(each.name, each.type_oid) for each in spot.attributes] == [("x", 23), ("y", 25)]
 
 
-def test_a_kind_of_type_from_a_later_postgres_reads_as_text() -> None:
+def test_unknown_kind_of_type() -> None:
     catalog = TypeCatalog.from_rows([(MOOD, "public", "novelty", "z", 0, ",", [], [])])
     novelty = catalog.get(MOOD)
     assert novelty is not None
     assert novelty.kind is TypeKind.BASE
 
 
-def test_a_catalog_can_be_sent_to_another_process() -> None:
-    catalog = TypeCatalog.from_rows([(MOOD, "public", "mood", "e", 0, ",", [], [])])
-    assert pickle.loads(pickle.dumps(catalog)) == catalog
-
-
-def test_the_options_name_every_setting() -> None:
+def test_settings_options() -> None:
     assert settings_options().split(" -c ")[0] == "-c TimeZone=UTC"
     assert settings_options().count("-c ") == len(SESSION_SETTINGS)
 
 
-def test_a_setting_of_a_newer_server_is_only_sent_there() -> None:
+def test_statements_for() -> None:
     assert statements_for(160004) == ()
     assert statements_for(170000) == ("set transaction_timeout = 0",)

@@ -116,7 +116,7 @@ def sides(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # every example sets all of it
 @given(st.data())
-def test_any_multiset_of_flaws_is_found(sides: TwoSides, data: st.DataObject) -> None:
+def test_any_multiset_of_flaws(sides: TwoSides, data: st.DataObject) -> None:
     """All rows share one partition of the hash space, where what cancels would."""
     most = 1 if sides.identity == "keyed" else 4
     copies = st.builds(Copies, st.integers(0, most), st.lists(st.booleans(), max_size=most))
@@ -127,7 +127,7 @@ def test_any_multiset_of_flaws_is_found(sides: TwoSides, data: st.DataObject) ->
 
 @pytest.mark.parametrize("rows", [20_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_every_flawed_row_of_a_large_table_is_found(sides: TwoSides, rows: int, share: float) -> None:
+def test_flaws_of_a_large_table(sides: TwoSides, rows: int, share: float) -> None:
     dice = random.Random(rows)
     most = 1 if sides.identity == "keyed" else 3
     alike = rows // (1 if most == 1 else 2)
@@ -137,7 +137,7 @@ def test_every_flawed_row_of_a_large_table_is_found(sides: TwoSides, rows: int, 
     assert sides.found
 
 
-def test_a_table_that_is_larger_than_it_was_thought_is_compared_all_the_same(sides: TwoSides) -> None:
+def test_table_larger_than_expected(sides: TwoSides) -> None:
     sides.monkeypatch.setattr(headwater.pipeline.compare, "MOST_CHARACTERS", 10_000)
     sides.rows = [Copies(1, [number % 7 == 0]) for number in range(1000)]
     sides.check()

@@ -31,7 +31,7 @@ class Weighing(LocalEngine):
             yield run
 
 
-def test_a_task_is_not_sent_all_tables(tmp_path: Path) -> None:
+def test_size_of_a_task(tmp_path: Path) -> None:
     engine = Weighing()
     for count in (1, 500):
         tables = tuple(VerifyTable(number, None, ()) for number in range(count))

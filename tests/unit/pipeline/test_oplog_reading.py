@@ -55,7 +55,7 @@ def rows_of(reader: Reader, parts: list[InputPartition]) -> list[dict[str, Any]]
     return sorted((row for batch in batches for row in batch.to_pylist()), key=lambda row: int(row["op_id"]))
 
 
-def test_options_name_a_store_and_what_of_it_is_read() -> None:
+def test_options() -> None:
     options = read_options({"PATH": "file:/stores/app", "bucket": json.dumps([A, B]), "table": "todos"})
     assert options.address == SqliteAddress("/stores/app")
     assert (options.where.buckets, options.where.definitions) == ((A, B), ())
@@ -67,7 +67,7 @@ def test_options_name_a_store_and_what_of_it_is_read() -> None:
     assert (options.snapshot, options.limit, options.start, options.end) == (True, 7, 3, 9)
 
 
-def test_a_password_is_added_to_the_address_and_kept_out_of_the_place() -> None:
+def test_password() -> None:
     uri = "postgresql://reader@db.example.com/app"
     address = read_options({"uri": uri, "password": "hunter2"}).address
     assert isinstance(address, PostgresAddress)
@@ -93,14 +93,14 @@ def test_a_password_is_added_to_the_address_and_kept_out_of_the_place() -> None:
         ({"path": "/x", "maxOpsPerBatch": "0"}, "from 1 on"),
     ],
 )
-def test_a_wrong_option_is_named_and_no_password_repeated(options: dict[str, str], said: str) -> None:
+def test_invalid_options(options: dict[str, str], said: str) -> None:
     with pytest.raises(OplogOptionError) as failure:
         read_options(options)
     assert said in str(failure.value)
     assert "hunter2" not in str(failure.value)
 
 
-def test_a_batch_has_the_ops_between_its_offsets(written: WrittenStore) -> None:
+def test_batch(written: WrittenStore) -> None:
     first = written.publish({"1": (A, "x"), "2": (B, "y")})
     second = written.write({"1": (A, "z")})
     source = source_of(written, startingOffset=str(first.op_id), table="todos")
@@ -116,7 +116,7 @@ def test_a_batch_has_the_ops_between_its_offsets(written: WrittenStore) -> None:
         source.reader(StructType())
 
 
-def test_a_snapshot_has_the_rows_that_stand(written: WrittenStore) -> None:
+def test_snapshot(written: WrittenStore) -> None:
     written.publish({"1": (A, "x"), "2": (B, "y")})
     checkpoint = written.write({"1": None, "3": (A, "z")})
     source = source_of(written, snapshot="true")
@@ -131,14 +131,12 @@ def test_a_snapshot_has_the_rows_that_stand(written: WrittenStore) -> None:
     ("options", "said"),
     [({"snapshot": "true"}, "read in batch"), ({"endingOffset": "9"}, "a stream has no end")],
 )
-def test_what_only_a_batch_has_is_refused_of_a_stream(
-    written: WrittenStore, options: dict[str, str], said: str
-) -> None:
+def test_batch_options_of_a_stream(written: WrittenStore, options: dict[str, str], said: str) -> None:
     with pytest.raises(OplogOptionError, match=said):
         stream_of(written, **options)
 
 
-def test_micro_batches_of_a_stream_have_each_op_once(written: WrittenStore) -> None:
+def test_micro_batches(written: WrittenStore) -> None:
     written.publish({str(number): (A, "x") for number in range(5)})
     last = [written.write({str(number): (B, "y")}) for number in range(5)][-1]
     stream = stream_of(written, maxOpsPerBatch="4")
@@ -162,17 +160,17 @@ def test_micro_batches_of_a_stream_have_each_op_once(written: WrittenStore) -> N
     assert [row["id"] for row in rows_of(goes_on, list(goes_on.partitions(offset, end)))] == ["9"]
 
 
-def test_a_stream_may_begin_at_the_end(written: WrittenStore) -> None:
+def test_stream_from_latest(written: WrittenStore) -> None:
     checkpoint = written.publish({"1": (A, "x")})
     assert stream_of(written, startingOffset="latest").initialOffset()["op_id"] == checkpoint.op_id
 
 
-def test_nothing_is_read_of_what_spark_made_up_itself(written: WrittenStore) -> None:
+def test_foreign_partition(written: WrittenStore) -> None:
     written.publish({"1": (A, "x")})
     assert list(stream_of(written).read(InputPartition(None))) == []
 
 
-def test_an_offset_of_another_store_or_of_a_later_state_ends_the_stream(written: WrittenStore) -> None:
+def test_foreign_offset(written: WrittenStore) -> None:
     checkpoint = written.publish({"1": (A, "x")})
     stream = stream_of(written)
     offset = stream.initialOffset()

@@ -41,14 +41,14 @@ def logged(monkeypatch: pytest.MonkeyPatch, level: str, form: str) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_py4j_makes_no_records_of_what_nobody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_py4j_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would where a thread has ended: Python 3.13 then ends with a traceback."""
     monkeypatch.setattr(logging.getLogger("py4j"), "level", logging.NOTSET)
     logged(monkeypatch, "DEBUG", "text")
     assert logging.getLogger("py4j").level == logging.WARNING
 
 
-def test_lines_of_spark_have_the_form_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_form(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [line.split(" ", 2)[2] for line in logged(monkeypatch, "INFO", "text")]
     assert told == [
         "WARNING spark.Utils: Your hostname resolves to a loopback address",
@@ -57,7 +57,7 @@ def test_lines_of_spark_have_the_form_of_ours(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_as_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_form(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [orjson.loads(line) for line in logged(monkeypatch, "ERROR", "json")]
     assert [(entry["level"], entry["logger"]) for entry in entries] == [
         ("error", "spark.TaskSetManager"),
@@ -65,5 +65,5 @@ def test_as_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_all_that_is_said_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(logged(monkeypatch, "DEBUG", "text")) == 6

@@ -8,14 +8,14 @@ from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.pipeline.progress import ProgressReporter, TaskProgress
 
 
-def test_a_task_on_another_machine_leaves_nothing_there(tmp_path: Path) -> None:
+def test_task_elsewhere_leaves_nothing(tmp_path: Path) -> None:
     there = tmp_path / "of the driver"
     with TaskProgress(str(there), 0, "0") as progress:
         progress.add(100)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_tasks_on_other_machines_is_told_how_many_have_finished(tmp_path: Path) -> None:
+def test_progress_of_tasks_elsewhere(tmp_path: Path) -> None:
     told: list[BulkProgress] = []
     finished = [2, 5, 8]  # the job that the engine was given had tasks before these
     with ProgressReporter(JobKind.SNAPSHOT, str(tmp_path / "stage"), 1000, 4, told.append, lambda: finished[0]):
@@ -24,7 +24,7 @@ def test_of_tasks_on_other_machines_is_told_how_many_have_finished(tmp_path: Pat
     assert (told[-1].rows, told[-1].tasks, told[-1].over) == (750, 3, True)
 
 
-def test_tasks_here_tell_their_rows(tmp_path: Path) -> None:
+def test_progress_of_tasks_here(tmp_path: Path) -> None:
     told: list[BulkProgress] = []
     reporter = ProgressReporter(JobKind.SNAPSHOT, str(tmp_path), 1000, 4, told.append)
     with reporter, TaskProgress(str(tmp_path), 0, "0") as progress:

@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 @pytest.mark.parametrize("place", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "conf"])
-def test_a_collector_that_somebody_chose_is_the_only_one(started: Started, place: str) -> None:
+def test_chosen_garbage_collector(started: Started, place: str) -> None:
     """A JVM does not start with two."""
     assert "GC" in started(SparkSettings("local[2]"), JDK_JAVA_OPTIONS="")["of the driver"]
     chosen = "-Xlog:gc -XX:+UseParallelGC"
@@ -65,13 +65,13 @@ def test_a_collector_that_somebody_chose_is_the_only_one(started: Started, place
         ("k8s://https://127.0.0.1:443", None),
     ],
 )
-def test_the_driver_is_where_executors_reach_it(started: Started, master: str, address: str | None) -> None:
+def test_driver_address(started: Started, master: str, address: str | None) -> None:
     """On the way to the master; where that is not known, Spark finds out."""
     assert started(SparkSettings(master)).get("SPARK_LOCAL_IP") == address
     assert started(SparkSettings(master), SPARK_LOCAL_IP="192.0.2.1")["SPARK_LOCAL_IP"] == "192.0.2.1"
 
 
-def test_executors_of_a_cluster_run_the_python_that_is_named(started: Started) -> None:
+def test_python_of_executors(started: Started) -> None:
     conf, variable = {"spark.pyspark.python": "/opt/worker/python"}, {"PYSPARK_PYTHON": "/opt/other/python"}
     cluster = "spark://127.0.0.1:7077"
     assert started(SparkSettings(cluster))["PYSPARK_PYTHON"] == sys.executable
@@ -80,7 +80,7 @@ def test_executors_of_a_cluster_run_the_python_that_is_named(started: Started) -
     assert started(SparkSettings(conf=conf), **variable)["PYSPARK_PYTHON"] == sys.executable, "they are ours here"
 
 
-def test_a_driver_of_a_cluster_runs_on_the_java_that_there_is(started: Started) -> None:
+def test_java_of_the_driver(started: Started) -> None:
     assert started(SparkSettings("spark://127.0.0.1:7077"), JAVA_HOME="/nowhere")["JAVA_HOME"] == str(java_home())
 
 
@@ -103,5 +103,5 @@ ModuleNotFoundError: No module named 'headwater'
         ("", "no reason given"),
     ],
 )
-def test_of_what_spark_says_of_a_failed_job_the_reason_is_told(text: str, why: str) -> None:
+def test_reason(text: str, why: str) -> None:
     assert reason(text) == why

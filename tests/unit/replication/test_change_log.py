@@ -29,7 +29,7 @@ def notes(identity: ReplicaIdentity) -> LiveTable:
     return table
 
 
-def test_a_log_keeps_no_values() -> None:
+def test_log_keeps_no_values() -> None:
     table = notes(ReplicaIdentity.DEFAULT)
     relation = table.relation
     log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
@@ -46,7 +46,7 @@ def test_a_log_keeps_no_values() -> None:
     assert log.of(1).rows == {str(n): Inherited(str(n), frozenset({2})) for n in range(500, 1_000)}
 
 
-def test_what_can_hide_a_difference_is_counted_again() -> None:
+def test_to_count() -> None:
     """A row whose values went along into another one, and contents that came or went, even if they are gone again."""
     log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     log.begin_at(Lsn(0))
@@ -64,7 +64,7 @@ def test_what_can_hide_a_difference_is_counted_again() -> None:
     assert log.of(1).to_count == {content_of(row)}
 
 
-def test_rows_without_identity_only_come() -> None:
+def test_rows_without_identity() -> None:
     """Partitions with an identity of their own may tell of updates and deletes, which nobody takes in."""
     log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     log.begin_at(Lsn(0))
@@ -75,7 +75,7 @@ def test_rows_without_identity_only_come() -> None:
     assert log.of(1).delta == {content_of(row): 1}
 
 
-def test_a_table_whose_rows_lack_values_is_left_whatever_was_told_of_it_last() -> None:
+def test_incomplete_rows_invalidate() -> None:
     log = ChangeLog(frozenset({1, 2}), lambda _, rows: list(rows))
     log.begin_at(Lsn(100))
     log.invalidate(Lsn(50), 2)

@@ -29,7 +29,7 @@ def table(number: int) -> LiveTable:
     return cast("LiveTable", SimpleNamespace(id=number, identity=SimpleNamespace(kind=IdentityKind.NOTHING)))
 
 
-def test_two_tables_in_turn_are_each_read_once() -> None:
+def test_tables_in_turn_are_read_once() -> None:
     looks, touches, tables = Looks(), RecordedChanges(), [table(1), table(2)]
     copies = Copies(cast("StreamAccess", looks))
     both = [Difference(each.id, f"c{n}", "line", 1) for n in range(10) for each in tables]
@@ -41,7 +41,7 @@ def test_two_tables_in_turn_are_each_read_once() -> None:
     assert looks.made == [1, 2]
 
 
-def test_what_the_stream_has_brought_since_is_looked_up_again() -> None:
+def test_changed_rows_are_read_again() -> None:
     looks, touches = Looks(), RecordedChanges()
     copies = Copies(cast("StreamAccess", looks))
     first, second = Difference(1, "a", "line", 1), Difference(1, "b", "line", 1)

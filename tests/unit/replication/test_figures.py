@@ -13,7 +13,7 @@ def told(figures: Figures, what: str, *steps: tuple[int, int]) -> None:
     figures.worked(BulkProgress(rows, 100, tasks, 4, what, over=True))
 
 
-def test_rows_of_bulk_work_are_counted_as_they_come() -> None:
+def test_rows_of_bulk_work() -> None:
     figures = Figures()
     figures.worked(BulkProgress(0, 100, 0, 4))
     figures.worked(BulkProgress(30, 100, 1, 4))
@@ -22,7 +22,7 @@ def test_rows_of_bulk_work_are_counted_as_they_come() -> None:
     assert figures.totals() == Totals(rows=100, chunks=4)
 
 
-def test_a_job_after_another_is_counted_in_full() -> None:
+def test_job_after_another() -> None:
     figures = Figures()
     told(figures, JobKind.SNAPSHOT, (0, 0), (100, 4))
     told(figures, JobKind.SNAPSHOT, (100, 4))  # as large, and not seen at its beginning
@@ -30,7 +30,7 @@ def test_a_job_after_another_is_counted_in_full() -> None:
     assert figures.totals() == Totals(rows=220, chunks=8)
 
 
-def test_rows_that_are_only_compared_are_not_counted() -> None:
+def test_compared_rows_are_not_counted() -> None:
     figures = Figures()
     told(figures, JobKind.COMPARISON, (0, 0), (1000, 4))
     told(figures, JobKind.MERGE, (3, 0))
@@ -39,7 +39,7 @@ def test_rows_that_are_only_compared_are_not_counted() -> None:
     assert figures.totals() == Totals(rows=7)
 
 
-def test_the_stream_and_bulk_work_add_up() -> None:
+def test_stream_and_bulk_work() -> None:
     figures = Figures()
     told(figures, JobKind.SNAPSHOT, (10, 1))
     figures.received(200)

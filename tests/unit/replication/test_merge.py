@@ -21,8 +21,6 @@ from headwater.replication.tables.live import LiveTable
         (("1", UNCHANGED, UNCHANGED), {1}, (2,), True),
     ],
 )
-def test_a_row_takes_from_the_snapshot_only_what_the_stream_never_brought_since(
-    known: Cells | None, columns: set[int], computed: tuple[int, ...], expected: bool
-) -> None:
+def test_inherits_all(known: Cells | None, columns: set[int], computed: tuple[int, ...], expected: bool) -> None:
     table = cast(LiveTable, SimpleNamespace(computed=computed))
     assert _inherits_all(table, known, frozenset(columns)) is expected

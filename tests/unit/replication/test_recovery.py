@@ -53,11 +53,11 @@ def about(waited: list[float], expected: list[float]) -> bool:
     return all(0.8 * want <= got <= 1.2 * want for got, want in pairs)
 
 
-def test_each_wait_is_twice_the_one_before_up_to_half_a_minute() -> None:
+def test_waits_double() -> None:
     assert about(pauses(Recovery(), *[AWAY] * 10), [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30, 30])
 
 
-def test_waits_are_spread_so_that_many_do_not_come_at_once() -> None:
+def test_waits_are_spread() -> None:
     recovery = Recovery()
     pauses(recovery, *[AWAY] * 8)
     waited = pauses(recovery, *[AWAY] * 200)
@@ -65,7 +65,7 @@ def test_waits_are_spread_so_that_many_do_not_come_at_once() -> None:
     assert min(waited) < 0.9 * 30 < 1.1 * 30 < max(waited)
 
 
-def test_after_a_minute_of_success_the_first_wait_is_short_again() -> None:
+def test_reset_after_a_minute() -> None:
     recovery = Recovery()
     pauses(recovery, *[AWAY] * 8)
     assert about(pauses(recovery, AWAY, lasted=59), [30])
@@ -73,14 +73,14 @@ def test_after_a_minute_of_success_the_first_wait_is_short_again() -> None:
     assert about(pauses(recovery, AWAY, AWAY), [0.5, 1])
 
 
-def test_once_an_attempt_has_stored_something_the_failures_before_it_are_forgotten() -> None:
+def test_reset_after_progress() -> None:
     recovery = Recovery()
     pauses(recovery, *[AWAY] * 8)
     recovery.progressed()
     assert about(pauses(recovery, *[AWAY] * 4), [1, 1, 2, 4])
 
 
-def test_attempts_that_store_something_and_fail_again_and_again_are_not_made_without_a_rest() -> None:
+def test_progress_and_failure_in_turn() -> None:
     recovery, waited = Recovery(), []
     for _ in range(5):
         recovery.progressed()
@@ -88,7 +88,7 @@ def test_attempts_that_store_something_and_fail_again_and_again_are_not_made_wit
     assert about(waited, [0.25, 0.5, 1, 1, 1])
 
 
-def test_a_source_that_stays_silent_gets_more_time_with_each_attempt_until_one_stores_something() -> None:
+def test_patience_grows() -> None:
     recovery, seen = Recovery(), []
     for _ in range(8):
         recovery.note(SILENT)
@@ -99,14 +99,14 @@ def test_a_source_that_stays_silent_gets_more_time_with_each_attempt_until_one_s
     assert recovery.patience == 1, "it was silent after it had brought something"
 
 
-def test_tables_that_change_in_a_row_hold_nobody_up_for_long() -> None:
+def test_schema_changes_wait_briefly() -> None:
     recovery = Recovery()
     assert about(pauses(recovery, *[CHANGED] * 6), [0.25, 0.5, 1, 1, 1, 1])
     pauses(recovery, *[AWAY] * 8)
     assert about(pauses(recovery, CHANGED, CHANGED), [1, 1]), "also after a source that was away for long"
 
 
-def test_a_wait_ends_when_somebody_says_stop() -> None:
+def test_stop_ends_a_wait() -> None:
     stop = threading.Event()
     stop.set()
     recovery = Recovery()
@@ -125,15 +125,13 @@ def test_a_wait_ends_when_somebody_says_stop() -> None:
         (PublicationError("dropped"), lambda recovery: recovery == Recovery()),
     ],
 )
-def test_an_error_says_what_the_next_attempt_begins_with(
-    error: HeadwaterError, done: Callable[[Recovery], bool]
-) -> None:
+def test_note(error: HeadwaterError, done: Callable[[Recovery], bool]) -> None:
     recovery = Recovery()
     recovery.note(error)
     assert done(recovery)
 
 
-def test_what_a_person_has_to_mend_ends_a_first_attempt_and_is_waited_for_later() -> None:
+def test_errors_that_a_person_mends() -> None:
     refused = SlotError("wal_level is not logical")
     with pytest.raises(SlotError):
         Recovery().note(refused)

@@ -52,121 +52,53 @@ class Case:
     why: str = ""
 
 
-HERE, ELSEWHERE = LogEnd(Lsn(276_000_500), "one"), LogEnd(Lsn(600), "another")
+S = ReplicationState
+HERE, ELSEWHERE, SAME = LogEnd(Lsn(276_000_500), "one"), LogEnd(Lsn(600), "another"), LogEnd(Lsn(500), "one")
+COMPARING = replace(FOLLOWS, compared=(Compared("public.t", "its definition changed"),))
+APPLYING = replace(BEHIND, unstored_since=NOW - 34, unstored_bytes=123)
+LOCKED = replace(WELL, unstored_since=NOW - 6, unstored_bytes=9, read_at=NOW - 6)
+BEGUN = replace(WELL, brought_at=NOW, unstored_since=NOW - 2, unstored_bytes=1)
+UNASKED = replace(WELL, asked_at=NOW - 40, caught_up_at=NOW - 40, refusal="[HW_2001] away")
+UNREAD = replace(BEHIND, read_at=NOW - 39, stored_at=NOW - 39)
+WENT_AWAY = replace(BEHIND, brought_at=NOW - 2, refusal="[HW_2001] away")
+SILENT, UNSURE = "runs, but has reported nothing since", "the replicator has reported nothing"
+STOPPED = ReplicatorHealth(S.STOPPED, NOW - 3600, NOW)
+STARTING = ReplicatorHealth(S.STARTING, NOW - 1, NOW)
 CASES = {
-    "all is well": Case(ReplicationState.STREAMING, 3600, 0.0, 0),
-    "and the source agrees": Case(ReplicationState.STREAMING, 3600, 0.0, 0, log_end=LogEnd(Lsn(500), "one")),
-    "tables are compared": Case(
-        ReplicationState.RESYNCING,
-        3600,
-        0.0,
-        0,
-        told=ReplicatorHealth(
-            ReplicationState.STREAMING, NOW - 3600, NOW, compared=(Compared("public.t", "its definition changed"),)
-        ),
-    ),
-    "it catches up": Case(ReplicationState.STREAMING, 3600, 38.0, 400, replace(BEHIND, brought_at=NOW)),
-    "a large transaction is applied": Case(
-        ReplicationState.APPLYING,
-        34,
-        38.0,
-        400,
-        replace(BEHIND, unstored_since=NOW - 34, unstored_bytes=123),
-        why="123 bytes so far",
-    ),
-    "another process has the store locked": Case(
-        ReplicationState.APPLYING,
-        6,
-        6.0,
-        0,
-        replace(WELL, unstored_since=NOW - 6, unstored_bytes=9, read_at=NOW - 6),
-        why="locked by",
-    ),
-    "a transaction has just begun": Case(
-        ReplicationState.STREAMING,
-        3600,
-        2.0,
-        0,
-        replace(WELL, brought_at=NOW, unstored_since=NOW - 2, unstored_bytes=1),
-    ),
-    "the source sends nothing": Case(ReplicationState.WAITING, 40, 38.0, 400, BEHIND, why="has sent nothing"),
-    "the stream is not read": Case(
-        ReplicationState.WAITING,
-        40,
-        38.0,
-        400,
-        replace(BEHIND, read_at=NOW - 39, stored_at=NOW - 39),
-        why="not read the stream",
-    ),
+    "all is well": Case(S.STREAMING, 3600, 0.0, 0),
+    "and the source agrees": Case(S.STREAMING, 3600, 0.0, 0, log_end=SAME),
+    "tables are compared": Case(S.RESYNCING, 3600, 0.0, 0, told=COMPARING),
+    "it catches up": Case(S.STREAMING, 3600, 38.0, 400, replace(BEHIND, brought_at=NOW)),
+    "a large transaction is applied": Case(S.APPLYING, 34, 38.0, 400, APPLYING, why="123 bytes so far"),
+    "another process has the store locked": Case(S.APPLYING, 6, 6.0, 0, LOCKED, why="locked by"),
+    "a transaction has just begun": Case(S.STREAMING, 3600, 2.0, 0, BEGUN),
+    "the source sends nothing": Case(S.WAITING, 40, 38.0, 400, BEHIND, why="has sent nothing"),
+    "the stream is not read": Case(S.WAITING, 40, 38.0, 400, UNREAD, why="not read the stream"),
     "the store was locked before the stream was read again": Case(
-        ReplicationState.WAITING,
-        40,
-        38.0,
-        400,
-        replace(BEHIND, read_at=NOW - 5),
-        why="check for a second headwater process",
+        S.WAITING, 40, 38.0, 400, replace(BEHIND, read_at=NOW - 5), why="check for a second headwater process"
     ),
-    "the source can't be asked": Case(
-        ReplicationState.UNKNOWN,
-        40,
-        None,
-        None,
-        replace(WELL, asked_at=NOW - 40, caught_up_at=NOW - 40, refusal="[HW_2001] away"),
-        why="[HW_2001] away",
-    ),
+    "the source can't be asked": Case(S.UNKNOWN, 40, None, None, UNASKED, why="[HW_2001] away"),
     "it can't be asked, but changes arrive": Case(
-        ReplicationState.STREAMING,
-        3600,
-        None,
-        None,
-        replace(WELL, asked_at=NOW - 40, brought_at=NOW - 1, caught_up_at=NOW - 40, refusal="too many connections"),
+        S.STREAMING, 3600, None, None, replace(UNASKED, brought_at=NOW - 1, refusal="too many connections")
     ),
-    "nothing was told for a while": Case(
-        ReplicationState.UNKNOWN, 60, None, None, age=60, why="runs, but has reported nothing since"
-    ),
-    "the same, and we ask": Case(ReplicationState.UNKNOWN, 60, 61.0, 276_000_000, age=60, log_end=HERE),
-    "who knows whether it runs": Case(
-        ReplicationState.UNKNOWN, 60, None, None, age=60, runs=None, why="the replicator has reported nothing"
-    ),
-    "it was killed": Case(ReplicationState.STOPPED, 0.5, None, None, age=0.5, runs=False, why="process is gone; start"),
-    "it was killed, and we ask": Case(
-        ReplicationState.STOPPED, 600, 601.0, 276_000_000, age=600, runs=False, log_end=HERE
-    ),
-    "nothing was written since": Case(
-        ReplicationState.STOPPED, 600, 0.0, 0, age=600, runs=False, log_end=LogEnd(Lsn(500), "one")
-    ),
-    "another cluster answers": Case(ReplicationState.STOPPED, 600, None, None, age=600, runs=False, log_end=ELSEWHERE),
-    "it was stopped": Case(
-        ReplicationState.STOPPED,
-        3600 + 600,
-        None,
-        None,
-        told=ReplicatorHealth(ReplicationState.STOPPED, NOW - 3600, NOW),
-        age=600,
-        runs=False,
-    ),
-    "the source went away, and something was missing": Case(
-        ReplicationState.STREAMING, 3600, 38.0, None, replace(BEHIND, brought_at=NOW - 2, refusal="[HW_2001] away")
-    ),
-    "the store is full": Case(ReplicationState.RETRYING, 2, 38.0, 400, BEHIND, told=RETRYING),
-    "it retried, and was killed": Case(
-        ReplicationState.STOPPED, 60, None, None, BEHIND, told=RETRYING, age=60, runs=False
-    ),
-    "it starts": Case(
-        ReplicationState.STARTING,
-        1,
-        None,
-        None,
-        Flow(),
-        told=ReplicatorHealth(ReplicationState.STARTING, NOW - 1, NOW),
-        log_end=None,
-    ),
+    "nothing was told for a while": Case(S.UNKNOWN, 60, None, None, age=60, why=SILENT),
+    "the same, and we ask": Case(S.UNKNOWN, 60, 61.0, 276_000_000, age=60, log_end=HERE),
+    "who knows whether it runs": Case(S.UNKNOWN, 60, None, None, age=60, runs=None, why=UNSURE),
+    "it was killed": Case(S.STOPPED, 0.5, None, None, age=0.5, runs=False, why="process is gone; start"),
+    "it was killed, and we ask": Case(S.STOPPED, 600, 601.0, 276_000_000, age=600, runs=False, log_end=HERE),
+    "nothing was written since": Case(S.STOPPED, 600, 0.0, 0, age=600, runs=False, log_end=SAME),
+    "another cluster answers": Case(S.STOPPED, 600, None, None, age=600, runs=False, log_end=ELSEWHERE),
+    "it was stopped": Case(S.STOPPED, 3600 + 600, None, None, told=STOPPED, age=600, runs=False),
+    "the source went away, and something was missing": Case(S.STREAMING, 3600, 38.0, None, WENT_AWAY),
+    "the store is full": Case(S.RETRYING, 2, 38.0, 400, BEHIND, told=RETRYING),
+    "it retried, and was killed": Case(S.STOPPED, 60, None, None, BEHIND, told=RETRYING, age=60, runs=False),
+    "it starts": Case(S.STARTING, 1, None, None, Flow(), told=STARTING, log_end=None),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("off", [0.0, 500.0], ids=["same clock", "another clock"])
-def test_a_standing_follows_from_the_facts(name: str, off: float) -> None:
+def test_find_status(name: str, off: float) -> None:
     """The facts are as old as they are, whatever the clock of the machine says that told them."""
     case = CASES[name]
     told = replace(case.told, since=case.told.since + off, at=NOW + off, flow=case.flow.moved(off))
@@ -193,18 +125,18 @@ def test_a_standing_follows_from_the_facts(name: str, off: float) -> None:
     assert told_by_metrics.get(("headwater_slot_behind_bytes", "default")) == found.lag_bytes
 
 
-def test_where_no_replicator_ever_ran() -> None:
+def test_no_replicator_ever_ran() -> None:
     never = find_status("default", ReplicatorStatus(), HERE, NOW)
     assert (never.state, never.lag_seconds, never.lag_bytes) == (ReplicationState.STOPPED, None, None)
     assert never.why == "no replicator has run yet"
 
 
-def test_what_another_version_told_is_unknown_at_worst() -> None:
+def test_report_of_another_version() -> None:
     assert find_status("default", ReplicatorStatus("[]", 5.0, runs=True), None, NOW).state is ReplicationState.STARTING
     assert find_status("default", ReplicatorStatus("[]", 5.0, runs=False), None, NOW).state is ReplicationState.STOPPED
 
 
-def test_lag_is_counted_from_what_is_known_to_be_missing() -> None:
+def test_flow_meter() -> None:
     now = [100.0]
 
     def at(seconds: float) -> None:

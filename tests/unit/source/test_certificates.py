@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / f"headwater-tls-{os.getuid()}"
 
 
-def test_a_file_has_the_text_even_if_another_was_there(folder: Path) -> None:
+def test_pem_file(folder: Path) -> None:
     path = Path(pem_file(PEM))
     assert (path.parent, path.read_text(), path.stat().st_mode & 0o077) == (folder, PEM, 0)
     path.write_text("of somebody else")
@@ -33,7 +33,7 @@ def test_a_file_has_the_text_even_if_another_was_there(folder: Path) -> None:
     assert not Path(pem_file(PEM)).is_symlink()
 
 
-def test_a_folder_that_others_can_change_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_folder_of_others(folder: Path, tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     folder.chmod(0o777)
     with pytest.raises(HeadwaterError, match=r"HW_2008.*open to other users"):
@@ -46,7 +46,7 @@ def test_a_folder_that_others_can_change_is_refused(folder: Path, tmp_path: Path
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
-def test_authorities_that_are_named_and_missing_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_authorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "nowhere.pem"))
     with pytest.raises(HeadwaterError, match=r"HW_2009.*SSL_CERT_FILE names no file.*nowhere\.pem"):
         system_authorities()

@@ -9,7 +9,7 @@ from headwater.source.connect import SourceSettings, SourceUnreachableError, con
 SOURCE = SourceSettings("db", "shop", "app")
 
 
-def test_a_message_that_quotes_a_value_is_not_repeated() -> None:
+def test_message_that_quotes_a_value() -> None:
     error = psycopg.errors.InvalidTextRepresentation('invalid input syntax for type integer: "a secret"')
     told = str(connection_error(SOURCE, error))
     assert "22P02" in told
@@ -17,7 +17,7 @@ def test_a_message_that_quotes_a_value_is_not_repeated() -> None:
     assert "no such thing" in str(connection_error(SOURCE, psycopg.errors.UndefinedObject("no such thing")))
 
 
-def test_a_database_that_takes_no_writes_is_not_said_to_be_a_standby() -> None:
+def test_read_only_database() -> None:
     """Hosting companies set default_transaction_read_only when the disk is full."""
     error = psycopg.errors.ReadOnlySqlTransaction("cannot execute CREATE PUBLICATION in a read-only transaction")
     told = connection_error(SOURCE, error)
@@ -27,7 +27,7 @@ def test_a_database_that_takes_no_writes_is_not_said_to_be_a_standby() -> None:
     assert "promote" not in told.fix
 
 
-def test_statements_quote_names_that_need_it() -> None:
+def test_quoted_names() -> None:
     source = SourceSettings("db", "my shop", 'app"; drop')
     told = connection_error(source, psycopg.errors.InsufficientPrivilege("permission denied to start WAL sender"))
     assert 'ALTER ROLE "app""; drop" REPLICATION' in told.fix

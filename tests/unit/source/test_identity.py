@@ -48,5 +48,5 @@ ID = by_key("id")
         (by_index("day"), "id", [by_index("day"), FULL], by_index("day")),
     ],
 )
-def test_what_all_partitions_have(own: Identity, primary: str, leaves: list[Identity], found: Identity | None) -> None:
+def test_common_identity(own: Identity, primary: str, leaves: list[Identity], found: Identity | None) -> None:
     assert common_identity(own, frozenset({primary} - {""}), leaves) == found

@@ -12,6 +12,8 @@ from headwater.source.connect import known_pooler
 from tests.unit.config.configs import MINIMAL, mistakes
 
 _SUPABASE = "aws-0-eu-central-1.pooler.supabase.com"
+_NEON = "ep-cool-leaf-12-pooler.c-2.us-east-2.aws.neon.tech"
+_CHINA = ".rds.cn-north-1.amazonaws.com.cn"
 _AZURE = "shop.postgres.database.azure.com"
 _OCEAN = "db-postgresql-ams3-1-do-user-1-0.c.db.ondigitalocean.com"
 _BRIDGE = "p.abcdef.db.postgresbridge.com"
@@ -24,26 +26,16 @@ _BRIDGE = "p.abcdef.db.postgresbridge.com"
         (_SUPABASE, 5432, "app.abcd", "db.abcd.supabase.co, port 5432, user app,"),
         (_SUPABASE.upper(), 5432, "postgres", "db.PROJECT.supabase.co, port 5432, user postgres,"),
         ("db.abcd.supabase.co", 6543, "postgres", "db.abcd.supabase.co, port 5432,"),
-        (
-            "ep-cool-leaf-12-pooler.c-2.us-east-2.aws.neon.tech",
-            5432,
-            "u",
-            "ep-cool-leaf-12.c-2.us-east-2.aws.neon.tech",
-        ),
+        (_NEON, 5432, "u", _NEON.replace("-pooler", "")),
         ("ep-cool-leaf-12-pooler.eastus2.azure.neon.tech", 5432, "u", "ep-cool-leaf-12.eastus2.azure.neon.tech"),
         ("shop.proxy-ab12.us-east-1.rds.amazonaws.com", 5432, "u", "NAME.cluster-ID.us-east-1.rds.amazonaws.com"),
-        (
-            "ro.endpoint.proxy-ab12.rds.cn-north-1.amazonaws.com.cn",
-            5432,
-            "u",
-            "NAME.ID.rds.cn-north-1.amazonaws.com.cn,",
-        ),
+        ("ro.endpoint.proxy-ab12" + _CHINA, 5432, "u", f"NAME.ID{_CHINA},"),
         (_AZURE, 6432, "u", f"{_AZURE}, port 5432"),
         (_OCEAN, 25061, "u", f"{_OCEAN}, port 25060"),
         (_BRIDGE, 5431, "u", f"{_BRIDGE}, port 5432"),
     ],
 )
-def test_a_pooler_is_told_with_the_direct_address(host: str, port: int, user: str, direct: str) -> None:
+def test_known_pooler(host: str, port: int, user: str, direct: str) -> None:
     found = known_pooler(host, port, user)
     assert found is not None
     assert direct in f"{found.direct},"
@@ -65,11 +57,11 @@ def test_a_pooler_is_told_with_the_direct_address(host: str, port: int, user: st
         ("pooler.example.com", 6543),
     ],
 )
-def test_a_database_is_not_taken_for_a_pooler(host: str, port: int) -> None:
+def test_database_is_no_pooler(host: str, port: int) -> None:
     assert known_pooler(host, port, "app") is None
 
 
-def test_neither_source_nor_store_may_be_behind_one(tmp_path: Path) -> None:
+def test_config_with_a_pooler(tmp_path: Path) -> None:
     uri = f"postgresql://postgres.abcd:secret@{_SUPABASE}:6543/postgres"
     source = mistakes(tmp_path, MINIMAL.replace("postgresql://app:pass@db.example:5433/shop", uri))
     assert "replication.connections[0].uri: is Supabase's pooler" in source
@@ -81,7 +73,7 @@ def test_neither_source_nor_store_may_be_behind_one(tmp_path: Path) -> None:
     assert "use ep-a-1.eu.aws.neon.tech" in store
 
 
-def test_init_refuses_one_before_it_connects(tmp_path: Path) -> None:
+def test_init_with_a_pooler(tmp_path: Path) -> None:
     uri = f"postgresql://postgres.abcd:secret@{_SUPABASE}:6543/postgres"
     with pytest.raises(ConfigError, match=r"--uri.*|use db\.abcd\.supabase\.co") as caught:
         run(uri, tmp_path, Wishes(), ask=False, force=False)

@@ -16,7 +16,7 @@ LONG = replace(
 )
 
 
-def test_the_name_tells_prefix_tag_and_database() -> None:
+def test_slot_name() -> None:
     assert re.fullmatch("headwater_default_app_[0-9a-f]{8}", slot_name(APP))
     assert slot_name(APP) == slot_name(replace(APP, host="another", user="another"))
 
@@ -31,11 +31,11 @@ def test_the_name_tells_prefix_tag_and_database() -> None:
     ],
     ids=["database", "capital letters", "tag", "prefix"],
 )
-def test_what_is_another_source_or_prefix_has_another_name(other: SourceSettings) -> None:
+def test_slot_names_differ(other: SourceSettings) -> None:
     assert slot_name(other) != slot_name(APP)
 
 
-def test_any_name_is_one_that_postgres_allows() -> None:
+def test_slot_name_is_allowed() -> None:
     shorter = replace(LONG, database=LONG.database[:-1])
     names = [slot_name(LONG), slot_name(shorter)]
     temporary = [temporary_slot_name(name) for name in names]

@@ -31,7 +31,7 @@ ANY = st.recursive(
 
 
 @given(ANY)
-def test_what_is_written_reads_as_it_was(value: object) -> None:
+def test_round_trip(value: object) -> None:
     text = json.dumps(value)
     written = write_json(read_json(text))
     assert json.loads(written) == value
@@ -42,7 +42,7 @@ def test_what_is_written_reads_as_it_was(value: object) -> None:
 @pytest.mark.parametrize(
     "text", ["0.10", "1e400", "-0.0", "12345678901234567890.123456789012345678901234567890", "1E+2"]
 )
-def test_a_number_keeps_its_text(text: str) -> None:
+def test_number(text: str) -> None:
     assert read_json(text) == Number(text)
     assert write_json(Number(text)) == text
 
@@ -50,22 +50,22 @@ def test_a_number_keeps_its_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "plain"), [("2.0", "2"), ("-2.000", "-2"), ("2.5", "2.5"), ("2", "2"), ("2.0e1", "2.0e1")]
 )
-def test_a_fraction_of_zeros_is_none(text: str, plain: str) -> None:
+def test_number_plain(text: str, plain: str) -> None:
     assert Number(text).plain == plain
 
 
-def test_half_a_surrogate_pair_can_be_written_down() -> None:
+def test_half_a_surrogate_pair() -> None:
     assert write_json(read_json('"\\ud800"')) == '"\\ud800"'
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", "Infinity", "[1,]", "'x'", "[" * 100_000])
-def test_what_is_no_json_is_refused(text: str) -> None:
+def test_invalid_json(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - json's own
         read_json(text)
 
 
 @given(ANY)
-def test_text_with_very_many_values_reads_alike(value: object) -> None:
+def test_very_many_values(value: object) -> None:
     text = json.dumps([value, "[," * 200_000])
     assert write_json(read_json(text)) == write_json([read_json(json.dumps(value)), "[," * 200_000])
 
@@ -75,12 +75,12 @@ def filled(part: str, size: int = 4 << 20) -> str:
 
 
 @pytest.mark.parametrize("part", ["[],", "{},", "[[]],", '{"a":{}},'])
-def test_more_arrays_and_objects_than_a_client_has_reason_to_send_are_refused(part: str) -> None:
+def test_too_many_arrays_and_objects(part: str) -> None:
     with pytest.raises(TooManyValuesError):
         read_json(filled(part))
 
 
-def test_an_object_has_no_more_names_than_a_table_could_have_columns() -> None:
+def test_too_many_names() -> None:
     names = {f"n{number}": 1 for number in range(MOST_NAMES)}
     assert isinstance(read_json(json.dumps([names])), list)
     with pytest.raises(TooManyValuesError):
@@ -88,7 +88,7 @@ def test_an_object_has_no_more_names_than_a_table_could_have_columns() -> None:
 
 
 @pytest.mark.parametrize("part", ["[],", '"",', "null,"])
-def test_other_threads_run_while_json_is_read(part: str) -> None:
+def test_other_threads_run_meanwhile(part: str) -> None:
     """Without that, whoever uploads this stops everybody for as long as it takes."""
     over, turns = threading.Event(), 0
 
@@ -111,7 +111,7 @@ FIELDS: dict[str, Json] = {
 }  # fmt: skip
 
 
-def test_a_digest_is_of_what_is_said_and_not_of_how() -> None:
+def test_equal_digests() -> None:
     known = entry_of(7, FIELDS).digest
     turned: dict[str, Json] = {**dict(reversed(FIELDS.items())), "data": {"b": "x", "a": Number("1")}}
     assert entry_of(7, turned).digest == known
@@ -125,11 +125,11 @@ def test_a_digest_is_of_what_is_said_and_not_of_how() -> None:
     [{"op": "PUT"}, {"type": "n"}, {"id": "2"}, {"data": {"a": Number("2"), "b": "x"}}, {"data": {"a": "1", "b": "x"}},
      {"data": None}, {"old": {"a": Number("1")}}, {"metadata": None}],
 )  # fmt: skip
-def test_another_entry_has_another_digest(change: dict[str, Json]) -> None:
+def test_different_digests(change: dict[str, Json]) -> None:
     assert entry_of(7, {**FIELDS, **change}).digest != entry_of(7, FIELDS).digest
 
 
-def test_a_dead_letter_holds_the_very_transaction() -> None:
+def test_dead_letter() -> None:
     transaction = transaction_of([entry_of(7, FIELDS), entry_of(9, {**FIELDS, "op_id": Number("9")})])
     again = transaction_in(transaction.text)
     assert (again.digest, again.first_op, again.last_op) == (transaction.digest, 7, 9)

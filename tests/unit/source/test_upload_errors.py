@@ -22,12 +22,12 @@ PASSING = (
 @pytest.mark.parametrize(
     ("states", "mender"), [(USERS, Mender.USER), (OPERATORS, Mender.OPERATOR), (PASSING, Mender.NOBODY)]
 )
-def test_each_code_of_postgres_has_somebody_who_can_mend_it(states: str, mender: Mender) -> None:
+def test_mender_of(states: str, mender: Mender) -> None:
     found = {state: mender_of(psycopg.errors.lookup(state)()) for state in states.split()}
     assert found == dict.fromkeys(found, mender)
 
 
-def test_a_code_that_an_app_made_up_is_its_refusal_and_a_lost_connection_passes() -> None:
+def test_mender_of_other_errors() -> None:
     class Custom(psycopg.DatabaseError):
         sqlstate = "PT403"
 

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.api.streams.cache import ENTRY_BYTES, ChunkCache, Written
@@ -53,7 +53,7 @@ def reads_of(store: MemoryStore) -> int:
     return sum(name.startswith("chunk") for name in store.reads)
 
 
-def test_what_was_read_once_is_not_read_again(store: MemoryStore) -> None:
+def test_chunk_is_read_once(store: MemoryStore) -> None:
     cached = ChunkCache(store, ROOM)
     first = [read(cached, 5, after) for after in (0, 2, 4)]
     assert [read(cached, 5, after) for after in (0, 2, 4)] == first
@@ -61,7 +61,7 @@ def test_what_was_read_once_is_not_read_again(store: MemoryStore) -> None:
     assert reads_of(store) == 3
 
 
-def test_a_later_checkpoint_is_answered_from_memory_where_nothing_was_added(store: MemoryStore) -> None:
+def test_later_checkpoint_without_changes(store: MemoryStore) -> None:
     cached = ChunkCache(store, ROOM)
     before = [read(cached, 5, after) for after in (0, 4)]
     store.put("other", "1")
@@ -70,7 +70,7 @@ def test_a_later_checkpoint_is_answered_from_memory_where_nothing_was_added(stor
     assert reads_of(store) == 2
 
 
-def test_a_full_chunk_is_the_same_when_its_bucket_has_grown_and_the_last_one_is_not(store: MemoryStore) -> None:
+def test_full_chunk_of_a_grown_bucket(store: MemoryStore) -> None:
     cached = ChunkCache(store, ROOM)
     full = read(cached, 5)
     assert read(cached, 5, 4).size == 1
@@ -82,61 +82,7 @@ def test_a_full_chunk_is_the_same_when_its_bucket_has_grown_and_the_last_one_is_
     assert read(cached, 6, 4) == read(store, 6, 4)
 
 
-def test_an_earlier_checkpoint_gets_nothing_from_after_it(store: MemoryStore) -> None:
-    cached = ChunkCache(store, ROOM)
-    assert read(cached, 5).next_after == 2
-    assert read(cached, 1) == read(store, 1)
-    assert read(cached, 1).size == 1
-
-
-def test_a_bucket_that_was_cleared_begins_with_its_clear(store: MemoryStore) -> None:
-    cached = ChunkCache(store, ROOM)
-    read(cached, 5)
-    store.clear("b")
-    store.commit()
-    assert b"CLEAR" in read(cached, 6).ops
-    assert read(cached, 5) == read(store, 5), "a client at the checkpoint before gets what it held"
-    assert b"CLEAR" in read(cached, 6).ops
-
-
-def test_a_compaction_in_between_is_seen(store: MemoryStore) -> None:
-    cached = ChunkCache(store, ROOM)
-    read(cached, 5)
-    store.put("b", "1", '{"changed":1}')
-    store.commit()
-    before = read(cached, 6)
-    store.compact("b")
-    after = read(cached, 6)
-    assert after != before
-    assert after == read(store, 6)
-    assert b"CLEAR" in after.ops
-
-
-def test_a_compaction_that_clears_nothing_is_seen_too(store: MemoryStore) -> None:
-    cached = ChunkCache(store, ROOM)
-    store.clear("b")
-    store.put("b", "kept")
-    for number in range(3):
-        store.put("b", "changed", str(number))
-    store.commit()
-    assert b"MOVE" not in read(cached, 10, 7).ops
-    store.compact("b")
-    assert store.marks(["b"])["b"].clear_op == 6
-    assert b"MOVE" in read(cached, 10, 7).ops
-
-
-def test_a_checkpoint_that_compaction_overtook_is_told_so_every_time(store: MemoryStore) -> None:
-    cached = ChunkCache(store, ROOM)
-    read(cached, 5)
-    store.put("b", "1", '{"changed":1}')
-    store.commit()
-    store.compact("b")
-    assert read(cached, 5).overtaken
-    assert read(cached, 5).overtaken
-    assert not read(cached, 6).overtaken
-
-
-def test_what_was_read_in_a_view_of_before_a_compaction_is_not_given_after_it(store: MemoryStore) -> None:
+def test_chunk_read_before_a_compaction(store: MemoryStore) -> None:
     cached = ChunkCache(store, ROOM)
     store.put("b", "1", '{"changed":1}')
     store.commit()
@@ -149,7 +95,7 @@ def test_what_was_read_in_a_view_of_before_a_compaction_is_not_given_after_it(st
     assert read(cached, 6) == read(store, 6) != old
 
 
-def test_a_client_that_has_all_of_a_bucket_costs_no_read(store: MemoryStore) -> None:
+def test_client_that_has_all(store: MemoryStore) -> None:
     cached = ChunkCache(store, ROOM)
     store.put("other", "1")
     store.commit()
@@ -157,12 +103,12 @@ def test_a_client_that_has_all_of_a_bucket_costs_no_read(store: MemoryStore) -> 
     assert reads_of(store) == 0
 
 
-def test_an_unknown_bucket_is_empty_as_in_the_store(store: MemoryStore) -> None:
+def test_unknown_bucket(store: MemoryStore) -> None:
     written = ChunkCache(store, ROOM).written(Named(), "nobody's", OpId(0), OpId(5), None)
     assert written == Written(Chunk(b"", 0, OpId(0), more=False), None)
 
 
-def test_the_bound_holds_and_what_was_used_last_stays(store: MemoryStore) -> None:
+def test_least_recently_used_goes(store: MemoryStore) -> None:
     one = len(read(store, 5).ops) + ENTRY_BYTES
     cached = ChunkCache(store, 2 * one)
     read(cached, 5, 0)
@@ -178,14 +124,14 @@ def test_the_bound_holds_and_what_was_used_last_stays(store: MemoryStore) -> Non
 
 
 @pytest.mark.parametrize("capacity", [0, ENTRY_BYTES])
-def test_what_has_no_room_is_read_each_time(store: MemoryStore, capacity: int) -> None:
+def test_without_room(store: MemoryStore, capacity: int) -> None:
     cached = ChunkCache(store, capacity)
     assert read(cached, 5) == read(cached, 5) == read(store, 5)
     assert reads_of(store) == 3
     assert cached.kept_bytes == 0
 
 
-def test_each_form_is_kept_for_itself(store: MemoryStore) -> None:
+def test_forms(store: MemoryStore) -> None:
     cached = ChunkCache(store, ROOM)
     plain = read(store, 5)
     store.reads.clear()
@@ -237,27 +183,21 @@ def ask_at_once(cached: ChunkCache, count: int) -> list[Chunk | Exception]:
     return answers
 
 
-def test_what_several_ask_for_at_once_is_read_once() -> None:
+def test_concurrent_reads_are_one() -> None:
     store = held()
     answers = ask_at_once(ChunkCache(store, ROOM), 4)
     assert answers == [MemoryStore.chunk(store, "b", OpId(0), OpId(1))] * 4
     assert reads_of(store) == 2  # theirs, and the one in the line above
 
 
-def test_a_read_that_fails_is_the_failure_of_nobody_else() -> None:
+def test_failed_read_is_repeated() -> None:
     store = held()
     store.failure = StoreBusyError("the store is busy")
     answers = ask_at_once(ChunkCache(store, ROOM), 3)
     assert sorted(type(answer).__name__ for answer in answers) == ["Chunk", "Chunk", "StoreBusyError"]
 
 
-def test_a_checkpoint_before_the_first_op_is_not_taken_for_a_full_chunk(store: MemoryStore) -> None:
-    cached = ChunkCache(store, ROOM)
-    assert read(cached, 0).ops == b""
-    assert read(cached, 1).size == 1
-
-
-class World:
+class CachedStore:
     """A store, a cache over it, and every checkpoint there was."""
 
     def __init__(self, capacity: int) -> None:
@@ -292,14 +232,6 @@ class World:
         assert self.cached.kept_bytes <= self.capacity
 
 
-def test_who_has_everything_hears_of_a_checkpoint_that_compaction_overtook() -> None:
-    world = World(ROOM)
-    world.clear()
-    world.commit()
-    world.compact()
-    world.read(1, 1)
-
-
 rows = st.integers(1, 4)
 steps = st.one_of(
     st.tuples(st.just("put"), rows),
@@ -311,11 +243,18 @@ steps = st.one_of(
 )
 
 
+ROWS: list[tuple[object, ...]] = [*(("put", row) for row in range(1, 5)), ("commit",), ("put", 1), ("commit",)]
+BOTH: list[tuple[object, ...]] = [("commit",), ("read", 0, 0), ("read", 0, 1)]
+
+
 @settings(max_examples=examples(400), deadline=None)
 @given(st.lists(steps, max_size=60), st.sampled_from([0, 1500, ROOM]))
-def test_an_answer_from_memory_is_always_what_the_store_would_say(
-    script: list[tuple[object, ...]], capacity: int
-) -> None:
-    world = World(capacity)
+@example([*ROWS, ("read", 0, 0), ("read", 0, 1), ("read", 0, 9)], ROOM).via("an earlier checkpoint, and none")
+@example([*ROWS, ("read", 0, 0), ("clear",), *BOTH, ("read", 0, 0)], ROOM).via("a bucket that was cleared")
+@example([*ROWS, ("read", 0, 0), ("put", 1), *BOTH, ("compact",), *BOTH, *BOTH], ROOM).via("a compaction in between")
+@example([("clear",), ("put", 1), *[("put", 2)] * 3, ("commit",), ("read", 2, 0), ("compact",), ("read", 2, 0)], ROOM)
+@example([("clear",), ("commit",), ("compact",), ("read", 1, 1)], ROOM).via("overtaken, with everything")
+def test_cache_equals_the_store(script: list[tuple[object, ...]], capacity: int) -> None:
+    world = CachedStore(capacity)
     for name, *arguments in script:
         getattr(world, str(name))(*arguments)

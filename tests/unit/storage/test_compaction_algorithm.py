@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from zlib import crc32
 
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,9 +97,7 @@ def assert_every_device_ends_as(whole: list[bytes], compacted: list[bytes]) -> N
 
 @settings(max_examples=examples(300), deadline=None)
 @given(steps=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12))
-def test_a_device_at_any_position_ends_with_the_rows_and_sum_of_the_whole_history(
-    steps: list[tuple[str, str, int]], sizes: list[int]
-) -> None:
+def test_device_at_any_position_converges(steps: list[tuple[str, str, int]], sizes: list[int]) -> None:
     whole = history_of(steps)
     runs = runs_of(whole, sizes)
     assert_every_device_ends_as(whole, compact(runs))
@@ -106,9 +106,7 @@ def test_a_device_at_any_position_ends_with_the_rows_and_sum_of_the_whole_histor
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps=_STEPS, more=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12))
-def test_compacted_history_can_grow_and_be_compacted_again(
-    steps: list[tuple[str, str, int]], more: list[tuple[str, str, int]], sizes: list[int]
-) -> None:
+def test_compacted_again(steps: list[tuple[str, str, int]], more: list[tuple[str, str, int]], sizes: list[int]) -> None:
     whole = history_of([*steps, *more])
     first, later = whole[: 1 + len(steps)], whole[1 + len(steps) :]
     once = compact(runs_of(first, sizes)) + later
@@ -121,7 +119,7 @@ def test_compacted_history_can_grow_and_be_compacted_again(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12))
-def test_rows_put_again_let_go_of_what_they_stood_behind(steps: list[tuple[str, str, int]], sizes: list[int]) -> None:
+def test_reput_frees_what_is_before(steps: list[tuple[str, str, int]], sizes: list[int]) -> None:
     whole = history_of(steps)
     runs = runs_of(whole, sizes)
     history = scan(runs)
@@ -136,20 +134,18 @@ def test_rows_put_again_let_go_of_what_they_stood_behind(steps: list[tuple[str, 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(steps=_STEPS, sizes=st.lists(st.integers(1, 7), max_size=12), partitions=st.integers(2, 4))
-def test_rows_looked_at_in_parts_are_found_to_be_the_same(
-    steps: list[tuple[str, str, int]], sizes: list[int], partitions: int
-) -> None:
+def test_scan_in_partitions(steps: list[tuple[str, str, int]], sizes: list[int], partitions: int) -> None:
     runs = runs_of(history_of(steps), sizes)
     assert scan(runs, partitions) == scan(runs)
 
 
-def test_a_move_keeps_id_and_checksum_and_nothing_else() -> None:
+def test_move() -> None:
     whole = [clear(1), put(2, "a", "old"), put(3, "b"), put(4, "a", "new")]
     moved = parse_ops(compact([whole], clears=False)[1])[0]
     assert moved == {"op_id": "2", "op": "MOVE", "checksum": parse_ops(whole[1])[0]["checksum"]}
 
 
-def test_a_remove_stays_where_a_device_may_still_have_the_row() -> None:
+def test_remove() -> None:
     short = compact([[clear(1), put(2, "stays"), put(3, "a"), remove(4, "a")]])
     assert [op["op"] for op in parse_ops(b",".join(short))] == ["CLEAR", "PUT", "MOVE", "REMOVE"]
     short = compact([[clear(1), put(3, "a"), remove(4, "a"), put(5, "stays")]])
@@ -166,7 +162,7 @@ def one_row_behind(dead: int) -> list[list[bytes]]:
     return [whole[start : start + 1000] for start in range(0, len(whole), 1000)]
 
 
-def test_one_row_behind_many_dead_ops_is_put_again_and_leaves_two() -> None:
+def test_one_row_behind_many_dead_ops() -> None:
     runs = one_row_behind(20_000)
     history = scan(runs)
     cut = compaction.choose_cut(history, CompactionPolicy())
@@ -175,13 +171,13 @@ def test_one_row_behind_many_dead_ops_is_put_again_and_leaves_two() -> None:
     assert len(compact([*runs, again])) == 2
 
 
-def test_nothing_is_put_again_beyond_the_budget() -> None:
+def test_budget() -> None:
     history = scan(one_row_behind(2_000))
     assert compaction.choose_cut(history, CompactionPolicy(budget=10)).rows == 0
     assert compaction.choose_cut(history, CompactionPolicy(budget=10_000)).rows == 1
 
 
-def test_what_is_put_again_is_where_it_saves_most() -> None:
+def test_cut_saves_most() -> None:
     """Ten rows in the way of 1,000 ops, then ten in the way of 20: the second ten stay."""
     ops = [clear(1)]
     for row, dead in (("cheap", 1_000), ("dear", 20)):
@@ -192,16 +188,14 @@ def test_what_is_put_again_is_where_it_saves_most() -> None:
     assert (cut.rows, cut.gain) == (10, 999)
 
 
-def test_a_history_with_few_useless_ops_is_left_as_it_is() -> None:
+def test_history_with_few_useless_ops() -> None:
     ops = [clear(1), *(put(2 + n, str(n)) for n in range(1_000)), *(put(2_000 + n, str(n)) for n in range(100, 250))]
     assert compaction.choose_cut(scan([ops]), CompactionPolicy()).rows == 0
     assert compaction.choose_cut(scan([ops]), replace(CompactionPolicy(), spare=0.0, price=10.0)).rows > 0
 
 
-def test_a_day_of_changes_ends_below_a_fifth_more_ops_than_rows() -> None:
+def test_day_of_changes() -> None:
     """As many changes as there are rows, and half as many again, each of a row taken by chance."""
-    import random
-
     chance = random.Random(7)
     rows = 4_000
     ops = [clear(1), *(put(2 + n, str(n)) for n in range(rows))]
@@ -214,7 +208,7 @@ def test_a_day_of_changes_ends_below_a_fifth_more_ops_than_rows() -> None:
     assert len(again) < rows * 3 // 2 * 0.6
 
 
-def test_segments_are_full_but_for_the_last_and_hold_their_ops_in_order() -> None:
+def test_sealer() -> None:
     ops = [put(n, str(n)) for n in range(1, 2_501)] + [put(5_000 + n, str(n), "y" * 600_000) for n in range(3)]
     ops += [put(6_000, "large", "z" * 3_000_000), put(6_001, "last")]
     sealer = Sealer()
@@ -222,8 +216,6 @@ def test_segments_are_full_but_for_the_last_and_hold_their_ops_in_order() -> Non
     sealer.add(ops[700:])
     runs = sealer.take()
     assert sealer.take() == []
-    import zstandard
-
     contents = [zstandard.decompress(run.blob).split(b"\n") for run in runs]
     assert [line for lines in contents for line in lines] == ops
     assert [run.size for run in runs] == [999, 999, 503, 1, 1, 1, 1]

@@ -20,6 +20,6 @@ PUT = '"op":"PUT","object_type":"t","object_id":"1","checksum":7,"subkey":"x","d
         [PUT % "null"] * 2_000,
     ],
 )
-def test_ops_get_the_ids_from_the_first_on_and_are_otherwise_as_they_were(first: int, bodies: list[str]) -> None:
+def test_numbered(first: int, bodies: list[str]) -> None:
     expected = "\n".join(finished_op(op_id, body) for op_id, body in enumerate(bodies, first))
     assert numbered("\n".join(bodies).encode(), first).decode() == expected

@@ -32,7 +32,7 @@ def numbered(ops: list[DraftOp], first: int, sums: dict[int, BucketSum]) -> dict
 
 
 @given(ops=_OPS, least_run=st.integers(1, 5), first=st.integers(1, 2**50))
-def test_ops_keep_their_order_and_sums(ops: list[DraftOp], least_run: int, first: int) -> None:
+def test_number_ops(ops: list[DraftOp], least_run: int, first: int) -> None:
     sums: dict[int, BucketSum] = {}
     with patch.object(segments, "RUN_OPS", least_run):
         by_bucket = numbered(ops, first, sums)
@@ -49,7 +49,7 @@ def test_ops_keep_their_order_and_sums(ops: list[DraftOp], least_run: int, first
     assert not sums
 
 
-def test_many_ops_of_one_bucket_are_packed() -> None:
+def test_many_ops_are_packed() -> None:
     body = '"op":"PUT","object_type":"todos","object_id":"' + "x" * 200
     ops = [DraftOp(1, 1, body) for _ in range(2_500)] + [DraftOp(2, 1, body)]
     kept: list[Run] = []

@@ -31,7 +31,7 @@ def meaning(op: ReadOp) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("line", [PUT, REMOVE], ids=["PUT", "REMOVE"])
-def test_a_flipped_bit_of_an_op_is_refused_or_changes_what_it_means(line: bytes) -> None:
+def test_flipped_bit_of_an_op(line: bytes) -> None:
     sound = meaning(read_op(12, line, KEYS))
     unnoticed = []
     for flipped in flips(line):
@@ -43,14 +43,14 @@ def test_a_flipped_bit_of_an_op_is_refused_or_changes_what_it_means(line: bytes)
     assert unnoticed == []
 
 
-def test_what_an_op_says_is_read() -> None:
+def test_read_op() -> None:
     assert read_op(12, PUT, KEYS)[:2] == ("PUT", put_checksum(DIGEST))
     assert read_op(12, PUT, KEYS)[3:] == ("todos", "7", "3")
     assert read_op(12, b'{"op_id":"12","op":"MOVE","checksum":9}', KEYS)[:3] == ("MOVE", 9, None)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_flipped_bit_of_a_segment_is_refused_or_shows_in_its_ops(sealed: bool) -> None:
+def test_flipped_bit_of_a_segment(sealed: bool) -> None:
     bodies = [put_body("todos", str(n), "3", DATA, KEYS.content("todos", str(n), DATA)) for n in range(4)]
     lines = [finished_op(n, body) for n, body in enumerate(bodies, 20)] if sealed else bodies
     checksum = sum(put_checksum(KEYS.content("todos", str(n), DATA)) for n in range(4)) & 0xFFFFFFFF
@@ -68,6 +68,6 @@ def test_a_flipped_bit_of_a_segment_is_refused_or_shows_in_its_ops(sealed: bool)
     assert unnoticed == []
 
 
-def test_ranges_of_keys_hold_about_as_many_ops_as_asked_for() -> None:
+def test_cut_keys() -> None:
     assert cut_keys([], 10) == []
     assert cut_keys([(3, 4), (5, 4), (9, 4), (11, 50), (12, 1)], 10) == [(3, 9), (9, 11), (11, 12), (12, 1 << 63)]

@@ -11,9 +11,7 @@ from headwater.storage.sqlite.wake import WakeListener, Waker, wake_directory
 
 
 @pytest.mark.parametrize("depth", [1, 4], ids=["in the store", "in a temporary directory"])
-def test_listeners_hear_until_they_close_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
-) -> None:
+def test_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

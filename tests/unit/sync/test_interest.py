@@ -13,36 +13,10 @@ from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, an
 AT = OpId(7)
 
 
-def interest(buckets: str = "", lookups: str = "") -> Interest:
-    return Interest(frozenset(buckets), frozenset(lookups))
-
-
-def touched(buckets: str = "", lookups: str = "") -> Touched:
-    return Touched(frozenset(buckets), frozenset(lookups))
-
-
-def test_only_those_who_hold_a_touched_bucket_are_told_and_which() -> None:
+def test_unknown_changes_concern_everyone() -> None:
     interests: Interests[str] = Interests()
-    interests.put("ann", interest("ab"))
-    interests.put("bob", interest("b"))
-    interests.put("cho", interest("c"))
-    assert interests.concerned(touched("abx"), AT) == {
-        "ann": News(AT, frozenset("ab")),
-        "bob": News(AT, frozenset("b")),
-    }
-
-
-def test_those_whose_buckets_came_from_a_touched_lookup_are_told() -> None:
-    interests: Interests[str] = Interests()
-    interests.put("ann", interest("a", "L"))
-    interests.put("bob", interest("b", "M"))
-    assert interests.concerned(touched("a", "L"), AT) == {"ann": News(AT, frozenset("a"), lookups=True)}
-
-
-def test_everyone_is_told_when_the_store_can_not_say_what_was_touched() -> None:
-    interests: Interests[str] = Interests()
-    interests.put("ann", interest("a"))
-    interests.put("bob", interest())
+    interests.put("ann", Interest(frozenset("a"), frozenset()))
+    interests.put("bob", Interest(frozenset(), frozenset()))
     expected = {"ann": anything(AT), "bob": anything(AT)}
     assert interests.concerned(Touched(None, frozenset()), AT) == expected
     assert interests.concerned(Touched(frozenset(), None), AT) == expected
@@ -53,7 +27,7 @@ held = st.builds(Interest, names, names)
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.none() | held)), names, names)
-def test_who_is_told_follows_from_what_each_holds_last(
+def test_concerned(
     history: list[tuple[str, Interest | None]], buckets: frozenset[str], lookups: frozenset[str]
 ) -> None:
     interests: Interests[str] = Interests()
@@ -74,7 +48,7 @@ def test_who_is_told_follows_from_what_each_holds_last(
     assert len(interests) == len(last)
 
 
-def test_two_pieces_of_news_add_up() -> None:
+def test_news_add_up() -> None:
     early = News(OpId(1), frozenset("a"), lookups=True)
     late = News(OpId(2), frozenset("b"), write_checkpoint=4)
     assert early.also(late) == News(OpId(2), frozenset("ab"), lookups=True, write_checkpoint=4)
@@ -85,7 +59,7 @@ def write(key: str, number: int, **lsns: int) -> WriteCheckpoint:
     return WriteCheckpoint(key, number, {tag: Lsn(lsn) for tag, lsn in lsns.items()}, number)
 
 
-def test_a_write_is_released_to_its_clients_once_every_source_has_reached_it() -> None:
+def test_write_is_released_once_every_source_reached_it() -> None:
     writes: AwaitedWrites[str] = AwaitedWrites()
     writes.join("u/1", "phone")
     writes.join("u/1", "second tab")
@@ -97,7 +71,7 @@ def test_a_write_is_released_to_its_clients_once_every_source_has_reached_it() -
     assert writes.release({"one": Lsn(11), "two": Lsn(20)}) == {}
 
 
-def test_only_the_newest_write_of_a_client_is_awaited() -> None:
+def test_newest_write_is_awaited() -> None:
     writes: AwaitedWrites[str] = AwaitedWrites()
     writes.join("u", "phone")
     writes.expect([write("u", 2, one=20)])
@@ -106,7 +80,7 @@ def test_only_the_newest_write_of_a_client_is_awaited() -> None:
     assert writes.release({"one": Lsn(20)}) == {"phone": 2}
 
 
-def test_writes_of_those_who_left_are_forgotten() -> None:
+def test_leave() -> None:
     writes: AwaitedWrites[str] = AwaitedWrites()
     writes.join("u", "phone")
     writes.expect([write("u", 1, one=10), write("stranger", 1, one=10)])

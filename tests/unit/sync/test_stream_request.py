@@ -23,7 +23,7 @@ from headwater.sync.request import (
 from headwater_rules.results import Subscription
 
 
-def test_the_request_of_a_stock_client_is_understood() -> None:
+def test_request_of_a_stock_client() -> None:
     body = (
         b'{"buckets":[{"name":"3#mine|0[\\"u1\\"]","after":"812"}],"include_checksum":true,"raw_data":true,'
         b'"binary_data":true,"client_id":"c-77","parameters":{"a":1},"app_metadata":{"version":"2"},'
@@ -43,12 +43,12 @@ def test_the_request_of_a_stock_client_is_understood() -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"parameters":null}', b'{"buckets":null,"client_id":null}'])
-def test_everything_may_be_left_out(body: bytes) -> None:
+def test_empty_request(body: bytes) -> None:
     assert parse_stream_request(body) == StreamRequest()
 
 
 @pytest.mark.parametrize(("value", "raw"), [("true", True), ("false", False), ("null", False)])
-def test_rows_are_text_for_those_who_say_so(value: str, raw: bool) -> None:
+def test_raw_data(value: str, raw: bool) -> None:
     assert parse_stream_request(f'{{"raw_data":{value}}}'.encode()).raw_data is raw
 
 
@@ -86,17 +86,16 @@ def test_rows_are_text_for_those_who_say_so(value: str, raw: bool) -> None:
         ('{"streams":{"include_defaults":1}}', "streams.include_defaults"),
         ('{"streams":{"subscriptions":{}}}', "streams.subscriptions"),
         ('{"streams":{"subscriptions":[{"stream":"a","parameters":null}]}}', "streams.subscriptions[0]"),
-        (
-            '{"streams":{"subscriptions":[{"stream":"a","parameters":null,"override_priority":4}]}}',
-            "streams.subscriptions[0].override_priority",
-        ),
-        (
-            '{"streams":{"subscriptions":[{"stream":"a","parameters":1,"override_priority":null}]}}',
-            "streams.subscriptions[0].parameters",
+        *(
+            (f'{{"streams":{{"subscriptions":[{{"stream":"a",{fields}}}]}}}}', f"streams.subscriptions[0].{name}")
+            for fields, name in (
+                ('"parameters":null,"override_priority":4', "override_priority"),
+                ('"parameters":1,"override_priority":null', "parameters"),
+            )
         ),
     ],
 )
-def test_a_bad_body_is_refused_with_the_place(body: str, where: str) -> None:
+def test_invalid_body(body: str, where: str) -> None:
     with pytest.raises(InvalidRequestError) as refusal:
         parse_stream_request(body.encode())
     assert refusal.value.where == where
@@ -112,14 +111,14 @@ fields = st.sampled_from(["buckets", "parameters", "client_id", "streams", "app_
 
 
 @given(st.dictionaries(fields, json_values))
-def test_no_json_makes_it_fail_in_another_way(request_fields: dict[str, object]) -> None:
+def test_any_json(request_fields: dict[str, object]) -> None:
     try:
         parse_stream_request(json.dumps(request_fields).encode())
     except InvalidRequestError:
         pass
 
 
-def test_a_client_counts_its_writes_apart_from_the_users_other_clients() -> None:
+def test_write_key_of_a_client() -> None:
     assert write_key("u1", parse_client_id("c1")) == "u1/c1"
     assert write_key("u1", parse_client_id(None)) == "u1"
 
@@ -135,9 +134,7 @@ def test_a_client_counts_its_writes_apart_from_the_users_other_clients() -> None
         ("a2", "", "a2/"),
     ],
 )
-def test_what_separates_user_and_client_is_escaped_in_the_user_only(
-    user_id: str, client_id: str | None, key: str
-) -> None:
+def test_write_key_escapes_the_user(user_id: str, client_id: str | None, key: str) -> None:
     assert write_key(user_id, client_id) == key
 
 
@@ -145,12 +142,12 @@ _ids = st.text("/%2Fab", max_size=6)
 
 
 @given(_ids, _ids, _ids)
-def test_no_two_clients_count_their_writes_together(a: str, b: str, c: str) -> None:
+def test_write_keys_differ(a: str, b: str, c: str) -> None:
     clients = {(a, f"{b}/{c}"), (f"{a}/{b}", c), (f"{a}/{b}/{c}", None), (f"{a}%2F{b}", c), (a, f"{b}%2F{c}"), (a, b)}
     assert len({write_key(*client) for client in clients}) == len(clients)
 
 
-def test_a_body_lists_as_much_as_it_may_and_no_more() -> None:
+def test_body_limits() -> None:
     def body(subscriptions: int, buckets: int) -> bytes:
         subscription = {"stream": "s", "parameters": None, "override_priority": None}
         known = [{"name": f"b{number}", "after": "0"} for number in range(buckets)]
@@ -165,13 +162,13 @@ def test_a_body_lists_as_much_as_it_may_and_no_more() -> None:
     assert len(parse_stream_request(body(1000, 10_000)).subscriptions) == 1000
 
 
-def test_a_client_id_has_an_end() -> None:
+def test_client_id_length() -> None:
     assert parse_client_id("é" * 512) == "é" * 512
     with pytest.raises(InvalidRequestError, match="longer than 1024 bytes"):
         parse_client_id("é" * 513)
 
 
-def test_metadata_is_cut_for_it_is_only_logged() -> None:
+def test_metadata_is_cut() -> None:
     metadata = {f"{number:02}" + "k" * 400: "v" * 400 for number in range(30)}
     kept = parse_stream_request(json.dumps({"app_metadata": metadata}).encode()).app_metadata
     assert list(kept) == [f"{number:02}" + "k" * 298 for number in range(20)]
@@ -181,16 +178,14 @@ def test_metadata_is_cut_for_it_is_only_logged() -> None:
 
 
 @pytest.mark.parametrize("part", [b"[],", b"{},", b"[" * 90 + b"]" * 90 + b",", b'[{"a\\"":[]}],'])
-def test_more_arrays_and_objects_than_a_device_needs_are_refused_before_they_are_made(
-    monkeypatch: pytest.MonkeyPatch, part: bytes
-) -> None:
+def test_too_many_arrays_and_objects(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
     body = b'{"parameters":{"a":[' + part * (1_000_000 // len(part)) + b"1]}}"
     monkeypatch.setattr(orjson, "loads", None)
     with pytest.raises(InvalidRequestError, match="arrays and objects"):
         parse_stream_request(body)
 
 
-def test_brackets_in_names_of_buckets_are_text() -> None:
+def test_brackets_in_bucket_names() -> None:
     name = '1#a["\\' + "[{" * 5 + '"]'
     buckets = [{"name": f"{name}{number}", "after": "1"} for number in range(12_000)]
     asked = parse_stream_request(json.dumps({"buckets": buckets}).encode())
@@ -201,7 +196,7 @@ WORST = [b"[],", b"1,", b'"",', b"{},", b"[" * 90 + b"]" * 90 + b",", b"1e308,"]
 
 
 @pytest.mark.parametrize("field", [b"parameters", b"app_metadata", b"only", b"buckets", b"streams", b"client_id"])
-def test_no_body_costs_far_more_than_that_of_a_device_with_many_buckets(field: bytes) -> None:
+def test_cost_of_any_body(field: bytes) -> None:
     usual = {"buckets": [{"name": f'1#todos["{number:032}"]', "after": str(number)} for number in range(12_000)]}
     most = 6 * _seconds(json.dumps(usual).encode())
     for part in WORST:
@@ -221,7 +216,7 @@ def _seconds(body: bytes) -> float:
     return min(found)
 
 
-def test_parameters_have_a_number_of_values_in_all() -> None:
+def test_values_of_parameters_are_limited() -> None:
     def body(own: int, subscribed: int) -> bytes:
         one: dict[str, object] = {"stream": "s", "parameters": {"a": [{}]}, "override_priority": None}
         streams = {"subscriptions": [one] * subscribed}

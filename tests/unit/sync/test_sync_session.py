@@ -40,6 +40,21 @@ def chunk(size: int, next_after: int, *, more: bool = False) -> Chunk:
     return Chunk(b'{"op_id":"1"}', size, OpId(next_after), more)
 
 
+def listed(bucket: str, total: int) -> dict[str, object]:
+    """A bucket in a checkpoint line."""
+    sums = {"checksum": total, "count": total, "priority": 3}
+    return {"bucket": bucket, **sums, "subscriptions": [{"default": 0}]}
+
+
+def downloading(**priorities: int) -> tuple[ClientState, BucketDownload]:
+    """A session at op 9 in which each bucket sums to 1, and its first download."""
+    session = ClientState({})
+    session.advance(view(9, dict.fromkeys(priorities, 1), resolution(**priorities)))
+    step = session.next()
+    assert isinstance(step, BucketDownload)
+    return session, step
+
+
 def parsed(line: Line | None) -> dict[str, object]:
     assert line is not None
     written = TEXT.line(line)
@@ -68,41 +83,39 @@ def started(session: ClientState, **priorities: int) -> ClientState:
     return session
 
 
-def test_the_first_line_names_every_bucket_and_stream() -> None:
+def test_checkpoint() -> None:
     session = ClientState({})
     line = session.advance(view(9, {"mine": 7}, resolution(mine=3), write_checkpoint=2))
     assert parsed(line) == {
         "checkpoint": {
             "last_op_id": "9",
             "write_checkpoint": "2",
-            "buckets": [
-                {"bucket": "mine", "checksum": 7, "count": 7, "priority": 3, "subscriptions": [{"default": 0}]}
-            ],
+            "buckets": [listed("mine", 7)],
             "streams": [{"name": "todos", "is_default": True, "errors": []}],
         }
     }
 
 
-def test_a_bucket_is_asked_for_from_where_the_client_is() -> None:
+def test_download_from_the_position_of_the_client() -> None:
     session = ClientState({'b["1"]': OpId(4)})
     session.advance(view(9, {'b["1"]': 7}, resolution(**{'b["1"]': 3})))
     assert session.next() == BucketDownload('b["1"]', OpId(4), OpId(9))
 
 
-def test_a_data_line_carries_the_ops_of_the_store_as_they_are() -> None:
+def test_data_line() -> None:
     ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
     assert TEXT.data('b["1"]', OpId(4), Chunk(ops, 2, OpId(6), more=True)) == (
         b'{"data":{"bucket":"b[\\"1\\"]","data":[' + ops + b'],"has_more":true,"after":"4","next_after":"6"}}\n'
     )
 
 
-def test_without_raw_data_rows_are_nested_objects() -> None:
+def test_data_line_without_raw_data() -> None:
     ops = b'{"op_id":"5","op":"PUT","data":"{\\"a\\":1.50}"},{"op_id":"6","op":"REMOVE","data":null}'
     line = Ndjson(raw=False).data("b", OpId(0), Chunk(ops, 2, OpId(6), more=False))
     assert b'"data":[{"op_id":"5","op":"PUT","data":{"a":1.50}},{"op_id":"6","op":"REMOVE","data":null}]' in line
 
 
-def test_a_client_without_buckets_gets_a_complete_checkpoint() -> None:
+def test_client_without_buckets() -> None:
     session = ClientState({})
     line = session.advance(view(9, {}, resolution()))
     assert parsed(line)["checkpoint"] == {
@@ -114,7 +127,7 @@ def test_a_client_without_buckets_gets_a_complete_checkpoint() -> None:
     assert session.next() is None
 
 
-def test_nothing_is_said_when_nothing_changed_for_this_client() -> None:
+def test_no_diff_without_changes() -> None:
     session = started(ClientState({}), a=3, b=3)
     assert session.advance(view(11, {})) is None
     assert session.advance(view(12, {"a": 1, "stranger": 5})) is None
@@ -122,61 +135,39 @@ def test_nothing_is_said_when_nothing_changed_for_this_client() -> None:
     assert session.next() is None
 
 
-def test_a_diff_names_only_what_changed() -> None:
+def test_checkpoint_diff() -> None:
     session = started(ClientState({}), a=3, b=3)
     line = session.advance(view(11, {"a": 1, "b": 2}))
-    assert parsed(line) == {
-        "checkpoint_diff": {
-            "last_op_id": "11",
-            "updated_buckets": [
-                {"bucket": "b", "checksum": 2, "count": 2, "priority": 3, "subscriptions": [{"default": 0}]}
-            ],
-            "removed_buckets": [],
-        }
-    }
+    diff = {"last_op_id": "11", "updated_buckets": [listed("b", 2)], "removed_buckets": []}
+    assert parsed(line) == {"checkpoint_diff": diff}
     assert session.next() == BucketDownload("b", OpId(10), OpId(11))
 
 
-def test_a_write_checkpoint_alone_makes_an_empty_diff() -> None:
+def test_diff_of_a_write_checkpoint() -> None:
     session = started(ClientState({}), a=3)
     line = session.advance(view(10, {}, write_checkpoint=3))
-    assert parsed(line) == {
-        "checkpoint_diff": {
-            "last_op_id": "10",
-            "write_checkpoint": "3",
-            "updated_buckets": [],
-            "removed_buckets": [],
-        }
-    }
+    diff = {"last_op_id": "10", "write_checkpoint": "3", "updated_buckets": [], "removed_buckets": []}
+    assert parsed(line) == {"checkpoint_diff": diff}
     assert finish(session) == [{"checkpoint_complete": {"last_op_id": "10"}}]
 
 
-def test_every_later_diff_repeats_the_write_checkpoint() -> None:
-    session = started(ClientState({}), a=3)
-    session.advance(view(10, {}, write_checkpoint=3))
-    finish(session)
-    assert parsed(session.advance(view(11, {"a": 2})))["checkpoint_diff"] == {
-        "last_op_id": "11",
-        "write_checkpoint": "3",
-        "updated_buckets": [
-            {"bucket": "a", "checksum": 2, "count": 2, "priority": 3, "subscriptions": [{"default": 0}]}
-        ],
-        "removed_buckets": [],
-    }
-
-
-def test_an_older_write_checkpoint_that_comes_late_changes_nothing() -> None:
+def test_later_diffs_keep_the_newest_write_checkpoint() -> None:
     session = started(ClientState({}), a=3)
     session.advance(view(10, {}, write_checkpoint=3))
     finish(session)
     assert session.advance(view(11, {}, write_checkpoint=2)) is None
+    assert parsed(session.advance(view(11, {"a": 2})))["checkpoint_diff"] == {
+        "last_op_id": "11",
+        "write_checkpoint": "3",
+        "updated_buckets": [listed("a", 2)],
+        "removed_buckets": [],
+    }
 
 
-def test_urgent_buckets_come_first_and_are_complete_on_their_own() -> None:
+def test_priorities() -> None:
     session = ClientState({})
-    session.advance(
-        view(9, {"slow": 1, "now": 1, "soon": 1, "also_now": 1}, resolution(slow=3, now=0, soon=1, also_now=0))
-    )
+    priorities = {"slow": 3, "now": 0, "soon": 1, "also_now": 0}
+    session.advance(view(9, dict.fromkeys(priorities, 1), resolution(**priorities)))
     said = [next(iter(line.items())) for line in finish(session)]
     summary = [(kind, value.get("bucket", value.get("priority"))) for kind, value in said]  # type: ignore[attr-defined]
     assert summary == [
@@ -190,7 +181,7 @@ def test_urgent_buckets_come_first_and_are_complete_on_their_own() -> None:
     ]
 
 
-def test_a_bucket_that_is_gone_is_named_and_starts_over_when_it_returns() -> None:
+def test_removed_bucket_starts_over() -> None:
     session = started(ClientState({}), a=3, b=3)
     line = parsed(session.advance(view(11, {"a": 1}, resolution(a=3))))
     assert line["checkpoint_diff"] == {"last_op_id": "11", "updated_buckets": [], "removed_buckets": ["b"]}
@@ -199,25 +190,25 @@ def test_a_bucket_that_is_gone_is_named_and_starts_over_when_it_returns() -> Non
     assert session.next() == BucketDownload("b", OpId(0), OpId(12))
 
 
-def test_a_bucket_the_client_has_for_another_reason_is_told_again() -> None:
+def test_changed_priority() -> None:
     session = started(ClientState({}), a=3)
     line = parsed(session.advance(view(11, {}, resolution(a=1))))
     assert '"priority": 1' in json.dumps(line["checkpoint_diff"])
 
 
-def test_positions_of_buckets_not_given_any_more_are_forgotten() -> None:
+def test_positions_of_removed_buckets() -> None:
     session = started(ClientState({"old": OpId(5), "a": OpId(7)}), a=3)
     session.advance(view(11, {"a": 1, "old": 1}, resolution(a=3, old=3)))
     assert session.next() == BucketDownload("old", OpId(0), OpId(11))
 
 
-def test_a_client_that_is_ahead_of_a_bucket_is_trusted() -> None:
+def test_client_ahead_of_a_bucket() -> None:
     session = ClientState({"a": OpId(50)})
     session.advance(view(9, {"a": 1}, resolution(a=3)))
     assert finish(session) == [{"checkpoint_complete": {"last_op_id": "9"}}]
 
 
-def test_the_buckets_that_are_owed_next_are_known_in_their_order() -> None:
+def test_upcoming() -> None:
     session = ClientState({})
     session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=1, c=3)))
     assert session.upcoming(2) == ["b", "a"]
@@ -227,30 +218,21 @@ def test_the_buckets_that_are_owed_next_are_known_in_their_order() -> None:
     assert session.upcoming(9) == ["a", "c"]
 
 
-def test_an_empty_chunk_moves_the_position() -> None:
-    session = ClientState({})
-    session.advance(view(9, {"a": 1}, resolution(a=3)))
-    step = session.next()
-    assert isinstance(step, BucketDownload)
+def test_empty_chunk() -> None:
+    session, step = downloading(a=3)
     session.receive(step, Chunk(b"", 0, OpId(6), more=True))
     assert session.next() == BucketDownload("a", OpId(6), OpId(9))
 
 
 @pytest.mark.parametrize(("sent", "interruptible"), [(INTERRUPTIBLE_AFTER - 1, False), (INTERRUPTIBLE_AFTER, True)])
-def test_a_download_may_be_interrupted_once_it_is_long(sent: int, interruptible: bool) -> None:
-    session = ClientState({})
-    session.advance(view(9, {"a": 1}, resolution(a=3)))
-    step = session.next()
-    assert isinstance(step, BucketDownload)
+def test_interruptible(sent: int, interruptible: bool) -> None:
+    session, step = downloading(a=3)
     session.receive(step, chunk(sent, 5, more=True))
     assert session.interruptible is interruptible
 
 
-def test_what_an_interrupted_checkpoint_owed_stays_owed() -> None:
-    session = ClientState({})
-    session.advance(view(9, {"a": 1, "b": 1, "c": 1}, resolution(a=3, b=3, c=3)))
-    first = session.next()
-    assert isinstance(first, BucketDownload)
+def test_interrupted_checkpoint() -> None:
+    session, first = downloading(a=3, b=3, c=3)
     session.receive(first, chunk(1, 9))
     second = session.next()
     assert isinstance(second, BucketDownload)
@@ -263,11 +245,8 @@ def test_what_an_interrupted_checkpoint_owed_stays_owed() -> None:
     assert downloads == [("d", 0, 12), ("b", 5, 12)]
 
 
-def test_a_view_without_news_does_not_disturb_a_download() -> None:
-    session = ClientState({})
-    session.advance(view(9, {"a": 1}, resolution(a=3)))
-    step = session.next()
-    assert isinstance(step, BucketDownload)
+def test_view_without_news() -> None:
+    session, step = downloading(a=3)
     session.receive(step, chunk(INTERRUPTIBLE_AFTER, 5, more=True))
     assert session.advance(view(12, {})) is None
     assert session.next() == BucketDownload("a", OpId(5), OpId(9))
@@ -344,7 +323,7 @@ class Conversation:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(steps, max_size=40))
-def test_a_client_always_converges_to_the_rows_of_its_buckets(script: list[tuple[object, ...]]) -> None:
+def test_client_converges(script: list[tuple[object, ...]]) -> None:
     conversation = Conversation()
     for name, *arguments in script:
         getattr(conversation, str(name))(*arguments)

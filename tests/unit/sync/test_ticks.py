@@ -22,12 +22,10 @@ from headwater.sync.ticks import next_tick
         (-30, 1, 0),
     ],
 )
-def test_a_tick_comes_every_20_seconds_and_before_and_at_the_end(
-    expires_in: float, jitter: float, expected: float
-) -> None:
+def test_next_tick(expires_in: float, jitter: float, expected: float) -> None:
     assert next_tick(expires_in, jitter) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(1179.2, 1180), (20.0, 20), (0.01, 1), (0, 0), (-59, 0)])
-def test_the_rest_of_a_token_is_said_in_whole_seconds_rounded_up(seconds: float, said: int) -> None:
+def test_token_expires_in(seconds: float, said: int) -> None:
     assert token_expires_in(seconds) == {"token_expires_in": said}

