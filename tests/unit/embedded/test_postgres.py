@@ -28,6 +28,7 @@ from headwater.embedded.postgres import (
     find_binaries,
     reachable_copy,
 )
+from headwater.errors import HeadwaterError
 from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import able_postgres
 

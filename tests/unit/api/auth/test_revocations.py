@@ -65,7 +65,9 @@ def in_session(claim: str, value: str) -> str:
 
 @pytest.mark.parametrize("claim", ["session_id", "sid"])
 def test_revoked_session_and_token(claim: str) -> None:
-    checks = verifier(TokenRevocation(Revoked.SESSION, "s1", NOW - 500), TokenRevocation(Revoked.TOKEN, "t1", NOW - 500))
+    checks = verifier(
+        TokenRevocation(Revoked.SESSION, "s1", NOW - 500), TokenRevocation(Revoked.TOKEN, "t1", NOW - 500)
+    )
     assert not accepts(checks, in_session(claim, "s1"))
     assert accepts(checks, in_session(claim, "s2"))
     assert not accepts(checks, make_token(jti="t1"))
