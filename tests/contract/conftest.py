@@ -15,7 +15,7 @@ from tests.support.written_store import WrittenStore
 
 
 @pytest.fixture
-def open_world(new_address: NewAddress) -> Iterator[Callable[..., SourceWriter]]:
+def new_writer(new_address: NewAddress) -> Iterator[Callable[..., SourceWriter]]:
     """Opens writers: of a new store, or with `beside` another one of the same store for another source."""
     with ExitStack() as stack:
 
@@ -29,8 +29,8 @@ def open_world(new_address: NewAddress) -> Iterator[Callable[..., SourceWriter]]
 
 
 @pytest.fixture
-def world(open_world: Callable[..., SourceWriter]) -> SourceWriter:
-    return open_world()
+def writer(new_writer: Callable[..., SourceWriter]) -> SourceWriter:
+    return new_writer()
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def written(new_address: NewAddress) -> Iterator[WrittenStore]:
 
 @pytest.fixture
 def open_reading(new_address: NewAddress) -> Iterator[Callable[[SourceWriter], StoreReader]]:
-    """Opens a reader of a world's store."""
+    """Opens a reader of a writer's store."""
     with ExitStack() as stack:
 
-        def make(world: SourceWriter) -> StoreReader:
-            reader = open_store(world.address).open_reader()
+        def make(writer: SourceWriter) -> StoreReader:
+            reader = open_store(writer.address).open_reader()
             stack.callback(reader.close)
             return reader
 
@@ -53,5 +53,5 @@ def open_reading(new_address: NewAddress) -> Iterator[Callable[[SourceWriter], S
 
 
 @pytest.fixture
-def reader(world: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]) -> StoreReader:
-    return open_reading(world)
+def reader(writer: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]) -> StoreReader:
+    return open_reading(writer)

@@ -80,9 +80,7 @@ def archive(filled: WrittenStore, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("to", ["sqlite", "postgres"])
-def test_moved_store_is_the_same_and_continues(
-    filled: WrittenStore, to: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_moved_store(filled: WrittenStore, to: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     device = {name: ModelBucket() for name in BUCKETS}
     catch_up(filled.address, device)
     state, batches = dumped(filled.address)
@@ -116,9 +114,7 @@ def test_dump_is_of_one_moment(filled: WrittenStore) -> None:
         assert by_dataset(list(dump.batches)) == by_dataset(before)
 
 
-def test_export_beside_a_writer_is_one_moment(
-    written: WrittenStore, new_sqlite_address: NewAddress, tmp_path: Path
-) -> None:
+def test_export_beside_a_writer(written: WrittenStore, new_sqlite_address: NewAddress, tmp_path: Path) -> None:
     first = written.publish({str(i): (A if i % 2 else B, "x") for i in range(500)})
     truth = {int(first.op_id): written.standing()}
     stop = threading.Event()
@@ -131,13 +127,13 @@ def test_export_beside_a_writer_is_one_moment(
             checkpoint = written.write(changes)
             truth[checkpoint.op_id] = written.standing()
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    thread = threading.Thread(target=write)
+    thread.start()
     try:
         moment = export_store(written.address, tmp_path / "archive", lambda *_: time.sleep(0.02)).state.checkpoint
     finally:
         stop.set()
-        writer.join()
+        thread.join()
     assert moment is not None
     assert max(truth) > moment, "nothing was written meanwhile"
     copy = new_sqlite_address()
@@ -172,13 +168,13 @@ def test_progress_ends_with_all_rows(filled: WrittenStore, new_address: NewAddre
 # what is refused
 
 
-def test_there_is_nothing_to_export_without_a_store(new_address: NewAddress, tmp_path: Path) -> None:
+def test_export_without_a_store(new_address: NewAddress, tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="there is no store"):
         export(new_address(), tmp_path / "archive")
     assert list(tmp_path.glob("*archive*")) == []
 
 
-def test_archive_is_a_new_file_for_its_owner_alone(filled: WrittenStore, archive: Path, tmp_path: Path) -> None:
+def test_archive_file(filled: WrittenStore, archive: Path, tmp_path: Path) -> None:
     assert archive.stat().st_mode & 0o077 == 0, "it has the store's secret"
     assert list(tmp_path.glob(".*")) == [], "nothing unfinished is left"
     content = archive.read_bytes()
@@ -188,7 +184,7 @@ def test_archive_is_a_new_file_for_its_owner_alone(filled: WrittenStore, archive
     assert archive.read_bytes() == content
 
 
-def test_failed_export_leaves_nothing_and_no_seal(filled: WrittenStore, tmp_path: Path) -> None:
+def test_failed_export(filled: WrittenStore, tmp_path: Path) -> None:
     filled.store.release(filled.lease)
 
     def full(*_: object) -> None:
@@ -236,9 +232,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-def test_damaged_archives_are_refused_before_anything_is_written(
-    archive: Path, new_address: NewAddress, tmp_path: Path
-) -> None:
+def test_damaged_archive(archive: Path, new_address: NewAddress, tmp_path: Path) -> None:
     address, copy = new_address(), tmp_path / "copy"
     for name, (damage, reason) in DAMAGES.items():
         copy.write_bytes(damage(archive.read_bytes()))
@@ -263,7 +257,7 @@ def test_incomplete_load_is_no_store(filled: WrittenStore, new_address: NewAddre
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_interrupted_import_leaves_nothing_and_can_be_repeated(
+def test_interrupted_import(
     filled: WrittenStore, archive: Path, new_address: NewAddress, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     address = new_address()
@@ -302,7 +296,7 @@ def test_only_an_empty_store_is_replaced(filled: WrittenStore, archive: Path, ne
 # sealing
 
 
-def test_a_sealed_store_is_read_and_not_written(written: WrittenStore) -> None:
+def test_sealed_store(written: WrittenStore) -> None:
     written.publish({"1": (A, "x")})
     backend = open_store(written.address)
     with pytest.raises(LeaseHeldError):
@@ -327,9 +321,7 @@ def test_a_sealed_store_is_read_and_not_written(written: WrittenStore) -> None:
     WrittenStore(written.address).close()
 
 
-def test_export_seals_the_store_for_every_writer(
-    written: WrittenStore, new_address: NewAddress, tmp_path: Path
-) -> None:
+def test_export_seals(written: WrittenStore, new_address: NewAddress, tmp_path: Path) -> None:
     written.publish({"1": (A, "x")})
     with closing(open_store(written.address).open_reader()) as reader:
         reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(5)})
@@ -356,7 +348,7 @@ storage: {{type: sqlite, path: {path}}}
 """
 
 
-def test_commands_move_a_store_and_name_the_next_step(tmp_path: Path) -> None:
+def test_commands(tmp_path: Path) -> None:
     with closing(WrittenStore(SqliteAddress(str(tmp_path / "old")))) as written:
         fill(written)
     for name in ("old", "new"):

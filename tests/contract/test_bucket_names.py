@@ -83,52 +83,52 @@ _STEPS = st.lists(st.tuples(st.sampled_from(["write", "publish", "page", "compac
 @pytest.mark.usefixtures("weak")
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(first=_ROWS, steps=_STEPS)
-def test_names_of_one_key_are_two_buckets(
-    open_world: Callable[..., SourceWriter], first: dict[str, str], steps: list[tuple[str, dict[str, str]]]
+def test_names_of_one_key(
+    new_writer: Callable[..., SourceWriter], first: dict[str, str], steps: list[tuple[str, dict[str, str]]]
 ) -> None:
-    world = open_world()
+    writer = new_writer()
     rows: Rows = {row_id: (bucket, "x") for row_id, bucket in first.items()}
-    until_done(lambda: world.bootstrap(rows, parts=2))
+    until_done(lambda: writer.bootstrap(rows, parts=2))
     for number, (what, changes) in enumerate(steps):
         given_rows: Rows = {row_id: (bucket, f"text {number}") for row_id, bucket in changes.items()}
         match what:
             case "write":
                 gone = dict.fromkeys(rows.keys() - changes.keys()) if number % 2 else {}
-                until_done(partial(world.write, {**given_rows, **gone}))
+                until_done(partial(writer.write, {**given_rows, **gone}))
                 rows = {key: row for key, row in {**rows, **given_rows}.items() if key not in gone}
             case "publish":
                 rows = given_rows
-                until_done(partial(world.bootstrap, rows, parts=3))
+                until_done(partial(writer.bootstrap, rows, parts=3))
             case "page":
-                _add(world, rows, given_rows)
+                _add(writer, rows, given_rows)
             case "compact":
-                _compact(world.address)
+                _compact(writer.address)
             case _:
-                world.store.release(world.lease)
-                world.store.close()
-                world.store = open_store(world.address).open_writer()
-                world.lease = world.store.acquire(world.source, "again", 30.0)
-    with closing(open_store(world.address).open_reader()) as reader:
+                writer.store.release(writer.lease)
+                writer.store.close()
+                writer.store = open_store(writer.address).open_writer()
+                writer.lease = writer.store.acquire(writer.source, "again", 30.0)
+    with closing(open_store(writer.address).open_reader()) as reader:
         assert seen(reader, NAMES) == expected(rows)
         assert reader.marks(["todos.1[7]"]) == {}
-    assert problems(world.address) == []
-    world.store.close()
+    assert problems(writer.address) == []
+    writer.store.close()
 
 
-def _add(world: SourceWriter, rows: Rows, added: Rows) -> None:
+def _add(writer: SourceWriter, rows: Rows, added: Rows) -> None:
     """Bring rows that are in no bucket yet, then the page that says which they are in."""
     fresh = {row_id: row for row_id, row in added.items() if row_id not in rows}
     if not fresh:
         return
-    flush = world.store.begin(world.lease)
-    flush.put_rows(world.table, [CurrentRow(key, 0, f"{key}\t{text}", "", None) for key, (_, text) in fresh.items()])
-    flush.commit(world.source, SourceProgress(world.state().lsn))
+    flush = writer.store.begin(writer.lease)
+    flush.put_rows(writer.table, [CurrentRow(key, 0, f"{key}\t{text}", "", None) for key, (_, text) in fresh.items()])
+    flush.commit(writer.source, Progress(writer.state().lsn))
 
     def take() -> None:
-        world.store.discard_staged(world.lease)
-        part: StagedPart = world.additions({k: v for k, v in fresh.items() if k not in taken}, rows_a_page=2)
+        writer.store.discard_staged(writer.lease)
+        part: StagedPart = writer.additions({k: v for k, v in fresh.items() if k not in taken}, rows_a_page=2)
         for page in range(part.pages):
-            world.store.take_page(world.lease, part, page, ())
+            writer.store.take_page(writer.lease, part, page, ())
             taken.update(list(fresh)[len(taken) : len(taken) + 2])
 
     taken: set[str] = set()
@@ -145,12 +145,10 @@ def _compact(address: StoreAddress) -> None:
             work.bucket(bucket, store.checkpoint(), CompactionPolicy(budget=1 << 20, least=1), finish=True)
 
 
-def test_whoever_names_the_key_of_a_bucket_reads_nothing_of_it(
-    world: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_name_of_a_key(writer: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does he learn that it is there."""
-    checkpoint = world.bootstrap({"1": (A, "x")})
-    key = world.key(A)
+    checkpoint = writer.bootstrap({"1": (A, "x")})
+    key = writer.key(A)
     monkeypatch.setattr(StoreKeys, "hashed_name", lambda *_: key)
     assert reader.chunk(B, OpId(0), checkpoint.op_id).ops == b""
     assert reader.marks([B]) == {}
@@ -166,93 +164,87 @@ class _Plain:
         return chunk.ops
 
 
-def test_a_bucket_is_not_found_by_its_key_although_its_marks_are_not_known(
-    world: SourceWriter, reader: StoreReader
-) -> None:
+def test_foreign_name_of_a_new_bucket(writer: SourceWriter, reader: StoreReader) -> None:
     """As if it had been made since: what the snapshot did not see is not read."""
-    checkpoint = world.bootstrap({"1": (A, "x")})
+    checkpoint = writer.bootstrap({"1": (A, "x")})
     cached = ChunkCache(reader, 1 << 20)
     with cached.reader.snapshot():
         assert cached.written(_Plain(), A, OpId(0), checkpoint.op_id, None).content is None
 
 
 @pytest.mark.usefixtures("weak")
-def test_the_key_of_a_bucket_that_the_process_knows_is_compared_too(world: SourceWriter, reader: StoreReader) -> None:
-    same = [name for name in NAMES if world.key(name) == world.key(A)]
+def test_known_buckets_are_compared(writer: SourceWriter, reader: StoreReader) -> None:
+    same = [name for name in NAMES if writer.key(name) == writer.key(A)]
     assert len(same) > 2
-    world.bootstrap({"0": (A, "x")})
-    world.write({"1": (A, "x")})
+    writer.bootstrap({"0": (A, "x")})
+    writer.write({"1": (A, "x")})
     for number, name in enumerate(same[1:], 2):
-        assert until_done(partial(world.write, {str(number): (name, "y")})) == 1
-        assert until_done(partial(world.write, {str(number): (name, "z")})) == 0
+        assert until_done(partial(writer.write, {str(number): (name, "y")})) == 1
+        assert until_done(partial(writer.write, {str(number): (name, "z")})) == 0
     assert seen(reader, same) == {A: {"0", "1"}} | {name: {str(n)} for n, name in enumerate(same[1:], 2)}
 
 
 @pytest.mark.usefixtures("weak")
-def test_two_new_buckets_of_one_key_in_one_flush(world: SourceWriter, reader: StoreReader) -> None:
-    same = [name for name in NAMES if world.key(name) == world.key(A)][:3]
-    world.bootstrap({})
-    assert until_done(lambda: world.write({str(n): (name, "x") for n, name in enumerate(same)})) == 1
+def test_new_buckets_of_one_key(writer: SourceWriter, reader: StoreReader) -> None:
+    same = [name for name in NAMES if writer.key(name) == writer.key(A)][:3]
+    writer.bootstrap({})
+    assert until_done(lambda: writer.write({str(n): (name, "x") for n, name in enumerate(same)})) == 1
     assert seen(reader, same) == {name: {str(n)} for n, name in enumerate(same)}
 
 
 @pytest.mark.usefixtures("weak")
-def test_a_key_is_not_given_away_while_its_bucket_is_forgotten(world: SourceWriter, reader: StoreReader) -> None:
+def test_key_while_a_bucket_is_forgotten(writer: SourceWriter, reader: StoreReader) -> None:
     """The rows still say that they are in the bucket with this key."""
-    same = [name for name in NAMES if world.key(name) == world.key(A)][:2]
-    world.bootstrap({str(n): (A, "x") for n in range(5)})
-    assert world.store.retire(world.lease, list(SIDES), 1)
+    same = [name for name in NAMES if writer.key(name) == writer.key(A)][:2]
+    writer.bootstrap({str(n): (A, "x") for n in range(5)})
+    assert writer.store.retire(writer.lease, list(SIDES), 1)
     (other,) = [f"more.1{name.removeprefix('todos.1')}" for name in same[1:]]
-    while world.key(other) != world.key(A):
+    while writer.key(other) != writer.key(A):
         other += " "
-    until_done(lambda: world.write({"9": (other, "y")}))
-    while world.store.retire(world.lease, (), 1):
+    until_done(lambda: writer.write({"9": (other, "y")}))
+    while writer.store.retire(writer.lease, (), 1):
         pass
     assert seen(reader, [A, other]) == {other: {"9"}}
-    assert problems(world.address) == []
+    assert problems(writer.address) == []
 
 
 @pytest.mark.parametrize("by_another", [False, True])
-def test_a_bucket_that_is_made_again_while_it_is_removed_gets_another_key(
-    open_world: Callable[..., SourceWriter], *, by_another: bool
-) -> None:
+def test_bucket_made_again_while_removed(new_writer: Callable[..., SourceWriter], *, by_another: bool) -> None:
     """Else its ops and memberships were removed with those of before. Whoever made it may follow an older version."""
-    world = open_world()
-    world.bootstrap({str(n): (A, "x") for n in range(5)})
-    other = world
+    writer = new_writer()
+    writer.bootstrap({str(n): (A, "x") for n in range(5)})
+    other = writer
     if by_another:
-        other = open_world(beside=world, source="other", owner="there:1")
+        other = new_writer(beside=writer, source="other", owner="there:1")
         (table,) = other.store.create_tables(other.lease, other.source, [(RELATION, "print")], None)
         other.store.move_source(other.lease, other.state())
         other.table = table.id
-    assert world.store.retire(world.lease, list(SIDES), 1)
+    assert writer.store.retire(writer.lease, list(SIDES), 1)
     assert until_done(lambda: other.write({"9": (A, "y")})) == 1
-    with closing(open_store(world.address).open_reader()) as reader:
+    with closing(open_store(writer.address).open_reader()) as reader:
         assert seen(reader, [A]) == {A: {"9"}}
         left = 0
-        while world.store.retire(world.lease, (), 1):
+        while writer.store.retire(writer.lease, (), 1):
             left += 1
             assert left < 50
         assert seen(reader, [A]) == {}, "its definition was on its way out"
-    assert problems(world.address) == []
+    assert problems(writer.address) == []
 
 
 @pytest.mark.parametrize("how", ["publish", "page"])
-def test_nor_does_bulk_work_continue_a_bucket_that_is_being_removed(
-    world: SourceWriter, reader: StoreReader, how: str
-) -> None:
-    world.bootstrap({str(n): (A, "x") for n in range(5)})
+def test_bulk_work_while_a_bucket_is_removed(writer: SourceWriter, reader: StoreReader, how: str) -> None:
+    writer.bootstrap({str(n): (A, "x") for n in range(5)})
     rows: Rows = {"9": (A, "y")}
-    world.write({"9": (B, "y")})
-    assert world.store.retire(world.lease, list(SIDES), 1)
+    writer.write({"9": (B, "y")})
+    assert writer.store.retire(writer.lease, list(SIDES), 1)
     if how == "publish":
-        assert until_done(lambda: world.bootstrap(rows)) == 1
+        assert until_done(lambda: writer.bootstrap(rows)) == 1
     else:
-        assert until_done(lambda: world.store.take_page(world.lease, world.additions(rows), 0, ())) == 1
+        assert until_done(lambda: writer.store.take_page(writer.lease, writer.additions(rows), 0, ())) == 1
     assert seen(reader, [A]) == {A: {"9"}}
 
 
-def test_what_a_flush_does_not_know_is_found_without_reading_all_that_is_known() -> None:
+def test_missing_reads_not_all() -> None:
     """Nearly every append asks, and a process knows many buckets."""
 
     class Unread(dict[int, str]):
@@ -268,22 +260,22 @@ def test_what_a_flush_does_not_know_is_found_without_reading_all_that_is_known()
     assert naming.missing({1, 3, 4}) == {4}
 
 
-def test_names_of_any_length_take_no_memory_while_a_part_is_written(world: SourceWriter) -> None:
-    world.bootstrap({})
-    keys, size = world.keys, 100_000
-    with open_store(world.address).open_part(world.table, 0, "1") as part:
-        write_batch(part, world.table, [("0", (A, "x"))], keys)
+def test_memory_of_long_names(writer: SourceWriter) -> None:
+    writer.bootstrap({})
+    keys, size = writer.keys, 100_000
+    with open_store(writer.address).open_part(writer.table, 0, "1") as part:
+        write_batch(part, writer.table, [("0", (A, "x"))], keys)
         tracemalloc.start()
         try:
             for number in range(1, 51):
-                write_batch(part, world.table, [(str(number), (f'todos.1["{number:0>{size}}"]', "x"))], keys)
+                write_batch(part, writer.table, [(str(number), (f'todos.1["{number:0>{size}}"]', "x"))], keys)
             held, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
     assert held < 10 * size
 
 
-def test_each_new_bucket_is_looked_at_a_few_times_when_it_is_published(new_postgres_address: NewAddress) -> None:
+def test_cost_of_publishing(new_postgres_address: NewAddress) -> None:
     """Not once for each other one."""
     address, count = new_postgres_address(), 500
     numbers = f"generate_series(1, {count}) i"
@@ -304,29 +296,27 @@ def _read(node: dict[str, Any]) -> int:
 
 @pytest.mark.usefixtures("weak")
 @pytest.mark.parametrize("to", ["sqlite", "postgres"])
-def test_names_of_one_key_are_two_buckets_in_a_store_that_was_moved(
-    world: SourceWriter, request: pytest.FixtureRequest, tmp_path: Path, to: str
-) -> None:
+def test_moved_names_of_one_key(writer: SourceWriter, request: pytest.FixtureRequest, tmp_path: Path, to: str) -> None:
     new_address: NewAddress = request.getfixturevalue(f"new_{to}_address")
     rows: Rows = {str(n): (name, "x") for n, name in enumerate(NAMES)}
-    until_done(lambda: world.bootstrap(rows))
-    until_done(lambda: world.write({str(n): (name, "y") for n, name in enumerate(NAMES, 10)}))
-    world.store.release(world.lease)
+    until_done(lambda: writer.bootstrap(rows))
+    until_done(lambda: writer.write({str(n): (name, "y") for n, name in enumerate(NAMES, 10)}))
+    writer.store.release(writer.lease)
     address = new_address()
-    export_store(world.address, tmp_path / "archive", lambda *_: None)
+    export_store(writer.address, tmp_path / "archive", lambda *_: None)
     import_store(tmp_path / "archive", address, lambda *_: None)
     with closing(open_store(address).open_reader()) as reader:
         assert seen(reader, NAMES) == {name: {str(n), str(n + 10)} for n, name in enumerate(NAMES)}
     with closing(open_store(address).open_writer()) as store:
-        moved = SourceWriter(address, store, store.acquire(world.source, "there", 30.0), world.source)
-        (moved.table,) = [table.id for table in store.tables(world.source)]
-        assert moved.keys.secret == world.keys.secret
+        moved = SourceWriter(address, store, store.acquire(writer.source, "there", 30.0), writer.source)
+        (moved.table,) = [table.id for table in store.tables(writer.source)]
+        assert moved.keys.secret == writer.keys.secret
         assert until_done(lambda: moved.write({"0": (NAMES[0], "z")})) == 0, "it knows what was moved"
 
 
-def test_keys_and_digests_of_two_stores_differ(open_world: Callable[..., SourceWriter]) -> None:
+def test_keys_of_two_stores_differ(new_writer: Callable[..., SourceWriter]) -> None:
     """So nobody who can't read the store computes them, and what he learns of one tells him nothing of another."""
-    one, other = open_world().keys, open_world().keys
+    one, other = new_writer().keys, new_writer().keys
     assert len(one.secret) >= 16
     assert one.bucket(A) != other.bucket(A)
     assert one.content("todos", "1", "{}") != other.content("todos", "1", "{}")
@@ -335,35 +325,31 @@ def test_keys_and_digests_of_two_stores_differ(open_world: Callable[..., SourceW
     assert one.entry("1") != other.entry("1")
 
 
-def test_a_part_whose_buckets_share_a_key_is_not_taken_over(
-    world: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forged_part(writer: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wrote it did not know the store's keys."""
-    world.bootstrap({"1": (A, "x")})
-    keys = world.keys
+    writer.bootstrap({"1": (A, "x")})
+    keys = writer.keys
     forged = named(keys, B)._replace(key=keys.bucket(A))
-    flush = world.store.begin(world.lease)
-    ops, _ = row_ops((), [put(B, "9", "forged")], RowKeys(world.table, "9", keys))
+    flush = writer.store.begin(writer.lease)
+    ops, _ = row_ops((), [put(B, "9", "forged")], RowKeys(writer.table, "9", keys))
     with pytest.raises(BucketKeyTakenError):
         flush.append([op._replace(bucket=forged.key) for op in ops], {B: forged})
     flush.rollback()
     assert seen(reader, [A, B]) == {A: {"1"}}
 
 
-def test_a_reader_that_stays_open_finds_the_buckets_of_a_store_that_was_imported_meanwhile(
-    world: SourceWriter, new_postgres_address: NewAddress, tmp_path: Path
-) -> None:
+def test_reader_during_import(writer: SourceWriter, new_postgres_address: NewAddress, tmp_path: Path) -> None:
     """It was opened on the empty store before, which had another secret."""
-    world.bootstrap({"1": (A, "x"), "2": (B, "y")})
-    world.store.release(world.lease)
+    writer.bootstrap({"1": (A, "x"), "2": (B, "y")})
+    writer.store.release(writer.lease)
     address = new_postgres_address()
     with closing(open_store(address).open_reader()) as reader:
-        export_store(world.address, tmp_path / "archive", lambda *_: None)
+        export_store(writer.address, tmp_path / "archive", lambda *_: None)
         import_store(tmp_path / "archive", address, lambda *_: None)
         assert seen(reader, [A, B]) == {A: {"1"}, B: {"2"}}
 
 
-def test_the_files_of_a_store_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_file_modes(tmp_path: Path) -> None:
     """Also in a directory that others may look into: they have the secret, and all rows."""
     tmp_path.chmod(0o755)
     backend = open_store(SqliteAddress(str(tmp_path)))

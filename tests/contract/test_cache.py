@@ -65,9 +65,7 @@ def new_device() -> dict[str, ModelBucket]:
 
 
 @pytest.mark.parametrize("capacity", [0, 300_000, 64 << 20])
-def test_every_device_shows_the_newest_rows_whatever_happens_to_history(
-    hand: WrittenStore, reader: StoreReader, capacity: int
-) -> None:
+def test_devices_show_the_newest_rows(hand: WrittenStore, reader: StoreReader, capacity: int) -> None:
     cached = ChunkCache(reader, capacity)
     chance = random.Random(capacity)
     devices = [new_device() for _ in range(3)]
@@ -93,7 +91,7 @@ def test_every_device_shows_the_newest_rows_whatever_happens_to_history(
         assert shown(device) == hand.standing()
 
 
-def test_marks_move_with_what_happens_to_a_bucket(hand: WrittenStore, reader: StoreReader) -> None:
+def test_marks(hand: WrittenStore, reader: StoreReader) -> None:
     first = reader.marks([A, B, "nobody's"])
     assert set(first) == {A, B}
     written = hand.write({"1": (A, "changed")})
@@ -109,7 +107,7 @@ def test_marks_move_with_what_happens_to_a_bucket(hand: WrittenStore, reader: St
     assert max(mark.clear_op for mark in reader.marks([A, B]).values()) == cleared.op_id
 
 
-def test_all_that_is_asked_within_a_snapshot_is_of_one_moment(hand: WrittenStore, reader: StoreReader) -> None:
+def test_snapshot_is_one_moment(hand: WrittenStore, reader: StoreReader) -> None:
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         upto = snapshot.checkpoint.op_id

@@ -94,7 +94,7 @@ def lived(written: WrittenStore, devices: Devices, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_text_goes_from_history_and_every_device_converges(written: WrittenStore, seed: int) -> None:
+def test_forget_text(written: WrittenStore, seed: int) -> None:
     devices = Devices(written)
     lived(written, devices, seed)
     before = looked(written.address, TextTarget(SECRET))
@@ -107,7 +107,7 @@ def test_a_text_goes_from_history_and_every_device_converges(written: WrittenSto
     devices.check()
 
 
-def test_a_users_id_goes_from_the_keys_of_write_checkpoints(written: WrittenStore) -> None:
+def test_forget_user(written: WrittenStore) -> None:
     reader = open_store(written.address).open_reader()
     keys = [write_key("dept/ann%lee", "phone"), write_key("dept/bob", "phone")]
     reader.create_write_checkpoint(keys, {})
@@ -136,7 +136,7 @@ def test_removes_that_name_it_go_too(written: WrittenStore, seed: int) -> None:
     devices.check()
 
 
-def test_a_row_is_found_by_its_id_and_those_of_others_are_not(written: WrittenStore) -> None:
+def test_forget_row(written: WrittenStore) -> None:
     devices = Devices(written)
     devices.sync(written.publish({"1": (A, "one"), "11": (A, "eleven")}))
     devices.sync(written.write({"1": (A, "uno"), "11": (A, "undici")}))
@@ -189,7 +189,7 @@ def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: p
         forget(written, TextTarget(SECRET))
 
 
-def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: WrittenStore) -> None:
+def test_forget_empty_bucket(written: WrittenStore) -> None:
     written.publish({"r1": (A, "x"), "r2": (B, "y")})
     written.write({"r1": None})
     with (
@@ -210,7 +210,7 @@ def test_a_bucket_without_rows_goes_and_comes_back_with_its_first_row(written: W
     assert problems(written.address) == []
 
 
-def test_a_checkpoint_from_before_is_not_completed(written: WrittenStore) -> None:
+def test_checkpoint_from_before(written: WrittenStore) -> None:
     written.publish({"r1": (A, "x")})
     before = written.write({"r1": (A, SECRET)}).op_id
     written.write({"r1": (A, "other")})

@@ -25,7 +25,7 @@ def known(reader: StoreReader, key: str) -> WriteCheckpoint:
     return write
 
 
-def test_of_a_user_who_makes_up_clients_the_newest_are_kept(reader: StoreReader) -> None:
+def test_newest_clients_are_kept(reader: StoreReader) -> None:
     others = ["u", "u0/phone", "u%25/phone", "t/phone", "u%2Fmade-up"]
     reader.create_write_checkpoint([*others, "u/phone", "u/tablet"], {SOURCE: Lsn(5)})
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT - 2), {SOURCE: Lsn(5)})
@@ -40,7 +40,7 @@ def test_of_a_user_who_makes_up_clients_the_newest_are_kept(reader: StoreReader)
     assert all(known(reader, key).id == 1 for key in others), "other users lose nothing"
 
 
-def test_who_waits_for_a_forgotten_one_gets_what_stands_for_it(reader: StoreReader) -> None:
+def test_wait_for_a_forgotten_client(reader: StoreReader) -> None:
     for lsn in (5, 50, 20):
         reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(lsn)})
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(40)})
@@ -54,7 +54,7 @@ def test_who_waits_for_a_forgotten_one_gets_what_stands_for_it(reader: StoreRead
     assert known(reader, "u/made-up-7").id == 1, "who is not forgotten has his own"
 
 
-def test_what_stands_for_forgotten_ones_never_goes_back(reader: StoreReader) -> None:
+def test_stand_in_never_goes_back(reader: StoreReader) -> None:
     before, lsns = 0, dict[str, Lsn]()
     for number, lsn in enumerate((60, 50, 70, 10)):
         reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 1, f"wave-{number}"), {SOURCE: Lsn(lsn)})
@@ -65,7 +65,7 @@ def test_what_stands_for_forgotten_ones_never_goes_back(reader: StoreReader) -> 
     assert lsns == {SOURCE: Lsn(70)}
 
 
-def test_ids_after_a_forgotten_one_are_higher_than_what_stood_for_it(reader: StoreReader) -> None:
+def test_ids_after_the_stand_in(reader: StoreReader) -> None:
     reader.create_write_checkpoint(["u/phone", "u/tablet"], {SOURCE: Lsn(5)})
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(5)})
     told = known(reader, "u/phone").id
@@ -77,7 +77,7 @@ def test_ids_after_a_forgotten_one_are_higher_than_what_stood_for_it(reader: Sto
     assert reader.request_write_checkpoint({"u/web": 2**60}, {SOURCE: Lsn(7)}) == {"u/web": 2**60}
 
 
-def test_what_stands_for_a_client_that_once_chose_its_id_is_not_below_what_it_waits_for(reader: StoreReader) -> None:
+def test_stand_in_for_a_chosen_id(reader: StoreReader) -> None:
     reader.request_write_checkpoint({"u/phone": 10_000_000}, {SOURCE: Lsn(5)})
     waits_for = reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(6)})["u/phone"]
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(7)})
@@ -85,7 +85,7 @@ def test_what_stands_for_a_client_that_once_chose_its_id_is_not_below_what_it_wa
     assert reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(8)})["u/phone"] > waits_for
 
 
-def test_after_the_highest_of_all_ids_none_follows(reader: StoreReader) -> None:
+def test_highest_id(reader: StoreReader) -> None:
     reader.request_write_checkpoint({"u/phone": MAX_ID - 1}, {SOURCE: Lsn(5)})
     reader.create_write_checkpoint(["u/phone"], {SOURCE: Lsn(6)})
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(7)})
@@ -93,7 +93,7 @@ def test_after_the_highest_of_all_ids_none_follows(reader: StoreReader) -> None:
     assert reader.create_write_checkpoint(["u/new"], {SOURCE: Lsn(9)}) == {"u/new": MAX_ID}
 
 
-def test_of_very_many_only_some_are_forgotten_at_once(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_in_steps(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_checkpoints, "FORGOTTEN_AT_ONCE", 2)
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 4), {SOURCE: Lsn(5)})
     counts = [len(kept(reader, "u"))]
@@ -103,13 +103,13 @@ def test_of_very_many_only_some_are_forgotten_at_once(reader: StoreReader, monke
     assert counts == [CLIENTS_KEPT + 2, CLIENTS_KEPT + 1, CLIENTS_KEPT, CLIENTS_KEPT]
 
 
-def test_nothing_stands_for_a_client_that_chose_its_id(reader: StoreReader) -> None:
+def test_no_stand_in_for_a_chosen_id(reader: StoreReader) -> None:
     reader.request_write_checkpoint(dict.fromkeys(made_up("u", CLIENTS_KEPT + 5), 2**62), {SOURCE: Lsn(5)})
     assert len(kept(reader, "u")) == CLIENTS_KEPT
     assert reader.write_checkpoint("u/phone") is None, "it asks again by itself"
 
 
-def test_who_follows_the_store_misses_nothing_when_clients_are_forgotten(reader: StoreReader) -> None:
+def test_follower_misses_nothing(reader: StoreReader) -> None:
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT), {SOURCE: Lsn(5)})
     seen = max(write.seq for write in reader.write_checkpoints(0))
     for key in ("u/phone", "v/phone", "u/tablet", "v/tablet"):
@@ -119,9 +119,7 @@ def test_who_follows_the_store_misses_nothing_when_clients_are_forgotten(reader:
         seen = max(write.seq for write in reader.write_checkpoints(seen))
 
 
-def test_what_stands_for_forgotten_ones_waits_for_no_position_that_the_source_lost(
-    world: SourceWriter, reader: StoreReader
-) -> None:
+def test_stand_in_and_lost_position(writer: SourceWriter, reader: StoreReader) -> None:
     reader.create_write_checkpoint(made_up("u", CLIENTS_KEPT + 1), {SOURCE: Lsn(50)})
-    world.store.rewind_write_checkpoints(SOURCE, Lsn(40))
+    writer.store.rewind_write_checkpoints(SOURCE, Lsn(40))
     assert known(reader, "u/phone").lsns == {SOURCE: Lsn(40)}

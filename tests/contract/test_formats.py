@@ -57,46 +57,44 @@ def note(address: StoreAddress, key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_a_newer_format_is_refused_with_the_version_that_made_it(world: SourceWriter, opener: str) -> None:
-    world.bootstrap({"1": (A, "x")})
-    world.store.release(world.lease)
-    world.store.close()
-    note(world.address, "format", "99")
-    note(world.address, "format_by", "9.8.7")
+def test_newer_format(writer: SourceWriter, opener: str) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    writer.store.release(writer.lease)
+    writer.store.close()
+    note(writer.address, "format", "99")
+    note(writer.address, "format_by", "9.8.7")
     own = re.escape(version("headwater"))
     expected = (
         f"the store has format 99, set by headwater 9.8.7; this is headwater {own}, which knows"
         r" formats up to \d+ \(.*\); use headwater 9.8.7 or newer"
     )
     with pytest.raises(StoreError, match=expected):
-        OPENERS[opener](open_store(world.address))
+        OPENERS[opener](open_store(writer.address))
 
 
-def test_a_store_knows_the_version_that_gave_it_its_format(world: SourceWriter) -> None:
-    assert world.store.get_meta("format_by") == version("headwater")
-    world.store.close()
-    note(world.address, "format_by", "0.0.1")
-    store = open_store(world.address).open_writer()
+def test_format_by(writer: SourceWriter) -> None:
+    assert writer.store.get_meta("format_by") == version("headwater")
+    writer.store.close()
+    note(writer.address, "format_by", "0.0.1")
+    store = open_store(writer.address).open_writer()
     assert store.get_meta("format_by") == "0.0.1", "opening it is not making it"
     store.close()
 
 
-def test_a_newer_format_is_refused_even_if_nobody_says_who_made_it(world: SourceWriter) -> None:
-    world.store.close()
-    note(world.address, "format", "99")
-    note(world.address, "format_by", "")
+def test_newer_format_of_unknown_version(writer: SourceWriter) -> None:
+    writer.store.close()
+    note(writer.address, "format", "99")
+    note(writer.address, "format_by", "")
     with pytest.raises(StoreError, match=re.escape("use the version of headwater that made it")):
-        open_store(world.address).open_writer()
+        open_store(writer.address).open_writer()
 
 
-def test_a_store_of_an_older_format_is_migrated_when_it_is_opened(
-    world: SourceWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    world.bootstrap({"1": (A, "x")})
-    world.store.release(world.lease)
-    world.store.close()
-    note(world.address, "format_by", "0.0.1")
-    back_end = sqlite if isinstance(world.address, SqliteAddress) else postgres
+def test_older_format_is_migrated(writer: SourceWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    writer.store.release(writer.lease)
+    writer.store.close()
+    note(writer.address, "format_by", "0.0.1")
+    back_end = sqlite if isinstance(writer.address, SqliteAddress) else postgres
     now = back_end.format.FORMAT
     (tmp_path / f"{now + 1:03d}.sql").write_text(
         "alter table versions add column author text; create table news (id int)"
@@ -104,10 +102,10 @@ def test_a_store_of_an_older_format_is_migrated_when_it_is_opened(
     for module in (back_end.format, back_end.migrate, back_end.store):
         monkeypatch.setattr(module, "FORMAT", now + 1)
     monkeypatch.setattr(back_end.migrate, "_SCRIPTS", tmp_path)
-    backend = open_store(world.address)
+    backend = open_store(writer.address)
     assert backend.older_format() == now
     with closing(backend.open_writer()) as store:
         assert store.get_meta("format_by") == version("headwater")
         assert len(store.versions()) == 1
-    write(world.address, "update versions set author = 'ann'", "insert into news values (1)")
+    write(writer.address, "update versions set author = 'ann'", "insert into news values (1)")
     assert backend.older_format() is None

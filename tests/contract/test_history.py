@@ -40,7 +40,7 @@ def shown(ops: Iterable[HistoryOp]) -> Counter[tuple[str, str, str]]:
     return Counter((bucket, op["object_id"], json.loads(op["data"])["text"]) for bucket, op in found)
 
 
-def test_parts_of_a_compacted_history_give_it_whole(lived: WrittenStore) -> None:
+def test_parts_of_history(lived: WrittenStore) -> None:
     compact(lived.address, A, B)
     end = lived.write({"20": (A, "after the compaction")}).op_id
     backend = open_store(lived.address)
@@ -54,7 +54,7 @@ def test_parts_of_a_compacted_history_give_it_whole(lived: WrittenStore) -> None
     assert all(before[1] == after[0] < after[1] for before, after in pairwise(cuts))
 
 
-def test_a_batch_is_as_large_as_allowed_and_ends_with_a_flush_where_one_is_in_reach(lived: WrittenStore) -> None:
+def test_history_end(lived: WrittenStore) -> None:
     backend = open_store(lived.address)
     end = backend.history_limits().checkpoint
     ids = [op.op_id for op in told(backend.read_history(START, end))]
@@ -79,7 +79,7 @@ def test_a_reader_keeps_to_some_buckets(lived: WrittenStore) -> None:
         assert all(op.definition == op.bucket.partition("[")[0] for op in ops)
 
 
-def test_what_stands_at_a_checkpoint_is_read_in_parts(lived: WrittenStore) -> None:
+def test_read_standing(lived: WrittenStore) -> None:
     before, checkpoint = lived.standing(), open_store(lived.address).history_limits().checkpoint
     lived.write({"5": None, "6": (B, "later")})
     backend = open_store(lived.address)
@@ -90,7 +90,7 @@ def test_what_stands_at_a_checkpoint_is_read_in_parts(lived: WrittenStore) -> No
         told(backend.read_standing(checkpoint))
 
 
-def test_flushes_tell_when_ops_were_committed(lived: WrittenStore) -> None:
+def test_read_flushes(lived: WrittenStore) -> None:
     first = lived.write({"7": (A, "x")}, committed_us=70)
     second = lived.write({"8": (A, "x")}, committed_us=80)
     (found,) = open_store(lived.address).read_flushes(first.op_id, second.op_id)
@@ -98,7 +98,7 @@ def test_flushes_tell_when_ops_were_committed(lived: WrittenStore) -> None:
     assert found.lsn == second.lsns["default"]
 
 
-def test_endpoints_are_told_when_changes_were_committed(lived: WrittenStore) -> None:
+def test_touched_flushes(lived: WrittenStore) -> None:
     before = lived.write({"7": (A, "x")}, committed_us=70)
     first = lived.write({"8": (A, "x")}, committed_us=80)
     lived.write({"9": (A, "x")}, committed_us=0)  # as bulk work writes
@@ -109,7 +109,7 @@ def test_endpoints_are_told_when_changes_were_committed(lived: WrittenStore) -> 
     assert found[0].committed_at == 946_684_800.00008
 
 
-def test_a_reader_that_compaction_overtook_is_told(lived: WrittenStore) -> None:
+def test_overtaken(lived: WrittenStore) -> None:
     backend = open_store(lived.address)
     early = lived.write({"1": (A, "x")}).op_id
     lived.write({"1": (A, "y")})

@@ -25,15 +25,15 @@ LONG_IDS = 100_000
 
 
 @pytest.fixture
-def large(world: SourceWriter) -> SourceWriter:
+def large(writer: SourceWriter) -> SourceWriter:
     """A store with many bytes in few rows, all of them in one bucket."""
-    world.bootstrap({"first": (A, "a segment")})
+    writer.bootstrap({"first": (A, "a segment")})
     for number in range(0, ROWS, 4):
-        world.write({str(number + i): (A, "x" * WIDTH) for i in range(4)})
-    return world
+        writer.write({str(number + i): (A, "x" * WIDTH) for i in range(4)})
+    return writer
 
 
-def test_chunks_of_large_ops_for_many_clients_at_once(large: SourceWriter, reader: StoreReader) -> None:
+def test_memory_of_chunks(large: SourceWriter, reader: StoreReader) -> None:
     upto = OpId(totals(reader, A)[0])
     together = Barrier(CLIENTS)
 
@@ -54,7 +54,7 @@ def test_chunks_of_large_ops_for_many_clients_at_once(large: SourceWriter, reade
     assert grown < CLIENTS * 8 * WIDTH, f"{grown // MB} MB"
 
 
-def test_rows_are_loaded_as_far_as_there_is_room(large: SourceWriter) -> None:
+def test_memory_of_rows(large: SourceWriter) -> None:
     flush = large.store.begin(large.lease)
     try:
         ids = ["nobody", *map(str, range(ROWS))]
@@ -69,15 +69,15 @@ def test_rows_are_loaded_as_far_as_there_is_room(large: SourceWriter) -> None:
         flush.rollback()
 
 
-def test_a_bulk_job_is_published_without_its_ids_in_memory(world: SourceWriter) -> None:
-    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
-    with open_store(world.address).open_part(staged.id, 0, "0") as part:
+def test_memory_of_publishing(writer: SourceWriter) -> None:
+    (staged,) = writer.store.stage_tables(writer.lease, SOURCE, [(RELATION, "print")])
+    with open_store(writer.address).open_part(staged.id, 0, "0") as part:
         for number in range(0, LONG_IDS, 5_000):
             ids = [f"{at * 7919 % LONG_IDS:0400d}" for at in range(number, number + 5_000)]
             part.write([CurrentRow(row_id, 0, "", "", None) for row_id in ids], (), (), {})
-        world.store.stage(world.lease, [part.finish()])
+        writer.store.stage(writer.lease, [part.finish()])
     before = forget_peak()
-    version = world.store.deploy(YAML, Origin.FILE).id
+    version = writer.store.deploy(YAML, Origin.FILE).id
     record = BulkRecord("snapshot", SOURCE, "app", 1, LONG_IDS, 0, 0.0, 1.0)
-    world.store.publish(world.lease, world.state(), [staged], version, SIDES, record)
+    writer.store.publish(writer.lease, writer.state(), [staged], version, SIDES, record)
     assert peak() - before < 400 * LONG_IDS // 2

@@ -49,6 +49,7 @@ from tests.contract.source_writer import (
     totals,
     write_batch,
 )
+from tests.support.fix_headwater import wait_until
 from tests.support.model_device import contents
 from tests.support.waiting import wait_until
 
@@ -61,7 +62,7 @@ def address(new_postgres_address: NewAddress) -> PostgresAddress:
 
 
 @pytest.fixture
-def world(address: PostgresAddress) -> Iterator[SourceWriter]:
+def writer(address: PostgresAddress) -> Iterator[SourceWriter]:
     with closing(open_store(address).open_writer()) as store:
         yield SourceWriter(address, store, store.acquire(SOURCE, "here:1", 30.0))
 
@@ -83,9 +84,9 @@ def end_connections(admin: psycopg.Connection, purpose: str) -> int:
     ).rowcount
 
 
-def test_everything_is_in_the_schema_that_the_address_names(world: SourceWriter, admin: psycopg.Connection) -> None:
-    world.bootstrap({"1": (A, "x")})
-    world.write({str(i): (A, "y") for i in range(300)})
+def test_schema(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    writer.write({str(i): (A, "y") for i in range(300)})
     elsewhere = admin.execute(
         "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.relkind = 'r'"
         " and n.nspname not in ('pg_catalog', 'information_schema') and n.nspname !~ '^(store_|pg_)'"
@@ -93,8 +94,8 @@ def test_everything_is_in_the_schema_that_the_address_names(world: SourceWriter,
     assert elsewhere == []
 
 
-def test_two_stores_in_one_database_do_not_meet(world: SourceWriter, new_postgres_address: NewAddress) -> None:
-    world.bootstrap({"1": (A, "x")})
+def test_two_stores_in_one_database(writer: SourceWriter, new_postgres_address: NewAddress) -> None:
+    writer.bootstrap({"1": (A, "x")})
     with (
         closing(open_store(new_postgres_address()).open_writer()) as other,
         closing(open_store(other.address).open_reader()) as reader,
@@ -105,17 +106,15 @@ def test_two_stores_in_one_database_do_not_meet(world: SourceWriter, new_postgre
         assert contents([assert_in_step(reader, A)]) == {("todos", "2"): {"text": "other"}}
 
 
-def test_a_holder_that_lost_its_session_and_does_not_renew_is_replaced_before_its_lease_expires(
-    world: SourceWriter, admin: psycopg.Connection
-) -> None:
+def test_holder_without_session(writer: SourceWriter, admin: psycopg.Connection) -> None:
     """As when its process was killed on another machine, where nobody here can see it."""
 
     def left(seconds: int) -> None:
         admin.execute("update leases set expires_at = clock_timestamp() + make_interval(secs => %s)", [seconds])
 
-    world.bootstrap({"1": (A, "x")})
-    world.write({"1": (A, "y")})
-    with closing(open_store(world.address).open_writer()) as other:
+    writer.bootstrap({"1": (A, "x")})
+    writer.write({"1": (A, "y")})
+    with closing(open_store(writer.address).open_writer()) as other:
         left(15)
         with pytest.raises(LeaseHeldError):  # it may be slow, but it is there
             other.acquire(SOURCE, "there:1", 30.0)
@@ -130,7 +129,7 @@ def test_a_holder_that_lost_its_session_and_does_not_renew_is_replaced_before_it
         assert other.acquire(SOURCE, "there:1", 30.0).epoch == 2
 
 
-def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -> None:
+def test_simultaneous_starts(address: PostgresAddress) -> None:
     stores: list[PostgresWriter] = []
     threads = [threading.Thread(target=lambda: stores.append(PostgresWriter(address))) for _ in range(6)]
     for thread in threads:
@@ -143,9 +142,7 @@ def test_processes_that_start_at_once_make_one_store(address: PostgresAddress) -
         store.close()
 
 
-def test_a_start_that_was_killed_leaves_nothing_and_the_next_one_makes_the_store(
-    address: PostgresAddress, admin: psycopg.Connection
-) -> None:
+def test_killed_start(address: PostgresAddress, admin: psycopg.Connection) -> None:
     script = (
         "import pickle, sys; from headwater.storage.open import open_store;"
         "open_store(pickle.loads(bytes.fromhex(sys.argv[1]))).open_writer()"
@@ -174,16 +171,14 @@ def test_secrets_are_in_no_message(address: PostgresAddress) -> None:
         ("sslmode=require", "does not support TLS"),
     ],
 )
-def test_a_server_that_refuses_is_told_with_what_to_do(address: PostgresAddress, conninfo: str, expected: str) -> None:
+def test_refusing_server(address: PostgresAddress, conninfo: str, expected: str) -> None:
     with pytest.raises(HeadwaterError, match=expected) as caught:
         open_store(replace(address, conninfo=f"{address.conninfo} {conninfo}")).open_writer()
     assert caught.value.fix
     assert (caught.value.kind is Kind.RETRY) == (expected == "cannot be reached")
 
 
-def test_a_role_without_the_right_to_make_a_schema_is_told_so(
-    address: PostgresAddress, admin: psycopg.Connection
-) -> None:
+def test_role_without_schema_right(address: PostgresAddress, admin: psycopg.Connection) -> None:
     admin.execute("drop role if exists meek")
     admin.execute("create role meek login")
     with pytest.raises(StoreError, match=r"permission denied for database.*own the schema"):
@@ -195,88 +190,78 @@ def test_a_role_without_the_right_to_make_a_schema_is_told_so(
     admin.execute("drop role meek")
 
 
-def test_a_role_without_a_connection_to_spare_is_not_said_to_be_missing(
-    address: PostgresAddress, admin: psycopg.Connection
-) -> None:
+def test_role_without_connections(address: PostgresAddress, admin: psycopg.Connection) -> None:
     admin.execute("create role narrow login connection limit 0")
     with pytest.raises(StoreUnreachableError, match=r"no connection to spare.*ALTER ROLE … CONNECTION LIMIT"):
         open_store(replace(address, conninfo=f"{address.conninfo} user=narrow")).open_writer()
     admin.execute("drop role narrow")
 
 
-def test_a_database_of_another_encoding_is_refused(
-    postgres: EmbeddedPostgres, address: PostgresAddress, admin: psycopg.Connection
-) -> None:
+def test_other_encoding(postgres: EmbeddedPostgres, address: PostgresAddress, admin: psycopg.Connection) -> None:
     admin.execute("create database latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0")
     with pytest.raises(StoreError, match="has the encoding LATIN1"):
         open_store(replace(address, conninfo=postgres.dsn("latin"))).open_writer()
     admin.execute("drop database latin")
 
 
-def test_a_flush_that_loses_its_connection_is_tried_again_on_a_new_one(
-    world: SourceWriter, admin: psycopg.Connection
-) -> None:
-    world.bootstrap({"1": (A, "x")})
-    flush = world.store.begin(world.lease)
-    flush.put_rows(world.table, [CurrentRow("2", 0, "2\tlost", "", None)])
+def test_flush_loses_its_connection(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    flush = writer.store.begin(writer.lease)
+    flush.put_rows(writer.table, [CurrentRow("2", 0, "2\tlost", "", None)])
     assert end_connections(admin, "flush") == 1
     with pytest.raises(StoreUnreachableError):
         flush.commit(SOURCE, SourceProgress(Lsn(999)))
     flush.rollback()
-    world.write({"3": (A, "kept")})
-    assert set(world.rows()) == {"1", "3"}
-    state = world.store.source_state(SOURCE)
+    writer.write({"3": (A, "kept")})
+    assert set(writer.rows()) == {"1", "3"}
+    state = writer.store.source_state(SOURCE)
     assert state is not None
     assert state.lsn < 999
 
 
-def test_readers_outlive_a_restart_of_the_server(world: SourceWriter, admin: psycopg.Connection) -> None:
-    world.bootstrap({"1": (A, "x")})
-    with closing(open_store(world.address).open_reader()) as reader:
+def test_readers_outlive_a_restart(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    with closing(open_store(writer.address).open_reader()) as reader:
         before = totals(reader, A)
         assert end_connections(admin, "reader") >= 1
         assert end_connections(admin, "store") >= 1
         assert totals(reader, A) == before
-        assert world.store.change_counter() >= 0
+        assert writer.store.change_counter() >= 0
 
 
-def test_a_listener_outlives_a_restart_and_says_that_it_may_have_missed_something(
-    world: SourceWriter, admin: psycopg.Connection
-) -> None:
-    world.bootstrap({"1": (A, "x")})
-    with closing(open_store(world.address).open_reader()) as reader, closing(reader.listen()) as listener:
+def test_listener_outlives_a_restart(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    with closing(open_store(writer.address).open_reader()) as reader, closing(reader.listen()) as listener:
         assert end_connections(admin, "listener") == 1
         assert select.select([listener], [], [], 20)[0]
         listener.drain()
-        world.write({"1": (A, "y")})
+        writer.write({"1": (A, "y")})
         assert select.select([listener], [], [], 20)[0]
 
 
-def test_a_write_checkpoint_wakes_the_other_processes(world: SourceWriter) -> None:
-    one, other = open_store(world.address).open_reader(), open_store(world.address).open_reader()
+def test_write_checkpoint_wakes_others(writer: SourceWriter) -> None:
+    one, other = open_store(writer.address).open_reader(), open_store(writer.address).open_reader()
     with closing(one), closing(other), closing(other.listen()) as listener:
         one.create_write_checkpoint(["u/1"], {})
         assert select.select([listener], [], [], 20)[0]
 
 
-def test_a_write_checkpoint_waits_for_no_flush(world: SourceWriter, admin: psycopg.Connection) -> None:
-    world.bootstrap({"1": (A, "x")})
-    with admin.transaction(), closing(open_store(world.address).open_reader()) as reader:
+def test_write_checkpoint_during_flush(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    with admin.transaction(), closing(open_store(writer.address).open_reader()) as reader:
         admin.execute("select 1 from state for update")
         assert reader.create_write_checkpoint(["u/1"], {}) == {"u/1": 1}
-        assert world.store.submit("resync", SOURCE, "{}") > 0
+        assert writer.store.submit("resync", SOURCE, "{}") > 0
         assert totals(reader, A)[2] == 2
 
 
-def test_a_writer_that_vanished_holds_nobody_up_for_long(
-    world: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vanished_writer(writer: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_settings(), "idle_in_transaction_session_timeout", "2s")
-    world.bootstrap({"1": (A, "x")})
-    frozen = world.store.begin(world.lease)
-    world.table = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
-    with closing(open_store(world.address).open_writer()) as store:
-        second = SourceWriter(world.address, store, store.acquire("other", "there:1", 30.0), "other")
+    writer.bootstrap({"1": (A, "x")})
+    frozen = writer.store.begin(writer.lease)
+    writer.table = frozen.truncate(writer.table, ["todos.1"])  # from here on it has the store's lock
+    with closing(open_store(writer.address).open_writer()) as store:
+        second = SourceWriter(writer.address, store, store.acquire("other", "there:1", 30.0), "other")
         second.bootstrap({"9": (B, "y")})
     with pytest.raises(HeadwaterError):
         frozen.commit(SOURCE, SourceProgress(Lsn(1)))
@@ -288,15 +273,15 @@ def _settings() -> dict[str, str]:
     return connection._SETTINGS
 
 
-def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: SourceWriter) -> None:
-    world.bootstrap({"1": (A, "x")})
-    frozen = world.store.begin(world.lease)
-    gone = frozen.truncate(world.table, ["todos.1"])  # from here on it has the store's lock
+def test_frozen_holder(writer: SourceWriter) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    frozen = writer.store.begin(writer.lease)
+    gone = frozen.truncate(writer.table, ["todos.1"])  # from here on it has the store's lock
     with (
-        closing(open_store(world.address).open_writer()) as store,
-        closing(open_store(world.address).open_reader()) as reader,
+        closing(open_store(writer.address).open_writer()) as store,
+        closing(open_store(writer.address).open_reader()) as reader,
     ):
-        second = SourceWriter(world.address, store, store.acquire(SOURCE, "here:1", 30.0), table=world.table)
+        second = SourceWriter(writer.address, store, store.acquire(SOURCE, "here:1", 30.0), table=writer.table)
         second.write({"2": (A, "y")})
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
     frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])  # is sent with the commit
@@ -304,49 +289,45 @@ def test_who_takes_over_ends_the_transaction_of_a_holder_that_froze(world: Sourc
         frozen.commit(SOURCE, SourceProgress(Lsn(1)))
 
 
-def test_who_waits_too_long_for_the_lock_is_told_that_the_store_is_busy(
-    world: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.bootstrap({"1": (A, "x")})
+def test_busy_store(writer: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.bootstrap({"1": (A, "x")})
     monkeypatch.setitem(_settings(), "lock_timeout", "100ms")
-    with closing(open_store(world.address).open_writer()) as store, admin.transaction():
+    with closing(open_store(writer.address).open_writer()) as store, admin.transaction():
         admin.execute("select 1 from state for update")
-        hurried = SourceWriter(world.address, store, world.lease, table=world.table)
+        hurried = SourceWriter(writer.address, store, writer.lease, table=writer.table)
         with pytest.raises(StoreBusyError):
             hurried.write({"2": (A, "y")})
 
 
-def test_however_often_the_store_was_busy_it_is_written_when_it_is_not(
-    world: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+def test_busy_store_is_written_later(
+    writer: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What failed in a pipeline leaves nothing behind on its connection, which is used again."""
-    world.bootstrap({"1": (A, "x")})
+    writer.bootstrap({"1": (A, "x")})
     monkeypatch.setitem(_settings(), "lock_timeout", "50ms")
-    with closing(open_store(world.address).open_writer()) as store:
-        hurried = SourceWriter(world.address, store, world.lease, table=world.table)
+    with closing(open_store(writer.address).open_writer()) as store:
+        hurried = SourceWriter(writer.address, store, writer.lease, table=writer.table)
         with admin.transaction():
             admin.execute("select 1 from state for update")
             for _ in range(8):
-                flush = store.begin(world.lease)
-                flush.put_rows(world.table, [CurrentRow("2", 0, "2\ty", "", None)])
+                flush = store.begin(writer.lease)
+                flush.put_rows(writer.table, [CurrentRow("2", 0, "2\ty", "", None)])
                 with pytest.raises(StoreBusyError):
-                    flush.truncate(world.table, [])
+                    flush.truncate(writer.table, [])
                 flush.rollback()
         hurried.write({"2": (A, "y")})
-    with closing(open_store(world.address).open_reader()) as reader:
+    with closing(open_store(writer.address).open_reader()) as reader:
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
 
 
-def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothing(
-    world: SourceWriter, admin: psycopg.Connection
-) -> None:
-    world.bootstrap({"1": (A, "x")})
-    before = world.store.tables(SOURCE)
+def test_lease_lost_while_waiting(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    before = writer.store.tables(SOURCE)
     failures: list[BaseException] = []
 
     def write() -> None:
         try:
-            world.write({"2": (A, "late")})
+            writer.write({"2": (A, "late")})
         except LeaseLostError as error:
             failures.append(error)
 
@@ -354,46 +335,44 @@ def test_a_holder_that_lost_the_lease_while_it_waited_for_the_lock_writes_nothin
     with admin.transaction():
         admin.execute("select 1 from state for update")
         waiting.start()
-        wait_until(
-            lambda: admin.execute("select 1 from pg_locks where not granted").fetchall(), "a lock to be waited for"
-        )
+        wait_until(lambda: bool(admin.execute("select 1 from pg_locks where not granted").fetchall()), "a lock")
         admin.execute("update leases set epoch = epoch + 1, owner = 'there:1'")
     waiting.join()
     assert len(failures) == 1
-    with closing(open_store(world.address).open_reader()) as reader:
+    with closing(open_store(writer.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}
-    assert world.store.tables(SOURCE) == before
+    assert writer.store.tables(SOURCE) == before
 
 
-def test_a_part_that_a_crash_of_the_server_emptied_is_refused(world: SourceWriter, admin: psycopg.Connection) -> None:
+def test_part_emptied_by_a_crash(writer: SourceWriter, admin: psycopg.Connection) -> None:
     """Tables of parts are unlogged: after a crash they are there, and empty."""
-    world.bootstrap({"1": (A, "x")})
-    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
-    part = world.part(staged.id, {"2": (A, "y")}, 0, 1)
-    additions = world.additions({"1": (B, "z")})
+    writer.bootstrap({"1": (A, "x")})
+    (staged,) = writer.store.stage_tables(writer.lease, SOURCE, [(RELATION, "print")])
+    part = writer.part(staged.id, {"2": (A, "y")}, 0, 1)
+    additions = writer.additions({"1": (B, "z")})
     for emptied in (part, additions):
         for kind in ("rows", "segments"):
             admin.execute(sql.SQL("truncate {}").format(sql.Identifier(f"{emptied.path}_{kind}")))
     with pytest.raises(PartLostError, match="a part of the bulk job is damaged"):
-        world.store.stage(world.lease, [part])
+        writer.store.stage(writer.lease, [part])
     with pytest.raises(PartLostError, match="a part of the bulk job is damaged"):
-        world.store.take_page(world.lease, additions, 0, ())
-    with closing(open_store(world.address).open_reader()) as reader:
+        writer.store.take_page(writer.lease, additions, 0, ())
+    with closing(open_store(writer.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, A)]) == {("todos", "1"): {"text": "x"}}
         assert totals(reader, B)[1:] == (0, 0)
 
 
-def test_nothing_of_bulk_work_is_left_behind(world: SourceWriter, admin: psycopg.Connection) -> None:
-    world.bootstrap({"1": (A, "x")})
-    with open_store(world.address).open_part(world.table, 0, "a") as part:
-        write_batch(part, world.table, [("1", (B, "left"))], world.keys, added=True)
-    killed = open_store(world.address).open_part(world.table, 1, "b")
-    write_batch(killed, world.table, [("1", (B, "left"))], world.keys, added=True)
-    world.additions({"1": (B, "never taken")})
-    (staged,) = world.store.stage_tables(world.lease, SOURCE, [(RELATION, "print")])
-    world.store.stage(world.lease, [world.part(staged.id, {"2": (B, "lost")}, 0, 1)])
-    world.truncate()
-    world.store.discard_staged(world.lease)
+def test_bulk_work_leaves_nothing(writer: SourceWriter, admin: psycopg.Connection) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    with open_store(writer.address).open_part(writer.table, 0, "a") as part:
+        write_batch(part, writer.table, [("1", (B, "left"))], writer.keys, added=True)
+    killed = open_store(writer.address).open_part(writer.table, 1, "b")
+    write_batch(killed, writer.table, [("1", (B, "left"))], writer.keys, added=True)
+    writer.additions({"1": (B, "never taken")})
+    (staged,) = writer.store.stage_tables(writer.lease, SOURCE, [(RELATION, "print")])
+    writer.store.stage(writer.lease, [writer.part(staged.id, {"2": (B, "lost")}, 0, 1)])
+    writer.truncate()
+    writer.store.discard_staged(writer.lease)
     killed.__exit__(None, None, None)
 
     def left() -> list[str]:
@@ -403,38 +382,38 @@ def test_nothing_of_bulk_work_is_left_behind(world: SourceWriter, admin: psycopg
         )
         return [row[0] for row in rows]
 
-    wait_until(lambda: left() == [f"rows_{world.table}"], "the other tables to go")
+    wait_until(lambda: left() == [f"rows_{writer.table}"], "what was left to go")
     for table in ("staged_parts", "staged_segments", "staged_buckets"):
         assert admin.execute(sql.SQL("select 1 from {}").format(sql.Identifier(table))).fetchall() == []
     assert admin.execute("select id from segment_blobs where id not in (select blob from segments)").fetchall() == []
-    assert admin.execute("select id from tables").fetchall() == [(world.table,)]
+    assert admin.execute("select id from tables").fetchall() == [(writer.table,)]
 
 
-def test_a_job_of_one_source_leaves_those_of_another_alone(world: SourceWriter) -> None:
-    world.bootstrap({"1": (A, "x")})
-    part = world.additions({"1": (B, "z")})
-    with closing(open_store(world.address).open_writer()) as store:
+def test_jobs_of_two_sources(writer: SourceWriter) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    part = writer.additions({"1": (B, "z")})
+    with closing(open_store(writer.address).open_writer()) as store:
         store.discard_staged(store.acquire("other", "there:1", 30.0))
-    world.store.take_page(world.lease, part, 0, ())
-    with closing(open_store(world.address).open_reader()) as reader:
+    writer.store.take_page(writer.lease, part, 0, ())
+    with closing(open_store(writer.address).open_reader()) as reader:
         assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "z"}}
 
 
-def test_keys_longer_than_an_index_entry_are_kept(world: SourceWriter) -> None:
-    world.bootstrap({"1": (A, "x")})
+def test_long_keys(writer: SourceWriter) -> None:
+    writer.bootstrap({"1": (A, "x")})
     ids = [noise(100_000), noise(100_000) + "2", "é" * 501]
-    flush = world.store.begin(world.lease)
-    flush.put_rows(world.table, [CurrentRow(row_id, 0, str(n), "", None) for n, row_id in enumerate(ids)])
-    flush.put_rows(world.table, [CurrentRow(ids[1], 0, "again", "", None)])
-    assert {row_id: row.line for row_id, row in flush.current(world.table, ids).items()} == {
+    flush = writer.store.begin(writer.lease)
+    flush.put_rows(writer.table, [CurrentRow(row_id, 0, str(n), "", None) for n, row_id in enumerate(ids)])
+    flush.put_rows(writer.table, [CurrentRow(ids[1], 0, "again", "", None)])
+    assert {row_id: row.line for row_id, row in flush.current(writer.table, ids).items()} == {
         ids[0]: "0", ids[1]: "again", ids[2]: "2",
     }  # fmt: skip
-    flush.delete_rows(world.table, ids[:1])
-    assert set(flush.current(world.table, ids)) == set(ids[1:])
+    flush.delete_rows(writer.table, ids[:1])
+    assert set(flush.current(writer.table, ids)) == set(ids[1:])
     flush.rollback()
 
 
-def test_a_server_whose_machine_died_is_given_up_after_a_minute_or_so(address: PostgresAddress) -> None:
+def test_dead_machine(address: PostgresAddress) -> None:
     """It says nothing, so only the system can tell, and by its own settings it would wait for hours."""
     with closing(connect(address)) as connection, socket.socket(fileno=os.dup(connection.fileno())) as end:
         of_tcp = partial(end.getsockopt, socket.IPPROTO_TCP)

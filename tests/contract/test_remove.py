@@ -12,10 +12,10 @@ from headwater.storage.open import open_store
 from tests.contract.source_writer import A, SourceWriter
 
 
-def test_a_store_that_was_removed_is_made_anew(world: SourceWriter) -> None:
-    world.bootstrap({"1": (A, "x")})
-    world.store.close()
-    backend = open_store(world.address)
+def test_removed_store_is_made_anew(writer: SourceWriter) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    writer.store.close()
+    backend = open_store(writer.address)
     with backend.open_part(1, 0, "left over"):
         pass
     backend.remove()
@@ -26,7 +26,7 @@ def test_a_store_that_was_removed_is_made_anew(world: SourceWriter) -> None:
     store.close()
 
 
-def test_a_table_of_somebody_else_in_its_schema_stays(new_postgres_address: Callable[[], PostgresAddress]) -> None:
+def test_foreign_table_stays(new_postgres_address: Callable[[], PostgresAddress]) -> None:
     address = new_postgres_address()
     open_store(address).open_writer().close()
     with psycopg.connect(address.conninfo, autocommit=True) as conn:

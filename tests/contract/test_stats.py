@@ -37,7 +37,7 @@ def assert_told(stats: DefinitionStats, held: list[tuple[int, int]]) -> None:
     assert 0 <= max(size for _, size in held) - stats.largest_size <= segments
 
 
-def test_rows_of_bulk_work_and_of_the_stream_are_counted(written: WrittenStore) -> None:
+def test_row_stats(written: WrittenStore) -> None:
     a, b, c = 'one["a"]', 'one["b"]', 'two["c"]'
     written.publish({f"r{i}": ((a, b, c)[min(i % 7, 2)], "é" * (i % 50)) for i in range(2_500)})
     written.write({f"r{i}": (a, "again" * i) for i in range(200)})
@@ -48,7 +48,7 @@ def test_rows_of_bulk_work_and_of_the_stream_are_counted(written: WrittenStore) 
     assert_told(two, downloaded(written.address, [c]))
 
 
-def test_what_stands_before_a_clear_is_not_downloaded(written: WrittenStore) -> None:
+def test_download_stats(written: WrittenStore) -> None:
     written.publish({f"r{i}": ('one["a"]', "text") for i in range(100)})
     written.write({"r1": ('one["a"]', "more")})
     written.truncate()
@@ -57,7 +57,7 @@ def test_what_stands_before_a_clear_is_not_downloaded(written: WrittenStore) -> 
     assert one.ops == 1
 
 
-def test_how_large_a_store_is_can_be_asked_by_itself(written: WrittenStore) -> None:
+def test_size_of_a_store(written: WrittenStore) -> None:
     written.publish({f"r{i}": ('one["a"]', "text" * 50) for i in range(500)})
     written.write({f"r{i}": ('one["a"]', "more") for i in range(50)})
     disk = open_store(written.address).disk_use()
@@ -66,7 +66,7 @@ def test_how_large_a_store_is_can_be_asked_by_itself(written: WrittenStore) -> N
     assert disk.rows == open_store(written.address).store_stats().disk.rows
 
 
-def test_a_store_is_there_once_somebody_made_it(new_address: Callable[[], StoreAddress]) -> None:
+def test_exists(new_address: Callable[[], StoreAddress]) -> None:
     address = new_address()
     assert not open_store(address).exists()
     open_store(address).open_writer().close()

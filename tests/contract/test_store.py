@@ -25,70 +25,68 @@ from tests.support.fix_headwater import read_bucket as read
 from tests.support.model_device import ModelBucket, contents, parse_ops
 
 
-def test_nothing_is_served_before_the_first_publication(world: SourceWriter, reader: StoreReader) -> None:
+def test_nothing_before_publication(writer: SourceWriter, reader: StoreReader) -> None:
     with reader.snapshot() as snapshot:
         assert snapshot is None
     assert reader.newest() is None
 
 
-def test_published_rows_are_read_back_with_the_told_checksum(world: SourceWriter, reader: StoreReader) -> None:
+def test_published_rows(writer: SourceWriter, reader: StoreReader) -> None:
     rows = {str(i): (A if i % 3 else B, f"text {i}") for i in range(5000)}
-    world.bootstrap(rows, parts=3)
+    writer.bootstrap(rows, parts=3)
     a, b = assert_in_step(reader, A), assert_in_step(reader, B)
     assert contents([a, b]) == {("todos", row_id): {"text": text} for row_id, (_, text) in rows.items()}
 
 
-def test_a_new_bucket_begins_with_a_clear(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
-    checkpoint = world.write({"2": (B, "y")})
+def test_a_new_bucket_begins_with_a_clear(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    checkpoint = writer.write({"2": (B, "y")})
     for bucket in (A, B):
         first = parse_ops(reader.chunk(bucket, OpId(0), checkpoint.op_id).ops)[0]
         assert first["op"] == "CLEAR"
 
 
-def test_an_unknown_bucket_is_empty(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
+def test_an_unknown_bucket_is_empty(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
     assert totals(reader, "nobody[]")[1:] == (0, 0)
     assert reader.chunk("nobody[]", OpId(0), OpId(2**53)).size == 0
 
 
-def test_a_reader_sees_only_ops_up_to_its_checkpoint(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
-    early = world.write({"2": (A, "y")}).op_id
-    world.write({"2": (A, "z"), "3": (A, "w")})
+def test_reader_stops_at_its_checkpoint(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    early = writer.write({"2": (A, "y")}).op_id
+    writer.write({"2": (A, "z"), "3": (A, "w")})
     model = read(reader, A, early)
     assert contents([model]) == {("todos", "1"): {"text": "x"}, ("todos", "2"): {"text": "y"}}
 
 
-def test_a_rolled_back_flush_leaves_nothing(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
+def test_rollback(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
     before = totals(reader, A)
-    flush = world.store.begin(world.lease)
+    flush = writer.store.begin(writer.lease)
     flush.append(
-        row_ops((), [put(A, "9", "lost")], RowKeys(world.table, "9", world.keys))[0], {A: named(world.keys, A)}
+        row_ops((), [put(A, "9", "lost")], RowKeys(writer.table, "9", writer.keys))[0], {A: named(writer.keys, A)}
     )
     flush.rollback()
     assert totals(reader, A) == before
-    world.write({"2": (A, "y")})
+    writer.write({"2": (A, "y")})
     assert_in_step(reader, A)
 
 
-def test_a_rolled_back_flush_forgets_the_buckets_it_made(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
-    flush = world.store.begin(world.lease)
+def test_rollback_forgets_buckets(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    flush = writer.store.begin(writer.lease)
     flush.append(
-        row_ops((), [put(B, "9", "lost")], RowKeys(world.table, "9", world.keys))[0], {B: named(world.keys, B)}
+        row_ops((), [put(B, "9", "lost")], RowKeys(writer.table, "9", writer.keys))[0], {B: named(writer.keys, B)}
     )
     flush.rollback()
-    world.write({"9": (B, "kept")})
+    writer.write({"9": (B, "kept")})
     assert contents([assert_in_step(reader, B)]) == {("todos", "9"): {"text": "kept"}}
 
 
-def test_truncate_is_one_op_a_bucket_and_an_earlier_checkpoint_still_reads(
-    world: SourceWriter, reader: StoreReader
-) -> None:
-    before = world.bootstrap({str(i): (A if i % 2 else B, "x") for i in range(2000)})
-    after = world.truncate()
+def test_truncate(writer: SourceWriter, reader: StoreReader) -> None:
+    before = writer.bootstrap({str(i): (A if i % 2 else B, "x") for i in range(2000)})
+    after = writer.truncate()
     for bucket in (A, B):
         assert reader.chunk(bucket, OpId(0), after.op_id).size == 1
         assert assert_in_step(reader, bucket).rows == {}
@@ -97,58 +95,56 @@ def test_truncate_is_one_op_a_bucket_and_an_earlier_checkpoint_still_reads(
         for op in parse_ops(reader.chunk(bucket, OpId(0), before.op_id).ops)[:300]:
             halfway.apply(op)
         assert assert_in_step(reader, bucket, halfway).rows == {}
-    world.write({"1": (A, "again")})
+    writer.write({"1": (A, "again")})
     assert len(assert_in_step(reader, A).rows) == 1
 
 
-def test_publishing_again_replaces_everything_at_a_device_that_is_ahead(
-    world: SourceWriter, reader: StoreReader
-) -> None:
-    world.bootstrap({"1": (A, "x"), "2": (A, "y")})
+def test_publish_again(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x"), "2": (A, "y")})
     device = assert_in_step(reader, A)
-    world.write({"3": (A, "z")})
-    world.bootstrap({"2": (A, "y")})
+    writer.write({"3": (A, "z")})
+    writer.bootstrap({"2": (A, "y")})
     assert contents([assert_in_step(reader, A, device)]) == {("todos", "2"): {"text": "y"}}
 
 
-def test_a_rebuilt_store_gives_out_higher_ids(world: SourceWriter, open_world: Callable[[], SourceWriter]) -> None:
-    last = world.bootstrap({str(i): (A, "x") for i in range(3000)}).op_id
-    rebuilt = open_world()
+def test_rebuilt_store(writer: SourceWriter, new_writer: Callable[[], SourceWriter]) -> None:
+    last = writer.bootstrap({str(i): (A, "x") for i in range(3000)}).op_id
+    rebuilt = new_writer()
     checkpoint = rebuilt.bootstrap({"1": (A, "x")})
     first = open_store(rebuilt.address).open_reader()
     assert min(int(str(op["op_id"])) for op in parse_ops(first.chunk(A, OpId(0), checkpoint.op_id).ops)) > last
     first.close()
 
 
-def test_touched_names_what_a_flush_changed(world: SourceWriter, reader: StoreReader) -> None:
-    first = world.bootstrap({"1": (A, "x"), "2": (B, "y")})
-    flush = world.store.begin(world.lease)
-    flush.replace_lookups(world.table, "1", [LookupEntry('l["u"]', "[1]")])
-    middle = flush.commit(SOURCE, SourceProgress(Lsn(500)))
-    last = world.write({"2": (B, "changed")}, lsn=510)
+def test_touched(writer: SourceWriter, reader: StoreReader) -> None:
+    first = writer.bootstrap({"1": (A, "x"), "2": (B, "y")})
+    flush = writer.store.begin(writer.lease)
+    flush.replace_lookups(writer.table, "1", [LookupEntry('l["u"]', "[1]")])
+    middle = flush.commit(SOURCE, Progress(Lsn(500)))
+    last = writer.write({"2": (B, "changed")}, lsn=510)
     assert reader.touched(first.op_id, middle.op_id).lookups == frozenset({'l["u"]'})
     assert reader.touched(middle.op_id, last.op_id).buckets == frozenset({B})
     assert reader.touched(first.op_id, last.op_id).buckets == frozenset({B})
     assert reader.touched(OpId(0), last.op_id).buckets is None
 
 
-def test_lookups_follow_their_rows(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
+def test_lookups_follow_their_rows(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
     for entries, expected in (
         ([LookupEntry("k", "[1]"), LookupEntry("k", "[2]")], ["[1]", "[2]"]),
         ([LookupEntry("k", "[2]"), LookupEntry("other", "[9]")], ["[2]"]),
         ([], []),
     ):
-        flush = world.store.begin(world.lease)
-        flush.replace_lookups(world.table, "1", entries)
-        flush.commit(SOURCE, SourceProgress(Lsn(world.lsn)))
+        flush = writer.store.begin(writer.lease)
+        flush.replace_lookups(writer.table, "1", entries)
+        flush.commit(SOURCE, Progress(Lsn(writer.lsn)))
         assert lookups(reader, ["k"])["k"] == expected
 
 
-def test_the_source_position_moves_with_the_flush(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"1": (A, "x")})
-    world.write({"1": (A, "y")}, lsn=777)
-    state = world.store.source_state(SOURCE)
+def test_source_position(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"1": (A, "x")})
+    writer.write({"1": (A, "y")}, lsn=777)
+    state = writer.store.source_state(SOURCE)
     assert state is not None
     assert state.lsn == 777
     checkpoint = reader.newest()
@@ -156,37 +152,37 @@ def test_the_source_position_moves_with_the_flush(world: SourceWriter, reader: S
     assert checkpoint.checkpoint.lsns == {SOURCE: 777}
 
 
-def test_a_second_holder_waits_for_the_lease_and_then_ends_the_first(world: SourceWriter) -> None:
-    other = open_store(world.address).open_writer()
+def test_second_holder(writer: SourceWriter) -> None:
+    other = open_store(writer.address).open_writer()
     with pytest.raises(LeaseHeldError):
         other.acquire(SOURCE, "there:2", 30.0)
-    world.store.acquire(SOURCE, "here:1", 0.0)  # expires at once
+    writer.store.acquire(SOURCE, "here:1", 0.0)  # expires at once
     newer = other.acquire(SOURCE, "there:2", 30.0)
     with pytest.raises(LeaseLostError):
-        world.store.begin(world.lease)
+        writer.store.begin(writer.lease)
     with pytest.raises(LeaseLostError):
-        world.store.renew(world.lease)
+        writer.store.renew(writer.lease)
     other.begin(newer).rollback()
     other.close()
 
 
-def test_listeners_are_readable_after_a_commit(world: SourceWriter, reader: StoreReader) -> None:
+def test_listener(writer: SourceWriter, reader: StoreReader) -> None:
     listener = reader.listen()
     assert not select.select([listener], [], [], 0)[0]
-    world.bootstrap({"1": (A, "x")})
+    writer.bootstrap({"1": (A, "x")})
     assert select.select([listener], [], [], 10)[0]
     listener.drain()
     assert not select.select([listener], [], [], 0)[0]
-    world.write({"1": (A, "y")})
+    writer.write({"1": (A, "y")})
     assert select.select([listener], [], [], 10)[0]
     listener.close()
 
 
-def test_no_write_waits_for_a_position_that_the_source_lost(world: SourceWriter, reader: StoreReader) -> None:
+def test_lost_position(writer: SourceWriter, reader: StoreReader) -> None:
     reader.create_write_checkpoint(["u/1"], {SOURCE: Lsn(50), "other": Lsn(50)})
     reader.create_write_checkpoint(["u/2"], {SOURCE: Lsn(30)})
     seen = max(write.seq for write in reader.write_checkpoints(0))
-    world.store.rewind_write_checkpoints(SOURCE, Lsn(40))
+    writer.store.rewind_write_checkpoints(SOURCE, Lsn(40))
     (capped,) = reader.write_checkpoints(seen)
     assert (capped.key, capped.id, capped.lsns) == ("u/1", 1, {SOURCE: Lsn(40), "other": Lsn(50)})
     second = reader.write_checkpoint("u/2")
@@ -194,7 +190,7 @@ def test_no_write_waits_for_a_position_that_the_source_lost(world: SourceWriter,
     assert second.lsns == {SOURCE: Lsn(30)}
 
 
-def test_a_number_that_a_client_chose_only_moves_up(reader: StoreReader) -> None:
+def test_chosen_number(reader: StoreReader) -> None:
     assert reader.request_write_checkpoint({"u/1": 5, "u/2": 2**63 - 1}, {SOURCE: Lsn(5)}) == {
         "u/1": 5,
         "u/2": 2**63 - 1,
@@ -210,7 +206,7 @@ def test_a_number_that_a_client_chose_only_moves_up(reader: StoreReader) -> None
     assert reader.create_write_checkpoint(["u/2"], {SOURCE: Lsn(9)}) == {"u/2": 2**63 - 1}, "there is no higher one"
 
 
-def test_only_numbers_that_clients_chose_are_forgotten(reader: StoreReader) -> None:
+def test_chosen_numbers_are_forgotten(reader: StoreReader) -> None:
     reader.request_write_checkpoint({"old": 5, "taken over": 5}, {SOURCE: Lsn(5)})
     reader.create_write_checkpoint(["given", "taken over"], {SOURCE: Lsn(5)})
     assert reader.forget_write_requests(3600) == 0
@@ -226,7 +222,7 @@ def test_only_numbers_that_clients_chose_are_forgotten(reader: StoreReader) -> N
     assert [write.key for write in reader.write_checkpoints(seen + 1)] == ["new"]
 
 
-def test_a_number_that_is_asked_for_again_is_kept(reader: StoreReader) -> None:
+def test_asked_number_is_kept(reader: StoreReader) -> None:
     assert forgotten_when_asked_again(reader, 0.05) <= 1
     assert reader.write_checkpoint("u") is not None
 
@@ -255,9 +251,9 @@ def test_write_checkpoints_grow_per_key(reader: StoreReader) -> None:
     assert [w.key for w in reader.write_checkpoints(2)] == ["u/1"]
 
 
-def test_large_rows_are_cut_into_chunks_of_a_megabyte(world: SourceWriter, reader: StoreReader) -> None:
-    world.bootstrap({"0": (A, "x")})
-    checkpoint = world.write({**{str(i): (A, "y" * 400_000) for i in range(1, 8)}, "9": (A, "z" * 3_000_000)})
+def test_chunks_of_large_rows(writer: SourceWriter, reader: StoreReader) -> None:
+    writer.bootstrap({"0": (A, "x")})
+    checkpoint = writer.write({**{str(i): (A, "y" * 400_000) for i in range(1, 8)}, "9": (A, "z" * 3_000_000)})
     after, sizes = OpId(0), []
     while True:
         chunk = reader.chunk(A, after, checkpoint.op_id)
@@ -284,36 +280,36 @@ _STEP = st.one_of(
     steps=st.lists(_STEP, max_size=8),
     least_run=st.sampled_from([1, 2, segments.RUN_OPS]),
 )
-def test_every_device_converges_from_every_position(
-    open_world: Callable[[], SourceWriter],
+def test_devices_converge(
+    new_writer: Callable[[], SourceWriter],
     first: dict[str, tuple[str, str]],
     steps: list[dict[str, tuple[str, str] | None] | str],
     least_run: int,
 ) -> None:
     with patch.object(segments, "RUN_OPS", least_run):
-        _live(open_world(), first, steps)
+        _live(new_writer(), first, steps)
 
 
 def _live(
-    world: SourceWriter, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+    writer: SourceWriter, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
 ) -> None:
-    reader = open_store(world.address).open_reader()
+    reader = open_store(writer.address).open_reader()
     truth = dict(first)
-    world.bootstrap(truth, parts=2)
+    writer.bootstrap(truth, parts=2)
     devices = [{A: assert_in_step(reader, A), B: assert_in_step(reader, B)}]
     for step in steps:
         if step == "truncate":
             truth.clear()
-            world.truncate()
+            writer.truncate()
         elif step == "publish":
-            world.bootstrap(truth, parts=2)
+            writer.bootstrap(truth, parts=2)
         else:
             assert isinstance(step, dict)
             for row_id, target in step.items():
                 truth.pop(row_id, None)
                 if target is not None:
                     truth[row_id] = target
-            world.write(step)
+            writer.write(step)
         devices.append({A: assert_in_step(reader, A), B: assert_in_step(reader, B)})
     expected = {("todos", row_id): {"text": text} for row_id, (_, text) in truth.items()}
     for device in devices:
@@ -321,4 +317,4 @@ def _live(
             assert_in_step(reader, bucket, model)
         assert contents(device.values()) == expected
     reader.close()
-    world.store.close()
+    writer.store.close()

@@ -36,40 +36,40 @@ def damage(address: StoreAddress, sql: str) -> None:
                 assert conn.execute(sql.encode()).rowcount == 1
 
 
-def examined(world: SourceWriter, bucket: str, parts: int = 1) -> Examined:
-    with open_store(world.address).open_verify() as reader:
-        head = reader.head(world.key(bucket))
+def examined(writer: SourceWriter, bucket: str, parts: int = 1) -> Examined:
+    with open_store(writer.address).open_verify() as reader:
+        head = reader.head(writer.key(bucket))
         assert head is not None
-        return examine(head, reader, world.keys, parts)
+        return examine(head, reader, writer.keys, parts)
 
 
-def by_rows(world: SourceWriter, bucket: str, parts: int = 1) -> tuple[int, ...]:
+def by_rows(writer: SourceWriter, bucket: str, parts: int = 1) -> tuple[int, ...]:
     """The sums of a bucket's entries as current rows have them."""
     sums = [0] * parts
-    for row in world.rows().values():
-        for entry in row_entries(world.table, row, world.keys, parts):
-            if entry.bucket == world.key(bucket):
+    for row in writer.rows().values():
+        for entry in row_entries(writer.table, row, writer.keys, parts):
+            if entry.bucket == writer.key(bucket):
                 sums[entry.part] += entry.hash
     return tuple(total % MODULUS for total in sums)
 
 
 @pytest.fixture
-def written(world: SourceWriter) -> SourceWriter:
-    world.bootstrap(ROWS, parts=3)
-    world.write(CHANGES)
-    return world
+def written(writer: SourceWriter) -> SourceWriter:
+    writer.bootstrap(ROWS, parts=3)
+    writer.write(CHANGES)
+    return writer
 
 
 @pytest.mark.parametrize("parts", [1, 64])
 @pytest.mark.parametrize("bucket", [A, B])
-def test_a_sound_history_sums_up_to_what_rows_say(written: SourceWriter, bucket: str, parts: int) -> None:
+def test_sums_of_a_sound_history(written: SourceWriter, bucket: str, parts: int) -> None:
     found = examined(written, bucket, parts)
     assert found.problem == ""
     assert found.sums == by_rows(written, bucket, parts)
     assert any(found.sums)
 
 
-def test_every_bucket_is_in_one_range_of_keys(written: SourceWriter) -> None:
+def test_key_ranges(written: SourceWriter) -> None:
     written.write({str(100 + n): (f'todos.1["{n}"]', "x") for n in range(40)})
     with open_store(written.address).open_verify() as reader:
         cuts = reader.cut(8)
@@ -112,7 +112,7 @@ def test_damage_is_named(written: SourceWriter, sql: str, problem: str) -> None:
     assert examined(written, B).problem == ""
 
 
-def test_a_changed_subkey_shows_in_the_sums(written: SourceWriter) -> None:
+def test_changed_subkey(written: SourceWriter) -> None:
     damage(written.address, line_sql('"subkey":"', '"subkey":"1'))
     found = examined(written, A)
     assert found.problem == ""
@@ -129,9 +129,7 @@ def test_ops_say_which_parts_changed(written: SourceWriter) -> None:
     assert len(changed) == 2
 
 
-def test_a_bucket_begun_anew_holds_what_is_appended(
-    written: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]
-) -> None:
+def test_bucket_begun_anew(written: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]) -> None:
     reader = open_reading(written)
     old, _, _ = totals(reader, A)
     device, untouched = assert_in_step(reader, A), totals(reader, B)[1:]
@@ -153,7 +151,7 @@ def test_a_bucket_begun_anew_holds_what_is_appended(
     assert reader.chunk(A, OpId(0), OpId(old)).overtaken
 
 
-def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: SourceWriter) -> None:
+def test_lost_bucket(written: SourceWriter) -> None:
     damage(written.address, f"delete from buckets where {OF_A}")
     flush = written.store.begin(written.lease)
     flush.reset_bucket(written.key(A), None)
@@ -168,7 +166,7 @@ def test_a_lost_bucket_is_made_again_when_its_name_is_known(written: SourceWrite
     assert (examined(written, A).ops, examined(written, A).problem) == (1, "")
 
 
-def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: SourceWriter) -> None:
+def test_rows_with_lookups(written: SourceWriter) -> None:
     long_id = "x" * 900
     flush = written.store.begin(written.lease)
     flush.put_rows(written.table, [CurrentRow(long_id, 0, "x\ty", "", None)])
@@ -187,7 +185,7 @@ def test_rows_come_with_their_lookups_and_lone_lookups_are_found(written: Source
         assert reader.lone_lookups(written.table) == ["gone"]
 
 
-def test_a_reader_sees_one_moment_until_it_is_renewed(written: SourceWriter) -> None:
+def test_one_moment_until_renewed(written: SourceWriter) -> None:
     with open_store(written.address).open_verify() as reader:
         before = reader.head(written.key(A))
         written.write({"1": (A, "later")})

@@ -41,19 +41,19 @@ class Crew:
         assert not self.failures, self.failures
 
 
-def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world: Callable[..., SourceWriter]) -> None:
-    first = open_world()
+def test_no_gap_fills_later(new_writer: Callable[..., SourceWriter]) -> None:
+    first = new_writer()
     first.bootstrap({})
-    second = open_world(beside=first, source="other")
+    second = new_writer(beside=first, source="other")
     second.bootstrap({})
-    worlds = {A: first, B: second}
+    writers = {A: first, B: second}
     writers, readers = Crew(), Crew()
     done = threading.Event()
     seen: list[Sights] = []
 
     def write(bucket: str) -> None:
         for n in range(FLUSHES):
-            worlds[bucket].write({f"{bucket} {n} {i}": (bucket, "x") for i in range(1 + n % 5)})
+            writers[bucket].write({f"{bucket} {n} {i}": (bucket, "x") for i in range(1 + n % 5)})
 
     def read() -> None:
         sights: Sights = {A: {}, B: {}}
@@ -65,7 +65,7 @@ def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world
 
     for _ in range(READERS):
         readers.start(read)
-    for bucket in worlds:
+    for bucket in writers:
         writers.start(write, bucket)
     try:
         writers.join()
@@ -73,7 +73,7 @@ def test_two_writers_and_ten_readers_never_see_a_gap_that_fills_later(open_world
         done.set()
         readers.join()
     with closing(open_store(first.address).open_reader()) as reader:
-        final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in worlds}
+        final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in writers}
     assert any(len(sights[A]) > 2 for sights in seen), "readers and writers were at work at the same time"
     for sights in seen:
         for bucket, sight in sights.items():
@@ -108,10 +108,10 @@ def op_ids(reader: StoreReader, bucket: str, upto: OpId) -> list[int]:
             return ids
 
 
-def test_of_many_who_want_the_lease_one_gets_it(open_world: Callable[..., SourceWriter]) -> None:
-    world = open_world()
-    world.store.acquire("wanted", "nobody", 0.0)  # over at once
-    others = [open_world(beside=world, source=f"own {n}") for n in range(6)]
+def test_race_for_the_lease(new_writer: Callable[..., SourceWriter]) -> None:
+    writer = new_writer()
+    writer.store.acquire("wanted", "nobody", 0.0)  # over at once
+    others = [new_writer(beside=writer, source=f"own {n}") for n in range(6)]
     start = threading.Barrier(len(others))
     crew = Crew()
     got: list[int] = []
@@ -131,17 +131,17 @@ def test_of_many_who_want_the_lease_one_gets_it(open_world: Callable[..., Source
     assert (len(got), len(refused)) == (1, 5)
 
 
-def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: SourceWriter) -> None:
+def test_order_of_write_checkpoints(writer: SourceWriter) -> None:
     """Readers that follow `seq` miss none of those that several processes make at once."""
     keys = [f"user/{n}" for n in range(5)]
     followed: list[int] = []
 
     def create(number: int) -> None:
-        with closing(open_store(world.address).open_reader()) as reader:
+        with closing(open_store(writer.address).open_reader()) as reader:
             for _ in range(15):
                 reader.create_write_checkpoint(keys[number : number + 2], {})
 
-    with closing(open_store(world.address).open_reader()) as reader:
+    with closing(open_store(writer.address).open_reader()) as reader:
         threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
         for thread in threads:
             thread.start()
@@ -159,30 +159,30 @@ def test_a_write_checkpoint_is_in_order_whoever_makes_it(world: SourceWriter) ->
         assert newest == {keys[0]: 15, keys[1]: 30, keys[2]: 30, keys[3]: 30, keys[4]: 15}
 
 
-def test_a_replicator_is_heard_while_its_flush_is_open_and_after_it_has_ended(
-    open_world: Callable[..., SourceWriter], open_reading: Callable[[SourceWriter], StoreReader]
+def test_heartbeat(
+    new_writer: Callable[..., SourceWriter], open_reading: Callable[[SourceWriter], StoreReader]
 ) -> None:
-    world = open_world()
-    reader = open_reading(world)
-    assert (reader.replicator_status("nobody"), reader.replicator_status(world.source).text) == (ReplicatorStatus(), "")
-    assert reader.replicator_status(world.source).runs
-    world.bootstrap({})
-    flush = world.store.begin(world.lease)
+    writer = new_writer()
+    reader = open_reading(writer)
+    assert reader.replicator_status("nobody") == ReplicatorStatus()
+    assert reader.replicator_status(writer.source).text == ""
+    assert reader.replicator_status(writer.source).runs
+    writer.bootstrap({})
+    flush = writer.store.begin(writer.lease)
     for text in ("first", "a longer one " * 20_000, "last, “with” more than ASCII"):
-        world.store.report_status(world.lease, text)
-        heard = reader.replicator_status(world.source)
+        writer.store.report_status(writer.lease, text)
+        heard = reader.replicator_status(writer.source)
         assert (heard.text, heard.runs) == (text, True)
         assert 0 <= heard.age < 60
-        assert (heard.stored, reader.replicator_alive()) == (world.state().lsn, True)
+        assert (heard.stored, reader.replicator_alive()) == (writer.state().lsn, True)
     flush.rollback()
-    world.store.release(world.lease)
-    heard = reader.replicator_status(world.source)
+    writer.store.release(writer.lease)
+    heard = reader.replicator_status(writer.source)
     assert (heard.text, heard.runs, reader.replicator_alive()) == ("last, “with” more than ASCII", False, False)
-
-    again = open_world()  # of another store
-    newer = open_store(world.address).open_writer()
+    again = new_writer()  # of another store
+    newer = open_store(writer.address).open_writer()
     with closing(newer):
-        lease = newer.acquire(world.source, "here:2", 30.0)
+        lease = newer.acquire(writer.source, "here:2", 30.0)
         newer.report_status(lease, "of the next one")
-        assert reader.replicator_status(world.source).text == "of the next one"
-        assert open_reading(again).replicator_status(world.source).text == ""
+        assert reader.replicator_status(writer.source).text == "of the next one"
+        assert open_reading(again).replicator_status(writer.source).text == ""

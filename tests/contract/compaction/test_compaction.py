@@ -7,128 +7,128 @@ import pytest
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
 from headwater.storage.shared.compaction import CompactionPolicy
-from tests.contract.compaction.compaction_setup import LAVISH, A, B, CompactionSetup, kinds
+from tests.contract.compaction.compacted_store import LAVISH, A, B, CompactedStore, kinds
 from tests.support.model_device import ModelBucket
 
 
-def test_superseded_ops_become_moves_and_a_dead_beginning_one_clear(setup: CompactionSetup) -> None:
-    setup.hand.publish({str(n): (A, "first") for n in range(4)})
-    setup.hand.write({"0": (A, "second"), "1": (A, "second")})
-    setup.hand.write({"3": (A, "second"), "9": (A, "new")})
-    setup.hand.write({"9": None})
-    old = setup.device(A)
-    before = setup.total(A)
-    setup.compact()
-    ops = setup.ops(A)
+def test_moves_and_clear(compacted: CompactedStore) -> None:
+    compacted.hand.publish({str(n): (A, "first") for n in range(4)})
+    compacted.hand.write({"0": (A, "second"), "1": (A, "second")})
+    compacted.hand.write({"3": (A, "second"), "9": (A, "new")})
+    compacted.hand.write({"9": None})
+    old = compacted.device(A)
+    before = compacted.total(A)
+    compacted.compact()
+    ops = compacted.ops(A)
     assert kinds(ops) == ["CLEAR", "PUT", "MOVE", "PUT", "PUT", "PUT", "MOVE", "REMOVE"]
-    assert setup.total(A)[:2] == before[:2]
-    assert setup.total(A)[2] == 8
-    setup.assert_whole({}, {A: old})
+    assert compacted.total(A)[:2] == before[:2]
+    assert compacted.total(A)[2] == 8
+    compacted.assert_whole({}, {A: old})
 
 
-def test_what_was_compacted_is_in_segments_that_are_chunks(setup: CompactionSetup) -> None:
-    setup.hand.publish({str(n): (A, "first") for n in range(3_000)})
+def test_segments_are_chunks(compacted: CompactedStore) -> None:
+    compacted.hand.publish({str(n): (A, "first") for n in range(3_000)})
     for n in range(3_000, 4_000, 250):
-        setup.hand.write({str(n + i): (A, "later") for i in range(250)})
-    setup.compact()
-    pieces = setup.compaction.pieces(setup.key(A), setup.compaction.checkpoint())
+        compacted.hand.write({str(n + i): (A, "later") for i in range(250)})
+    compacted.compact()
+    pieces = compacted.compaction.pieces(compacted.key(A), compacted.compaction.checkpoint())
     assert all(piece.sealed for piece in pieces)
     assert [piece.size for piece in pieces] == [999, 999, 999, 999, 5]
-    assert [chunk.size for chunk in setup.chunks(A)] == [piece.size for piece in pieces]
-    for piece, chunk in zip(pieces, setup.chunks(A), strict=True):
-        assert setup.compaction.read(setup.key(A), piece).replace(b"\n", b",") == chunk.ops
-    setup.assert_whole({})
+    assert [chunk.size for chunk in compacted.chunks(A)] == [piece.size for piece in pieces]
+    for piece, chunk in zip(pieces, compacted.chunks(A), strict=True):
+        assert compacted.compaction.read(compacted.key(A), piece).replace(b"\n", b",") == chunk.ops
+    compacted.assert_whole({})
 
 
-def test_a_device_in_the_middle_of_a_segment_gets_the_rest_of_it(setup: CompactionSetup) -> None:
-    setup.hand.publish({str(n): (A, "first") for n in range(2_500)})
-    setup.hand.write({str(n): (A, "second") for n in range(500, 700)})
-    ops = setup.ops(A)
-    setup.compact()
+def test_middle_of_a_segment(compacted: CompactedStore) -> None:
+    compacted.hand.publish({str(n): (A, "first") for n in range(2_500)})
+    compacted.hand.write({str(n): (A, "second") for n in range(500, 700)})
+    ops = compacted.ops(A)
+    compacted.compact()
     devices: list[dict[str, ModelBucket]] = []
     for had in (1, 2, 998, 999, 1_000, 1_500, 2_600):
         model = ModelBucket()
         for op in ops[:had]:
             model.apply(op)
         devices.append({A: model})
-    setup.assert_whole(*devices)
+    compacted.assert_whole(*devices)
 
 
 @pytest.mark.usefixtures("form")
-def test_one_row_behind_many_dead_ops_ends_as_two(setup: CompactionSetup) -> None:
-    setup.hand.publish({"lives": (A, "x")})
+def test_row_behind_dead_ops(compacted: CompactedStore) -> None:
+    compacted.hand.publish({"lives": (A, "x")})
     for n in range(0, 2_000, 500):
-        setup.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
-        setup.hand.write({str(n + i): None for i in range(500)})
-    old = setup.device(A)
-    assert setup.total(A)[2] > 4_000
-    setup.compact(CompactionPolicy())
-    assert kinds(setup.ops(A)) == ["CLEAR", "PUT"]
-    setup.assert_whole({}, {A: old})
+        compacted.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
+        compacted.hand.write({str(n + i): None for i in range(500)})
+    old = compacted.device(A)
+    assert compacted.total(A)[2] > 4_000
+    compacted.compact(CompactionPolicy())
+    assert kinds(compacted.ops(A)) == ["CLEAR", "PUT"]
+    compacted.assert_whole({}, {A: old})
 
 
-def test_rows_put_again_are_news_to_those_who_follow_the_bucket(setup: CompactionSetup) -> None:
-    setup.hand.publish({"lives": (A, "x"), "other": (B, "x")})
+def test_rows_put_again_are_touched(compacted: CompactedStore) -> None:
+    compacted.hand.publish({"lives": (A, "x"), "other": (B, "x")})
     for n in range(20):
-        setup.hand.write({"busy": (A, str(n))})
-    before = setup.hand.write({"busy": None})
-    setup.compact(CompactionPolicy())
-    now = setup.compaction.checkpoint()
+        compacted.hand.write({"busy": (A, str(n))})
+    before = compacted.hand.write({"busy": None})
+    compacted.compact(CompactionPolicy())
+    now = compacted.compaction.checkpoint()
     assert now > before.op_id
-    assert setup.reader.touched(before.op_id, now).buckets == frozenset({A})
-    setup.assert_whole({})
+    assert compacted.reader.touched(before.op_id, now).buckets == frozenset({A})
+    compacted.assert_whole({})
 
 
-def test_a_checkpoint_that_compaction_went_past_is_overtaken(setup: CompactionSetup) -> None:
-    setup.hand.publish({"1": (A, "x"), "2": (A, "x"), "3": (B, "x")})
-    early = setup.hand.write({"9": (A, "y")}).op_id
-    late = setup.hand.write({"2": (A, "z")}).op_id
-    assert not setup.reader.chunk(A, OpId(0), early).overtaken
-    setup.compact()
-    assert setup.reader.chunk(A, OpId(0), early).overtaken
-    assert not setup.reader.chunk(A, OpId(0), late).overtaken
-    assert not setup.reader.chunk(B, OpId(0), early).overtaken
+def test_overtaken_checkpoint(compacted: CompactedStore) -> None:
+    compacted.hand.publish({"1": (A, "x"), "2": (A, "x"), "3": (B, "x")})
+    early = compacted.hand.write({"9": (A, "y")}).op_id
+    late = compacted.hand.write({"2": (A, "z")}).op_id
+    assert not compacted.reader.chunk(A, OpId(0), early).overtaken
+    compacted.compact()
+    assert compacted.reader.chunk(A, OpId(0), early).overtaken
+    assert not compacted.reader.chunk(A, OpId(0), late).overtaken
+    assert not compacted.reader.chunk(B, OpId(0), early).overtaken
 
 
 @pytest.mark.usefixtures("form")
-def test_what_a_truncate_left_behind_goes(setup: CompactionSetup) -> None:
-    setup.hand.publish({str(n): (A, "x") for n in range(3_000)})
-    setup.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
-    before = setup.reader.newest()
-    setup.hand.truncate()
-    assert setup.compaction.has_remains(setup.key(A))
-    setup.compact()
-    assert not setup.compaction.has_remains(setup.key(A))
+def test_what_a_truncate_left_behind_goes(compacted: CompactedStore) -> None:
+    compacted.hand.publish({str(n): (A, "x") for n in range(3_000)})
+    compacted.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
+    before = compacted.reader.newest()
+    compacted.hand.truncate()
+    assert compacted.compaction.has_remains(compacted.key(A))
+    compacted.compact()
+    assert not compacted.compaction.has_remains(compacted.key(A))
     assert before is not None
-    assert setup.reader.chunk(A, OpId(0), before.checkpoint.op_id).overtaken
-    setup.hand.write({"1": (A, "again")})
-    setup.assert_whole({})
+    assert compacted.reader.chunk(A, OpId(0), before.checkpoint.op_id).overtaken
+    compacted.hand.write({"1": (A, "again")})
+    compacted.assert_whole({})
 
 
-def test_history_beyond_what_is_settled_is_left_alone(setup: CompactionSetup) -> None:
-    setup.hand.publish({"1": (A, "x"), "2": (A, "x")})
-    upto = setup.hand.write({"1": (A, "y")}).op_id
-    setup.hand.write({"1": (A, "z")})
-    with CompactionPass(setup.compaction, "here:1", lambda _: False) as work:
-        work.bucket(setup.state(A), upto, LAVISH)
-    assert kinds(setup.ops(A)) == ["CLEAR", "PUT", "PUT", "PUT"], "the last two are of the same row"
-    assert setup.state(A).compacted_op == upto
-    setup.assert_whole({})
+def test_unsettled_history(compacted: CompactedStore) -> None:
+    compacted.hand.publish({"1": (A, "x"), "2": (A, "x")})
+    upto = compacted.hand.write({"1": (A, "y")}).op_id
+    compacted.hand.write({"1": (A, "z")})
+    with CompactionPass(compacted.compaction, "here:1", lambda _: False) as work:
+        work.bucket(compacted.state(A), upto, LAVISH)
+    assert kinds(compacted.ops(A)) == ["CLEAR", "PUT", "PUT", "PUT"], "the last two are of the same row"
+    assert compacted.state(A).compacted_op == upto
+    compacted.assert_whole({})
 
 
-def test_compaction_is_no_replicator(setup: CompactionSetup) -> None:
-    setup.hand.store.release(setup.hand.lease)
-    setup.compaction.acquire("here:1", 30.0)
-    assert not setup.reader.replicator_alive()
+def test_compaction_is_no_replicator(compacted: CompactedStore) -> None:
+    compacted.hand.store.release(compacted.hand.lease)
+    compacted.compaction.acquire("here:1", 30.0)
+    assert not compacted.reader.replicator_alive()
 
 
-def test_old_records_of_flushes_are_forgotten(setup: CompactionSetup) -> None:
-    first = setup.hand.publish({"1": (A, "x")})
+def test_old_flushes(compacted: CompactedStore) -> None:
+    first = compacted.hand.publish({"1": (A, "x")})
     for n in range(30):
-        setup.hand.write({"1": (A, str(n))})
-    lease = setup.compaction.acquire("here:1", 30.0)
-    assert setup.compaction.prune(lease, 10) == 21
-    assert setup.compaction.prune(lease, 10) == 0
-    now = setup.compaction.checkpoint()
-    assert setup.reader.touched(first.op_id, now).buckets is None
-    assert setup.reader.touched(OpId(now - 1), now).buckets == frozenset({A})
+        compacted.hand.write({"1": (A, str(n))})
+    lease = compacted.compaction.acquire("here:1", 30.0)
+    assert compacted.compaction.prune(lease, 10) == 21
+    assert compacted.compaction.prune(lease, 10) == 0
+    now = compacted.compaction.checkpoint()
+    assert compacted.reader.touched(first.op_id, now).buckets is None
+    assert compacted.reader.touched(OpId(now - 1), now).buckets == frozenset({A})

@@ -27,62 +27,62 @@ from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.store import Store
-from tests.contract.compaction.compaction_setup import A, B, CompactionSetup, kinds
-from tests.support.waiting import wait_until
+from tests.contract.compaction.compacted_store import A, B, CompactedStore, kinds
+from tests.support.fix_headwater import wait_until
 
 
-def test_in_the_background_what_is_settled_is_compacted_by_itself(setup: CompactionSetup) -> None:
+def test_background_compaction(compacted: CompactedStore) -> None:
     now = [0.0]
-    compaction = Compactor(setup.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
-    setup.hand.publish({"lives": (A, "x")} | {f"b{n}": (B, "x") for n in range(10)})
+    compaction = Compactor(compacted.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
+    compacted.hand.publish({"lives": (A, "x")} | {f"b{n}": (B, "x") for n in range(10)})
     for n in range(0, 1_500, 500):
-        setup.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
-        setup.hand.write({str(n + i): None for i in range(500)})
-    old = setup.device(A)
-    assert compaction.run_once(setup.compaction).buckets == 0, "nothing is settled yet"
+        compacted.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
+        compacted.hand.write({str(n + i): None for i in range(500)})
+    old = compacted.device(A)
+    assert compaction.run_once(compacted.compaction).buckets == 0, "nothing is settled yet"
     for _ in range(3):
         now[0] += 61.0
-        compaction.run_once(setup.compaction)
-    assert kinds(setup.ops(A)) == ["CLEAR", "PUT"]
-    assert setup.state(B).compacted_count == 0, "a small bucket is not worth it"
+        compaction.run_once(compacted.compaction)
+    assert kinds(compacted.ops(A)) == ["CLEAR", "PUT"]
+    assert compacted.state(B).compacted_count == 0, "a small bucket is not worth it"
     now[0] += 61.0
-    assert compaction.run_once(setup.compaction).buckets == 0, "what is done is not done again"
-    setup.assert_whole({}, {A: old})
+    assert compaction.run_once(compacted.compaction).buckets == 0, "what is done is not done again"
+    compacted.assert_whole({}, {A: old})
 
 
-def test_in_the_background_a_row_is_put_again_once_though_the_bucket_stays_busy(setup: CompactionSetup) -> None:
+def test_busy_bucket(compacted: CompactedStore) -> None:
     now = [0.0]
-    compaction = Compactor(setup.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
-    setup.hand.publish({"lives": (A, "x")})
+    compaction = Compactor(compacted.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
+    compacted.hand.publish({"lives": (A, "x")})
     again = []
     for n in range(0, 1_500, 150):
-        setup.hand.write({str(n + i): (A, "short-lived") for i in range(150)})
-        setup.hand.write({str(n + i): None for i in range(150)})
-        again.append(compaction.run_once(setup.compaction).reput)
+        compacted.hand.write({str(n + i): (A, "short-lived") for i in range(150)})
+        compacted.hand.write({str(n + i): None for i in range(150)})
+        again.append(compaction.run_once(compacted.compaction).reput)
         now[0] += 30.0
     first = next(place for place, count in enumerate(again) if count)
     assert again[first + 1 : first + 3] == [0, 0], "what was put again has to settle first"
-    setup.assert_whole({})
+    compacted.assert_whole({})
 
 
 @pytest.mark.usefixtures("form")
-def test_what_is_not_sealed_is_sealed_without_a_look_at_the_rest(setup: CompactionSetup) -> None:
-    setup.hand.publish({str(n): (A, "x") for n in range(1_500)})
-    setup.compact()
-    sealed = setup.compaction.pieces(setup.key(A), setup.compaction.checkpoint())
+def test_seal_alone(compacted: CompactedStore) -> None:
+    compacted.hand.publish({str(n): (A, "x") for n in range(1_500)})
+    compacted.compact()
+    sealed = compacted.compaction.pieces(compacted.key(A), compacted.compaction.checkpoint())
     for n in range(5_000, 6_200, 400):
-        setup.hand.write({str(n + i): (A, "x") for i in range(400)})
-    setup.hand.write({"5000": (A, "y"), "0": (A, "y")})
+        compacted.hand.write({str(n + i): (A, "x") for i in range(400)})
+    compacted.hand.write({"5000": (A, "y"), "0": (A, "y")})
     read: list[int] = []
-    assert setup.compaction.unsealed_ops(setup.key(A), setup.compaction.checkpoint(), 5_000) == 1_202
+    assert compacted.compaction.unsealed_ops(compacted.key(A), compacted.compaction.checkpoint(), 5_000) == 1_202
     with CompactionPass(
-        cast("CompactionStore", _Watched(setup.compaction, read)), "here:1", lambda _: False
+        cast("CompactionStore", _Watched(compacted.compaction, read)), "here:1", lambda _: False
     ) as at_work:
-        at_work.seal(setup.state(A), setup.compaction.checkpoint())
-    assert setup.compaction.unsealed_ops(setup.key(A), setup.compaction.checkpoint(), 10) == 0
+        at_work.seal(compacted.state(A), compacted.compaction.checkpoint())
+    assert compacted.compaction.unsealed_ops(compacted.key(A), compacted.compaction.checkpoint(), 10) == 0
     assert sealed[0].blob not in read
-    assert kinds(setup.ops(A)).count("MOVE") == 1, "the row whose other op is in the sealed part has both"
-    setup.assert_whole({})
+    assert kinds(compacted.ops(A)).count("MOVE") == 1, "the row whose other op is in the sealed part has both"
+    compacted.assert_whole({})
 
 
 class _Watched:
@@ -101,13 +101,11 @@ class _Watched:
 
 
 @pytest.mark.usefixtures("form")
-def test_what_is_large_is_compacted_by_others_in_shares(
-    setup: CompactionSetup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares(compacted: CompactedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "LARGE_OPS", 100)
     monkeypatch.setattr(compactor, "_OPS_A_SHARE", 150)
-    setup.hand.publish({f"a{n}": (A, "x") for n in range(200)} | {f"b{n}": (B, "x") for n in range(100)})
-    setup.hand.write({f"a{n}": None for n in range(199)} | {f"b{n}": None for n in range(99)})
+    compacted.hand.publish({f"a{n}": (A, "x") for n in range(200)} | {f"b{n}": (B, "x") for n in range(100)})
+    compacted.hand.write({f"a{n}": None for n in range(199)} | {f"b{n}": None for n in range(99)})
     now: list[float] = [0.0]
     shares: list[Share] = []
 
@@ -116,27 +114,27 @@ def test_what_is_large_is_compacted_by_others_in_shares(
         return [compact_share(share) for share in given]
 
     compaction = Compactor(
-        setup.address, "here:1", schedule=Schedule(min_age=60.0), run_shares=elsewhere, clock=lambda: now[0]
+        compacted.address, "here:1", schedule=Schedule(min_age=60.0), run_shares=elsewhere, clock=lambda: now[0]
     )
-    compaction.run_once(setup.compaction)
+    compaction.run_once(compacted.compaction)
     now[0] += 61.0
-    summary = compaction.run_once(setup.compaction)
+    summary = compaction.run_once(compacted.compaction)
     assert [len(share.keys) for share in shares] == [1, 1]
     assert (summary.buckets, summary.before, summary.live, summary.skipped) == (2, 600, 2, 0)
     for _ in range(3):
         now[0] += 61.0
-        compaction.run_once(setup.compaction)
-    assert [kinds(setup.ops(bucket)) for bucket in (A, B)] == [["CLEAR", "PUT"]] * 2
-    setup.assert_whole({})
+        compaction.run_once(compacted.compaction)
+    assert [kinds(compacted.ops(bucket)) for bucket in (A, B)] == [["CLEAR", "PUT"]] * 2
+    compacted.assert_whole({})
 
 
-def test_the_thread_goes_on_after_errors_and_a_compaction_by_command(
-    setup: CompactionSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_thread_goes_on(
+    compacted: CompactedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.compaction.compactor")
-    setup.hand.publish({"lives": (A, "x")})
-    setup.hand.write({str(n): (A, "short-lived") for n in range(100)})
-    setup.hand.write({str(n): None for n in range(100)})
+    compacted.hand.publish({"lives": (A, "x")})
+    compacted.hand.write({str(n): (A, "short-lived") for n in range(100)})
+    compacted.hand.write({str(n): None for n in range(100)})
     errors: list[Exception] = [StoreBusyError("the store is busy", "there", "it is tried again"), ValueError("odd")]
 
     def open_with_luck(address: StoreAddress) -> Store:
@@ -145,29 +143,29 @@ def test_the_thread_goes_on_after_errors_and_a_compaction_by_command(
         return open_store(address)
 
     monkeypatch.setattr(compactor, "open_store", open_with_luck)
-    command = setup.compaction.acquire("a command", 600.0)
-    compaction = Compactor(setup.address, "here:1", schedule=Schedule(interval=0.01, min_age=0.0))
+    command = compacted.compaction.acquire("a command", 600.0)
+    compaction = Compactor(compacted.address, "here:1", schedule=Schedule(interval=0.01, min_age=0.0))
     compaction.start()
     try:
         wait_until(lambda: "compaction failed; it is tried again" in caplog.text, "both errors")
         assert "histories are not compacted for now: " in caplog.text
-        assert setup.state(A).compacted_count == 0
-        setup.compaction.release(command)
-        wait_until(lambda: kinds(setup.ops(A)) == ["CLEAR", "PUT"], "the compaction")
+        assert compacted.state(A).compacted_count == 0
+        compacted.compaction.release(command)
+        wait_until(lambda: kinds(compacted.ops(A)) == ["CLEAR", "PUT"], "the compaction")
     finally:
         compaction.stop()
-    setup.assert_whole({})
+    compacted.assert_whole({})
 
 
-def test_the_thread_stops_between_two_transactions(setup: CompactionSetup) -> None:
-    compaction = Compactor(setup.address, "here:1", schedule=Schedule(interval=0.001, min_age=0.0))
-    setup.hand.publish({str(n): (A, "x") for n in range(2_000)})
-    setup.hand.write({str(n): (A, "y") for n in range(2_000)})
+def test_thread_stops(compacted: CompactedStore) -> None:
+    compaction = Compactor(compacted.address, "here:1", schedule=Schedule(interval=0.001, min_age=0.0))
+    compacted.hand.publish({str(n): (A, "x") for n in range(2_000)})
+    compacted.hand.write({str(n): (A, "y") for n in range(2_000)})
     compaction.start()
     compaction.stop()
     compaction.stop()
-    setup.compact()
-    setup.assert_whole({})
+    compacted.compact()
+    compacted.assert_whole({})
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ def test_the_thread_stops_between_two_transactions(setup: CompactionSetup) -> No
         (BucketState(1, "b", "d", 1_005_100, OpId(1), OpId(90), OpId(5), 1_000_000, 900), CompactionNeed.SEAL),
     ],
 )
-def test_a_bucket_is_taken_up_when_it_has_grown_by_a_fifth(bucket: BucketState, expected: CompactionNeed) -> None:
+def test_growth_of_a_bucket(bucket: BucketState, expected: CompactionNeed) -> None:
     class Remains:
         def has_remains(self, key: int) -> bool:
             return bucket.clear_op == 80

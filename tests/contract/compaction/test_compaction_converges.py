@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.compaction.compactor import CompactionStoppedError
 from headwater.storage.address import StoreAddress
 from headwater.storage.shared import segments
-from tests.contract.compaction.compaction_setup import LAVISH, A, B, CompactionSetup
+from tests.contract.compaction.compacted_store import LAVISH, A, B, CompactedStore
 from tests.support.examples import examples
 from tests.support.model_device import ModelBucket
 
@@ -29,57 +29,57 @@ _STEP = st.one_of(
     steps=st.lists(_STEP, max_size=12),
     least_run=st.sampled_from([1, 2, segments.RUN_OPS]),
 )
-def test_every_device_converges_whenever_compaction_ran(
+def test_devices_converge_after_compaction(
     new_address: Callable[[], StoreAddress],
     first: dict[str, tuple[str, str]],
     steps: list[dict[str, tuple[str, str] | None] | str],
     least_run: int,
 ) -> None:
-    setup = CompactionSetup(new_address())
+    compacted = CompactedStore(new_address())
     try:
         with patch.object(segments, "RUN_OPS", least_run):
-            _live(setup, first, steps)
+            _live(compacted, first, steps)
     finally:
-        setup.close()
+        compacted.close()
 
 
 def _live(
-    setup: CompactionSetup, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+    compacted: CompactedStore, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
 ) -> None:
-    setup.hand.publish(first)
-    devices: list[dict[str, ModelBucket]] = [{A: setup.device(A), B: setup.device(B)}]
+    compacted.hand.publish(first)
+    devices: list[dict[str, ModelBucket]] = [{A: compacted.device(A), B: compacted.device(B)}]
     for step in steps:
         match step:
             case "truncate":
-                setup.hand.truncate()
+                compacted.hand.truncate()
             case "publish":
-                setup.hand.publish(dict(setup.hand.rows))
+                compacted.hand.publish(dict(compacted.hand.rows))
             case "compact":
-                setup.compact()
+                compacted.compact()
             case "lavish":
-                setup.compact(LAVISH)
+                compacted.compact(LAVISH)
             case str():
-                interrupted(setup)
+                interrupted(compacted)
             case _:
-                setup.hand.write(step)
-        devices.append({A: setup.device(A), B: setup.device(B)})
-        partial(setup, devices)
-    setup.assert_whole({}, *devices)
+                compacted.hand.write(step)
+        devices.append({A: compacted.device(A), B: compacted.device(B)})
+        partial(compacted, devices)
+    compacted.assert_whole({}, *devices)
 
 
-def interrupted(setup: CompactionSetup) -> None:
+def interrupted(compacted: CompactedStore) -> None:
     """Compaction that is ended after its second transaction."""
     left = iter([False, False, True])
     try:
-        setup.compact(LAVISH, stopping=lambda _: next(left, True))
+        compacted.compact(LAVISH, stopping=lambda _: next(left, True))
     except CompactionStoppedError:
         pass
 
 
-def partial(setup: CompactionSetup, devices: list[dict[str, ModelBucket]]) -> None:
+def partial(compacted: CompactedStore, devices: list[dict[str, ModelBucket]]) -> None:
     """Devices that were cut off after so many ops, wherever that is."""
     for bucket in (A, B):
-        ops = setup.ops(bucket)
+        ops = compacted.ops(bucket)
         for had in {len(ops) // 3, len(ops) - 1}:
             model = ModelBucket()
             for op in ops[: max(0, had)]:

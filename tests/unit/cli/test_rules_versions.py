@@ -240,7 +240,6 @@ def test_a_rollback_stays_until_the_file_changes(ruled: RuledStore, headwater_he
     assert was_taken(ruled.store, PROJECTION_EDITED)
     assert not was_taken(ruled.store, STREAM_ADDED), "a start would deploy it, so it compares it with the source"
     assert served_after_start(STREAM_ADDED) == STREAM_ADDED, "the file changed back to a text that was served before"
-
     assert command("rollback") == PROJECTION_EDITED
     ruled.store.set_meta(ruled.lease, FILE_KEY, "")  # a store that was imported does not know the file
     assert served_after_start(STREAM_ADDED) == PROJECTION_EDITED

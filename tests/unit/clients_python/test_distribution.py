@@ -29,7 +29,7 @@ MANUAL = (ROOT / "docs" / "python-client.md").read_text()
 
 
 def test_wheel(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    build: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
     subprocess.run(build, cwd=CLIENT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())

@@ -221,31 +221,14 @@ def test_timestamp_digits(digits: int, timestamptz: str, time: str, infinity: st
 @pytest.mark.parametrize(
     ("type_name", "text"),
     [
-        ("_int4", "{1,2"),
-        ("_int4", "{1,,2}"),
-        ("_int4", "{x}"),
-        ("_int4", "{{1,2}"),
-        ("_int4", "{{1}{2}}"),
-        ("_int4", "{{1},}"),
-        ("_int4", '{"1}'),
-        ("_int4", "{1}2}"),
-        ("_int4", "{1}{2}"),
-        ("_text", "{"),
-        ("_text", ""),
-        ("spot", "(1,a,b)"),
-        ("spot", "(1)"),
-        ("spot", "1,a"),
-        ("spot", '(1,"a)'),
-        ("spot", "(x,a)"),
-        ("int4range", "[1,2"),
-        ("int4range", "[1,2,3)"),
-        ("int4range", "[x,2)"),
-        ("int4multirange", "{[1,2)"),
-        ("int4multirange", "{[1,2)[3,4)}"),
-        ("int4multirange", "{1}"),
+        ("_int4", "{1,2"), ("_int4", "{1,,2}"), ("_int4", "{x}"), ("_int4", "{{1,2}"), ("_int4", "{{1}{2}}"),
+        ("_int4", "{{1},}"), ("_int4", '{"1}'), ("_int4", "{1}2}"), ("_int4", "{1}{2}"), ("_text", "{"),
+        ("_text", ""), ("spot", "(1,a,b)"), ("spot", "(1)"), ("spot", "1,a"), ("spot", '(1,"a)'),
+        ("spot", "(x,a)"), ("int4range", "[1,2"), ("int4range", "[1,2,3)"), ("int4range", "[x,2)"),
+        ("int4multirange", "{[1,2)"), ("int4multirange", "{[1,2)[3,4)}"), ("int4multirange", "{1}"),
         ("_spot", '{"(x,a)"}'),
     ],
-)
+)  # fmt: skip
 def test_unparsable_composed_value(type_name: str, text: str) -> None:
     assert convert(type_name, text) == text
 

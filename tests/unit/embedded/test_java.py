@@ -69,7 +69,8 @@ def test_java_of_the_wheel() -> None:
 def test_wrapper_leaves_out_the_missing_module(configured: Configure) -> None:
     configured("java.base@17.0.9", "it's a $HOME")
     arguments = ["-Da=b c", "", "*", "$HOME", "--add-modules=java.sql", 'it\'s "quoted"']
-    command = [java_home() / "bin" / "java", *arguments[:3], "--add-modules=jdk.incubator.vector", *arguments[3:]]
+    java = str(java_home() / "bin" / "java")
+    command = [java, *arguments[:3], "--add-modules=jdk.incubator.vector", *arguments[3:]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:-1] == arguments
 

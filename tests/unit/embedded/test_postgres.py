@@ -70,11 +70,9 @@ def test_data_and_port_survive(postgres_with: Callable[..., EmbeddedPostgres]) -
     _execute(server, "create table kept (id int)")
     _execute(server, "insert into kept values (1)")
     dsn = server.dsn()
-
     server.restart()
     assert server.dsn() == dsn
     _execute(server, "insert into kept values (2)")
-
     server.kill()
     server.start()
     assert server.dsn() == dsn

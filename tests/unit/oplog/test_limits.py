@@ -34,7 +34,7 @@ KEYS = StoreKeys(b"secret")
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "漢"])
-def test_a_row_may_have_as_many_bytes_as_the_limit_says(letter: str) -> None:
+def test_row_limit(letter: str) -> None:
     width = len(letter.encode())
     line = letter * (ROW_LIMIT // width) + "x" * (ROW_LIMIT % width)
     assert stored_line(line) == line
@@ -45,7 +45,7 @@ def test_a_row_may_have_as_many_bytes_as_the_limit_says(letter: str) -> None:
 
 
 @given(st.lists(st.none() | st.text(alphabet="xé漢\t\n\\N", max_size=20), min_size=1, max_size=4))
-def test_a_large_row_gets_the_same_stub_without_being_put_together(cells: list[str | None]) -> None:
+def test_stub_of_a_large_row(cells: list[str | None]) -> None:
     line = join_cells(cells)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(change, "_PART", 3)
@@ -72,7 +72,7 @@ def test_an_op_is_measured_as_it_is_sent(character: str, size: int) -> None:
     assert [list(each) for each in fitting([fits], KEYS)] == [[fits], []]
 
 
-def test_memberships_name_what_is_left_out_and_do_not_count_it() -> None:
+def test_memberships_left_out() -> None:
     there = [BucketMembership(7, 9, "left out", "1"), BucketMembership(8, 9, "t", "left out")]
     oversized = OversizedOp(5, "t", 99)
     stored = encode_memberships(there, "1", [oversized])

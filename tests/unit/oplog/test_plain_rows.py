@@ -160,7 +160,7 @@ def _histories(draw: st.DrawFn) -> tuple[LiveTable, list[list[RowChange]]]:
 
 @settings(max_examples=examples(500), deadline=None)
 @given(_histories())
-def test_generated_code_writes_what_the_general_way_writes(history: tuple[LiveTable, list[list[RowChange]]]) -> None:
+def test_generated_and_general_agree(history: tuple[LiveTable, list[list[RowChange]]]) -> None:
     table, chunks = history
     sides = _Side(table), _Side(_in_general(table))
     with pytest.MonkeyPatch.context() as patch:
@@ -171,7 +171,7 @@ def test_generated_code_writes_what_the_general_way_writes(history: tuple[LiveTa
 
 
 @pytest.mark.parametrize("query", _PLAIN)
-def test_columns_alone_are_written_by_generated_code(query: str) -> None:
+def test_generated_for_columns(query: str) -> None:
     assert _table([query], _relation(_TEXT, (_TEXT, _TEXT, Oid.INT4))).bound.transform.plain is not None
 
 
@@ -183,11 +183,11 @@ def test_columns_alone_are_written_by_generated_code(query: str) -> None:
         ([_PLAIN[0]], (_TEXT, Oid.BYTEA, _TEXT)),  # a blob is left out of the data
     ],
 )
-def test_what_is_more_than_columns_is_left_to_the_general_way(queries: Sequence[str], types: Sequence[int]) -> None:
+def test_general_for_expressions(queries: Sequence[str], types: Sequence[int]) -> None:
     assert _table(queries, _relation(_TEXT, types)).bound.transform.plain is None
 
 
-def test_a_value_that_is_not_of_its_type_is_named_by_both_ways() -> None:
+def test_value_of_another_type() -> None:
     relation = _relation(_TEXT, (_TEXT, _TEXT, Oid.INT4))
     table = _table([_PLAIN[1]], relation)
     errors = [_Side(each).apply([Insert(relation, ("1", "a", "b", "c"))]) for each in (table, _in_general(table))]
@@ -195,7 +195,7 @@ def test_a_value_that_is_not_of_its_type_is_named_by_both_ways() -> None:
     assert "column c" in errors[0]
 
 
-def test_data_that_may_be_too_large_is_measured_in_the_general_way() -> None:
+def test_large_data() -> None:
     relation = _relation(_TEXT, (_TEXT, _TEXT, _TEXT))
     table = _table([_PLAIN[0]], relation)
     sides = _Side(table), _Side(_in_general(table))
@@ -206,7 +206,7 @@ def test_data_that_may_be_too_large_is_measured_in_the_general_way() -> None:
     assert len(sides[0].flush.ops) == 2
 
 
-def test_buckets_are_named_right_however_many_and_long_their_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform, "_KNOWN_BUCKETS", 2)
     relation = _relation(_TEXT, (_TEXT, _TEXT, _TEXT))
     table = _table([_PLAIN[1]], relation)

@@ -55,7 +55,6 @@ def test_to_count() -> None:
     log.record(Lsn(1), keyed, Insert(keyed.relation, ("1", "a", "l")))
     log.record(Lsn(1), keyed, Update(keyed.relation, None, False, ("3", "c", UNCHANGED)))
     assert log.of(1).to_count == {"1"}
-
     log = ChangeLog(frozenset({1}), lambda _, rows: list(rows))
     log.begin_at(Lsn(0))
     full, row = notes(ReplicaIdentity.FULL), ("1", "a", None)

@@ -113,7 +113,6 @@ def test_find_status(name: str, off: float) -> None:
     assert case.why in found.why
     assert (found.cause is not None) == (found.state is ReplicationState.RETRYING)
     assert found.runs == (found.state not in {ReplicationState.STOPPED, ReplicationState.UNKNOWN})
-
     told_by_metrics = {
         (sample.name, *sample.labels.values()): sample.value
         for family in source_metrics([found])
@@ -146,7 +145,6 @@ def test_flow_meter() -> None:
     meter.begun(Lsn(10))
     meter.asked(Lsn(10), 100.0)
     assert (meter.flow().caught_up_at, meter.flow().behind_since) == (100.0, None)
-
     at(102.0)
     meter.asked(Lsn(30), 102.0)
     assert (meter.flow().caught_up_at, meter.flow().behind_since) == (100.0, 102.0)
@@ -158,7 +156,6 @@ def test_flow_meter() -> None:
     meter.asked(Lsn(80), 104.0)
     meter.settled(Lsn(10), everything=False, committed_at=0.0)
     assert (meter.flow().unstored_since, meter.flow().unstored_bytes, meter.flow().behind_since) == (103.0, 1200, 102.0)
-
     at(105.0)
     meter.received(300)
     meter.settled(Lsn(50), everything=False, committed_at=60.0)
@@ -167,7 +164,6 @@ def test_flow_meter() -> None:
     assert flow.behind_since == 60.0, "it catches up, and has come to what was committed then"
     at(116.0)
     assert meter.flow().behind_since == 104.0, "for a while it has come to nothing"
-
     meter.received(0)
     meter.settled(Lsn(80), everything=True, committed_at=60.0)
     flow = meter.flow()

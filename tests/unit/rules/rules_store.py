@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import SyncConfigError
+from headwater_rules.errors import RuleError, RuleErrors, Span
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
@@ -31,6 +31,11 @@ def errors_of(text: str) -> SyncConfigError:
     with pytest.raises(SyncConfigError) as caught:
         compile_config(text)
     return caught.value
+
+
+def place_of(error: RuleError) -> Span:
+    assert error.span is not None
+    return error.span
 
 
 def bound(plan: SyncPlan, table: str, columns: Sequence[str]) -> TableProgram:

@@ -7,7 +7,7 @@ import pytest
 from headwater_rules.compiler.advice import buckets_per_row
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleCode, Severity
-from tests.unit.rules.rules_store import plan_of
+from tests.unit.rules.rules_store import place_of, plan_of
 
 MINE = "(SELECT k FROM m WHERE u = auth.user_id())"
 
@@ -31,15 +31,14 @@ MINE = "(SELECT k FROM m WHERE u = auth.user_id())"
         ("SELECT * FROM t", []),
     ],
 )
-def test_what_a_request_can_have_many_buckets_of_one_row_of(query: str, found: list[tuple[str, str]]) -> None:
+def test_buckets_per_row(query: str, found: list[tuple[str, str]]) -> None:
     assert [(each.table, each.value) for each in buckets_per_row(plan_of(query))] == found
 
 
-def test_it_is_said_where_it_is_asked_for_and_of_the_stream() -> None:
+def test_buckets_per_row_advice() -> None:
     text = f"config: {{edition: 3, strict: true}}\nstreams:\n  lists:\n    query: SELECT * FROM t WHERE id IN {MINE}\n"
     assert compile_config(text).warnings == ()
     (warning,) = compile_config(text, advise=True).warnings
     assert (warning.code, warning.severity) == (RuleCode.BUCKET_PER_ROW, Severity.WARNING)
     assert warning.message == "`lists` has one bucket for each row of `public.t`, by `id`"
-    assert warning.span is not None
-    assert warning.span.line == 3
+    assert place_of(warning).line == 3

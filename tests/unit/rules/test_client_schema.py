@@ -43,21 +43,12 @@ def columns(schema: ClientSchema, table: str = "t") -> dict[str, str]:
     return {column.name: column.type.value for column in found.columns}
 
 
-def test_all_columns_have_the_type_that_their_values_become() -> None:
+def test_types_of_all_columns() -> None:
     schema = schema_of("SELECT * FROM t")
     assert columns(schema) == {
-        "flag": "integer",
-        "small": "integer",
-        "big": "integer",
-        "share": "real",
-        "price": "text",
-        "at": "text",
-        "meta": "text",
-        "tags": "text",
-        "during": "text",
-        "note": "text",
-        "_own": "integer",
-    }
+        "flag": "integer", "small": "integer", "big": "integer", "share": "real", "price": "text",
+        "at": "text", "meta": "text", "tags": "text", "during": "text", "note": "text", "_own": "integer",
+    }  # fmt: skip
     assert schema.tables[0].notes == ("raw is bytea and not synced",)
 
 
@@ -85,12 +76,12 @@ def test_all_columns_have_the_type_that_their_values_become() -> None:
         ("raw", None),
     ],
 )
-def test_a_computed_column_has_the_type_of_what_is_computed(expression: str, type_name: str | None) -> None:
+def test_types_of_computed_columns(expression: str, type_name: str | None) -> None:
     found = columns(schema_of(f"SELECT id, {expression} AS x FROM t"))
     assert found == ({} if type_name is None else {"x": type_name})
 
 
-def test_queries_that_give_the_same_table_are_one() -> None:
+def test_queries_of_one_table() -> None:
     schema = schema_of(
         "SELECT id, small, note AS share FROM t WHERE flag", "SELECT id, big, share, price AS small FROM t"
     )
@@ -99,11 +90,11 @@ def test_queries_that_give_the_same_table_are_one() -> None:
     assert columns(schema_of("SELECT id, small AS x FROM t", "SELECT id, share AS x FROM t")) == {"x": "real"}
 
 
-def test_a_column_selected_again_replaces_the_one_before() -> None:
+def test_column_selected_twice() -> None:
     assert columns(schema_of("SELECT id, note, length(note) AS note FROM t")) == {"note": "integer"}
 
 
-def test_tables_of_a_wildcard_are_those_that_are_there() -> None:
+def test_wildcard() -> None:
     schema = schema_of('SELECT * FROM "log_%"')
     assert columns(schema, "log_2024") == {"what": "text", "level": "integer"}
     assert columns(schema, "log_2025") == {"what": "text", "level": "text", "who": "text"}
@@ -113,11 +104,11 @@ def test_tables_of_a_wildcard_are_those_that_are_there() -> None:
     assert "log_%" in unknown.notes[0]
 
 
-def test_an_alias_names_the_table() -> None:
+def test_alias() -> None:
     assert columns(schema_of("SELECT id, note FROM t AS things"), "things") == {"note": "text"}
 
 
-def test_without_a_schema_the_config_says_what_it_can() -> None:
+def test_without_source_schema() -> None:
     schema = schema_of("SELECT * FROM t WHERE owner = auth.user_id() AND NOT gone", known=False)
     (table,) = schema.tables
     assert columns(schema) == {"owner": "text", "gone": "text"}
@@ -126,7 +117,7 @@ def test_without_a_schema_the_config_says_what_it_can() -> None:
     assert columns(schema_of("SELECT id, length(a) AS size FROM t", known=False)) == {"size": "integer"}
 
 
-def test_older_editions_leave_columns_out_of_everything() -> None:
+def test_older_editions() -> None:
     plan = compile_config("bucket_definitions: {b: {data: [SELECT * FROM t]}}\n").plan
     found = columns(client_schema(plan, SCHEMA))
     assert "_own" not in found
@@ -134,7 +125,7 @@ def test_older_editions_leave_columns_out_of_everything() -> None:
     assert found["big"] == "integer"
 
 
-def test_names_that_no_device_takes_are_told() -> None:
+def test_impossible_names() -> None:
     odd = SourceSchema.from_json(
         '{"format": 1, "tables": [{"name": "t", "columns": {"ID": "int", "a b": "int", "Note": "int", "note": "int"}}]}'
     )
@@ -248,11 +239,11 @@ let AppSchema = Schema(
 
 
 @pytest.mark.parametrize("language", WRITTEN)
-def test_each_sdk_gets_its_own_form(language: Language) -> None:
+def test_form_of_each_sdk(language: Language) -> None:
     assert schema_code(ODD, language) == WRITTEN[language]
 
 
-def test_the_python_form_is_python() -> None:
+def test_python_form() -> None:
     tree = ast.parse(schema_code(ODD, Language.PYTHON))
     (assignment,) = tree.body
     assert isinstance(assignment, ast.AnnAssign)
@@ -263,7 +254,7 @@ def test_the_python_form_is_python() -> None:
     }
 
 
-def test_the_sql_form_is_sql() -> None:
+def test_sql_form() -> None:
     with sqlite3.connect(":memory:") as database:
         database.executescript(schema_code(ODD, Language.SQL))
         found = database.execute("SELECT name, type FROM pragma_table_info('to-do$')").fetchall()

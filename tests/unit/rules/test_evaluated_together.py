@@ -71,7 +71,7 @@ def reason(error: str) -> str:
 
 @settings(max_examples=examples(150))
 @given(st.lists(_QUERIES, min_size=1, max_size=8), _ROWS)
-def test_what_is_evaluated_together_is_what_each_gives_by_itself(queries: list[str], row: tuple[Value, ...]) -> None:
+def test_together_and_alone(queries: list[str], row: tuple[Value, ...]) -> None:
     together = evaluated(queries, row)
     alone = [evaluated([query], row) for query in queries]
     assert {put[2:] for put in together.puts} == {put[2:] for result in alone for put in result.puts}

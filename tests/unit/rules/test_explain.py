@@ -49,7 +49,7 @@ def told(*queries: str, more: str = "") -> Explanation:
         ("CASE WHEN a THEN 1 ELSE 2 END = 1", "CASE WHEN a THEN 1 ELSE 2 END = 1"),
     ],
 )
-def test_a_filter_reads_as_it_was_written(condition: str, words: str) -> None:
+def test_explained_filter(condition: str, words: str) -> None:
     (bucket,) = plan_of(f"SELECT id FROM t WHERE {condition}").buckets
     (filter_,) = bucket.sources[0].filters
     assert row_words(filter_, bucket.sources[0].each) == words
@@ -65,12 +65,12 @@ def test_a_filter_reads_as_it_was_written(condition: str, words: str) -> None:
         ("auth.user_id() IN auth.parameter('all')", "auth.user_id() IN auth.parameter('all')"),
     ],
 )
-def test_a_gate_reads_as_it_was_written(condition: str, words: str) -> None:
+def test_explained_gate(condition: str, words: str) -> None:
     (variant,) = plan_of(f"SELECT id FROM t WHERE {condition}").streams[0].variants
     assert [request_words(gate) for gate in variant.gates] == [words]
 
 
-def test_lookups_are_told_in_their_order_with_what_leads_to_them() -> None:
+def test_explained_lookups() -> None:
     (stream,) = told(
         "SELECT id, name FROM tasks WHERE open AND project_id IN"
         " (SELECT id FROM projects WHERE NOT closed AND org_id IN"
@@ -87,7 +87,7 @@ def test_lookups_are_told_in_their_order_with_what_leads_to_them() -> None:
     assert rows.parameters == (("project_id", ("id of projects (step 2)",)),)
 
 
-def test_values_of_the_request_are_named_one_by_one() -> None:
+def test_explained_request_values() -> None:
     (stream,) = told(
         "SELECT id FROM t WHERE org = auth.parameter('org') AND list = subscription.parameter('list')"
         " AND kind IN connection.parameter('kinds')",
@@ -103,7 +103,7 @@ def test_values_of_the_request_are_named_one_by_one() -> None:
     assert ("kind", ("each(connection.parameter('kinds'))",)) in stream.ways[0].rows[0].parameters
 
 
-def test_what_a_device_can_run_into_is_told_where_it_can() -> None:
+def test_explained_limits() -> None:
     one, several, found, whole = (
         told(query).streams[0].ways[0].limits
         for query in (
@@ -119,7 +119,7 @@ def test_what_a_device_can_run_into_is_told_where_it_can() -> None:
     assert whole[-1].startswith("every row of lists that passes is read for each request")
 
 
-def test_a_change_of_a_column_is_told_with_the_streams_that_it_touches() -> None:
+def test_explained_column_changes() -> None:
     tables = {
         table.name: table
         for table in told(
@@ -174,7 +174,7 @@ table members: a change of
 """
 
 
-def test_the_whole_fits_a_terminal() -> None:
+def test_explained_in_a_terminal() -> None:
     plan = compile_config(
         """\
 config: {edition: 3}
@@ -199,7 +199,7 @@ streams:
     assert max(map(len, text.splitlines())) <= 70
 
 
-def test_bucket_definitions_are_told_like_streams() -> None:
+def test_explained_bucket_definitions() -> None:
     plan = compile_config(
         """\
 bucket_definitions:

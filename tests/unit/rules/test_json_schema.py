@@ -135,23 +135,23 @@ INVALID = [
 
 
 @pytest.mark.parametrize("text", VALID)
-def test_what_the_compiler_takes_an_editor_takes(text: str) -> None:
+def test_valid_configs(text: str) -> None:
     assert structure_errors(text) == []
     assert VALIDATOR.is_valid(YAML(typ="safe", pure=True).load(text))
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_every_example_fits_the_schema(file: Path) -> None:
+def test_examples_are_valid(file: Path) -> None:
     assert VALIDATOR.is_valid(YAML(typ="safe", pure=True).load(file.read_text()))
 
 
 @pytest.mark.parametrize("text", INVALID)
-def test_what_the_compiler_refuses_an_editor_marks(text: str) -> None:
+def test_invalid_configs(text: str) -> None:
     assert structure_errors(text) != []
     assert not VALIDATOR.is_valid(YAML(typ="safe", pure=True).load(text))
 
 
-def test_every_key_is_described_for_who_completes_it() -> None:
+def test_every_key_is_described() -> None:
     closed = [SCHEMA, *(each for each in SCHEMA["$defs"].values() if each.get("additionalProperties") is False)]
     for schema in closed:
         for name, each in schema["properties"].items():
@@ -169,13 +169,13 @@ def test_every_key_is_described_for_who_completes_it() -> None:
         (BUCKET + "event_definitions: {e: {payloads: [], zzz: 1}}", SCHEMA["$defs"]["event_definition"]),
     ],
 )
-def test_the_schema_has_the_keys_that_the_compiler_knows(text: str, closed: dict[str, Any]) -> None:
-    with pytest.raises(SyncConfigError) as caught:
+def test_schema_and_compiler_know_the_same_keys(text: str, closed: dict[str, Any]) -> None:
+    with pytest.raises(RuleErrors) as caught:
         compile_config(text)
     (error,) = caught.value.errors
     assert error.suggestion == f"the keys here are {', '.join(sorted(closed['properties']))}"
 
 
-def test_the_command_prints_the_schema(headwater_here: Callable[..., Outcome]) -> None:
+def test_command(headwater_here: Callable[..., Outcome]) -> None:
     outcome = headwater_here("rules", "json-schema")
     assert (outcome.code, outcome.out) == (0, FILE.read_text())

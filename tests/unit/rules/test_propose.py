@@ -50,7 +50,7 @@ def uncommented(text: str) -> str:
 ME = "CAST(user_id AS TEXT) = auth.user_id()"
 
 
-def test_a_row_that_names_its_user_goes_to_nobody_else() -> None:
+def test_owner_column() -> None:
     found = streams(
         USERS,
         table("lists", owner_id="bigint -> users.id"),
@@ -60,12 +60,12 @@ def test_a_row_that_names_its_user_goes_to_nobody_else() -> None:
     assert found["lists"] == "CAST(owner_id AS TEXT) = auth.user_id()"
 
 
-def test_who_is_named_for_another_reason_gets_nothing() -> None:
+def test_other_user_columns() -> None:
     found = streams(USERS, table("reports", reported_user_id="bigint -> users.id", approved_by_id="bigint -> users.id"))
     assert found == {"users": "CAST(id AS TEXT) = auth.user_id()"}
 
 
-def test_members_get_what_they_are_members_of_while_they_are() -> None:
+def test_members() -> None:
     found = streams(
         USERS,
         table("teams", name="text"),
@@ -84,7 +84,7 @@ def test_members_get_what_they_are_members_of_while_they_are() -> None:
     [("status", "text"), ("inviteState", "invite_state"), ("role", "integer"), ("expires_at", "date"),
      ("deleted", "timestamptz"), ("active", "smallint"), ("left_at", "boolean")],
 )  # fmt: skip
-def test_members_get_nothing_where_only_the_developer_knows_who_is_one(column: str, kind: str) -> None:
+def test_unclear_members(column: str, kind: str) -> None:
     tables = [
         USERS,
         table("teams", name="text"),
@@ -104,14 +104,14 @@ def test_members_get_nothing_where_only_the_developer_knows_who_is_one(column: s
     "name", ["team_bans", "former_team_members", "teamMembersHistory", "team_blocked_users", "team_member_logs",
              "pending_memberships", "TeamApplications", "team_waitlist_members"],
 )  # fmt: skip
-def test_a_table_of_those_who_are_no_members_gives_nothing(name: str) -> None:
+def test_tables_of_non_members(name: str) -> None:
     bans = table(name, team_id="bigint -> teams.id", user_id="bigint -> users.id")
     tables = [USERS, table("teams", name="text"), bans]
     assert "teams" not in streams(*tables)
     assert name not in uncommented(propose(tables).text).partition("  teams:")[2]
 
 
-def test_what_joins_users_with_something_without_saying_so_is_left_open() -> None:
+def test_unclear_join_table() -> None:
     tables = [
         USERS,
         table("clubs", name="text"),
@@ -123,7 +123,7 @@ def test_what_joins_users_with_something_without_saying_so_is_left_open() -> Non
     assert "#      WHERE id IN (SELECT club_id FROM club_links" in text
 
 
-def test_what_people_like_or_buy_is_not_theirs() -> None:
+def test_likes_and_purchases() -> None:
     found = streams(
         USERS,
         table("posts", title="text"),
@@ -133,21 +133,21 @@ def test_what_people_like_or_buy_is_not_theirs() -> None:
     assert found.keys() == {"users", "likes", "orders"}
 
 
-def test_a_user_is_who_the_identity_provider_says() -> None:
+def test_external_user_id() -> None:
     users = table("users", email="text", firebase_uid="text")
     found = streams(users, table("notes", user_id="bigint -> users.id"))
     assert found["users"] == "firebase_uid = auth.user_id()"
     assert found["notes"] == "user_id IN (SELECT id FROM users WHERE firebase_uid = auth.user_id())"
 
 
-def test_an_id_of_one_of_several_tables_leads_nowhere() -> None:
+def test_polymorphic_id() -> None:
     lists = table("lists", owner_id="bigint -> users.id")
     assert "remarks" not in streams(USERS, lists, table("remarks", list_id="bigint", list_type="text"))
     assert streams(USERS, lists, table("remarks", list_id="bigint"))["remarks"].startswith("list_id IN (SELECT id")
 
 
 @pytest.mark.parametrize("beside", ["owner_type", "ownerKind", "owner_class"])
-def test_an_owner_that_may_be_something_else_than_a_user_gets_nothing(beside: str) -> None:
+def test_polymorphic_owner(beside: str) -> None:
     files = table("files", owner_id="bigint", list_id="bigint -> lists.id", **{beside: "text"})
     lists = table("lists", user_id="bigint -> users.id")
     assert "files" in streams(USERS, lists, table("files", owner_id="bigint"))
@@ -156,7 +156,7 @@ def test_an_owner_that_may_be_something_else_than_a_user_gets_nothing(beside: st
     assert "# files: owner_id may name others than users" in text
 
 
-def test_a_table_whose_key_looks_secret_is_left_open() -> None:
+def test_secret_key() -> None:
     sessions = replace(table("sessions", token="text", user_id="bigint -> users.id"), key=("token",))
     sessions = replace(sessions, columns=sessions.columns[1:])
     assert "sessions" not in streams(USERS, sessions)
@@ -164,7 +164,7 @@ def test_a_table_whose_key_looks_secret_is_left_open() -> None:
 
 
 @pytest.mark.parametrize("columns", [("list_id", "folder_id"), ("folder_id", "list_id")])
-def test_what_may_belong_to_two_tables_is_left_open_unless_it_is_deleted_with_one(columns: tuple[str, ...]) -> None:
+def test_two_parents(columns: tuple[str, ...]) -> None:
     parents = [table(name, user_id="bigint -> users.id") for name in ("lists", "folders")]
     item = table("items", **{each: f"bigint -> {each.removesuffix('_id')}s.id" for each in columns})
     assert "items" not in streams(USERS, *parents, item)
@@ -175,12 +175,12 @@ def test_what_may_belong_to_two_tables_is_left_open_unless_it_is_deleted_with_on
     assert streams(USERS, *parents, owned)["items"].startswith("folder_id IN (SELECT id FROM folders")
 
 
-def test_tables_of_one_name_in_two_schemas_are_two_on_a_device() -> None:
+def test_same_name_in_two_schemas() -> None:
     found = streams(USERS, table("notes", user_id="bigint"), table("old.notes", user_id="bigint -> public.users.id"))
     assert found.keys() == {"users", "notes", "old_notes"}
 
 
-def test_secrets_stay_and_so_do_tables_of_frameworks() -> None:
+def test_secrets_and_framework_tables() -> None:
     proposal = propose([
         table("users", email="text", encrypted_password="text", api_key="text"),
         table("django_admin_log", user_id="bigint -> users.id"),
@@ -222,7 +222,7 @@ def _for_everybody(plan: SyncPlan) -> list[str]:
 
 @settings(max_examples=40, deadline=None)
 @given(outlines())
-def test_whatever_the_tables_it_compiles_and_nothing_goes_to_everybody(tables: list[OutlinedTable]) -> None:
+def test_any_tables_compile_and_no_row_goes_to_everybody(tables: list[OutlinedTable]) -> None:
     proposal = propose(tables)
     schema = SourceSchema(tuple(SourceTable("default", each.schema, each.name, each.columns) for each in tables))
     compiled = compile_config(proposal.text, schema=schema)
@@ -231,7 +231,7 @@ def test_whatever_the_tables_it_compiles_and_nothing_goes_to_everybody(tables: l
     assert len(compile_config(uncommented(proposal.text)).plan.streams) == len(tables)
 
 
-def test_a_bucket_for_each_of_thousands_of_rows_is_warned_of() -> None:
+def test_many_buckets_warn() -> None:
     users = replace(USERS, rows=20)
     projects = table("projects", owner_id="bigint -> users.id")
     tasks = table("tasks", project_id="bigint -> projects.id")
@@ -256,7 +256,7 @@ def test_a_bucket_for_each_of_thousands_of_rows_is_warned_of() -> None:
     "login",
     [{"password_hash": "text"}, {"auth0_id": "text"}, {"encryptedPassword": "text"}, {"lastLogin": "timestamptz"}],
 )
-def test_the_users_are_those_who_log_in(login: dict[str, str]) -> None:
+def test_users_table(login: dict[str, str]) -> None:
     tables = [
         table("customers", email="text", phone="text"),
         table("technicians", email="text", **login),
@@ -269,7 +269,7 @@ def test_the_users_are_those_who_log_in(login: dict[str, str]) -> None:
     assert propose(tables, "customers").people == "public.customers"
 
 
-def test_a_table_that_only_keeps_passwords_has_no_users() -> None:
+def test_password_table() -> None:
     tables = [
         table("users", email="text"),
         table("credentials", user_id="bigint -> users.id", password_hash="text"),
@@ -279,7 +279,7 @@ def test_a_table_that_only_keeps_passwords_has_no_users() -> None:
     assert propose(tables).people == "public.users"
 
 
-def test_devices_write_what_is_their_users_and_nothing_that_gives_a_right() -> None:
+def test_writable_tables() -> None:
     lists = table("lists", id="uuid", owner_id="bigint -> users.id", name="text", role="text")
     items = table("items", id="uuid", list_id="uuid -> lists.id", text="text", secret="text", total="bigint")
     items = replace(items, computed=frozenset({"total"}))
@@ -308,7 +308,7 @@ def test_devices_write_what_is_their_users_and_nothing_that_gives_a_right() -> N
     assert policy["items"] == f"list_id IN (SELECT id FROM lists WHERE owner_id::text = {me})"
 
 
-def test_a_row_with_which_others_would_go_is_not_deleted() -> None:
+def test_cascading_delete() -> None:
     lists = table("lists", id="uuid", owner_id="bigint -> users.id")
     items = table("items", id="uuid", list_id="uuid -> lists.id")
     items = replace(items, references=tuple(replace(each, owning=True) for each in items.references))

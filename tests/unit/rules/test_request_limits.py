@@ -53,7 +53,7 @@ def keys(found: Resolution) -> frozenset[str]:
     return frozenset(each.key for each in found.left_out)
 
 
-def test_exactly_the_limit_fits_and_one_more_does_not() -> None:
+def test_limit_is_exact() -> None:
     assert given(resolved(many=6, more=4)) == {"many": 6, "more": 4}
     found = resolved(many=6, more=5)
     assert given(found) == {"many": 6}
@@ -74,7 +74,7 @@ def test_exactly_the_limit_fits_and_one_more_does_not() -> None:
     assert [each.stream for each in found.left_out] == ["more"]
 
 
-def test_the_more_urgent_come_first_and_then_those_defined_first() -> None:
+def test_order_of_streams() -> None:
     assert given(resolved(many=5, more=4, urgent=5)) == {"many": 5, "urgent": 5}
     assert given(resolved(many=6, more=4, urgent=5)) == {"more": 4, "urgent": 5}
     assert given(resolved(many=1, more=1, urgent=11)) == {"many": 1, "more": 1}
@@ -82,7 +82,7 @@ def test_the_more_urgent_come_first_and_then_those_defined_first() -> None:
     assert given(resolved(wish, many=1, more=1, urgent=3)) == {"many": 1, "more": 1, "chosen": 8}
 
 
-def test_each_subscription_fits_or_not_by_itself() -> None:
+def test_subscriptions_fit_alone() -> None:
     subscriptions = [Subscription("chosen", {"ks": list(range(first, first + 4))}) for first in (0, 4, 8, 2)]
     found = resolved(*subscriptions)
     assert given(found) == {"chosen": 8}
@@ -91,12 +91,12 @@ def test_each_subscription_fits_or_not_by_itself() -> None:
     assert [error["subscription"] for error in chosen.errors] == [2]
 
 
-def test_buckets_that_are_given_already_cost_nothing() -> None:
+def test_shared_buckets_cost_nothing() -> None:
     same = Subscription("chosen", {"ks": list(range(10))})
     assert given(resolved(same, same, same)) == {"chosen": 10}
 
 
-def test_what_was_left_out_comes_back_only_below_nine_tenths_of_the_limit() -> None:
+def test_left_out_returns_below_nine_tenths() -> None:
     out = keys(resolved(many=6, more=5))
     assert given(resolved(many=6, more=4, left_out=out)) == {"many": 6}
     held = resolved(many=6, more=3, left_out=out)
@@ -108,7 +108,7 @@ def test_what_was_left_out_comes_back_only_below_nine_tenths_of_the_limit() -> N
     assert (given(back), back.left_out) == ({"many": 6, "more": 2}, ())
 
 
-def test_only_what_was_left_out_has_to_keep_below() -> None:
+def test_nine_tenths_only_for_the_left_out() -> None:
     out = keys(resolved(many=6, more=5))
     assert given(resolved(many=10, more=0, left_out=out)) == {"many": 10}
     other = Subscription("chosen", {"ks": [1, 2, 3, 4]})
@@ -116,13 +116,13 @@ def test_only_what_was_left_out_has_to_keep_below() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10, 1000])
-def test_whatever_the_limit_is_there_is_a_way_back(limit: int) -> None:
+def test_way_back_from_any_limit(limit: int) -> None:
     out = keys(resolved(many=limit + 1, limit=limit))
     assert len(out) == 1
     assert given(resolved(many=1, limit=limit, left_out=out)) == {"many": 1}
 
 
-def test_a_stream_whose_lookups_are_too_many_is_left_out_and_the_others_are_not() -> None:
+def test_stream_with_too_many_lookups() -> None:
     text = CONFIG + "  found: {auto_subscribe: true, query: SELECT * FROM x WHERE k IN (SELECT k FROM m WHERE u = 1)}\n"
     plan = compile_config(text).plan
     request = SyncRequest({"many": [1, 2]})
@@ -143,13 +143,13 @@ def test_a_stream_whose_lookups_are_too_many_is_left_out_and_the_others_are_not(
     assert given(outcome(8, keys(found))) == {"many": 2, "found": 8}
 
 
-def test_too_many_lookups_leave_a_stream_out() -> None:
+def test_lookup_limit() -> None:
     plan = plan_of("SELECT * FROM t WHERE k IN (SELECT k FROM m WHERE u IN auth.parameter('us'))")
     (left,) = resolve(plan, SyncRequest({"us": list(range(11))}), nothing, max_results=10).left_out
     assert "needs more than 10 lookups;" in left.message
 
 
-def test_what_a_client_asks_for_beyond_all_bounds_costs_no_more_than_its_bounds() -> None:
+def test_huge_request() -> None:
     config = CONFIG + (
         "  pairs:\n"
         "    accept_potentially_dangerous_queries: true\n"
@@ -168,7 +168,7 @@ def test_what_a_client_asks_for_beyond_all_bounds_costs_no_more_than_its_bounds(
     assert "the at least 10,001 buckets of stream pairs would make at least 10,002 in all" in messages[0]
 
 
-def test_subscriptions_beyond_all_bounds_cost_no_more_than_their_bounds() -> None:
+def test_huge_subscriptions() -> None:
     greedy = [Subscription("chosen", {"ks": list(range(n, n + 1_001))}) for n in range(0, 500_000, 1_001)]
     started = time.process_time()
     found = resolve(PLAN, SyncRequest({"more": [1]}, subscriptions=tuple(greedy)), nothing)
@@ -178,7 +178,7 @@ def test_subscriptions_beyond_all_bounds_cost_no_more_than_their_bounds() -> Non
     assert "stream chosen was not evaluated" in found.left_out[-1].message
 
 
-def test_subscriptions_that_are_many_and_small_are_all_looked_at() -> None:
+def test_many_small_subscriptions() -> None:
     small = [Subscription("chosen", {"ks": [n]}) for n in range(2_500)]
     found = resolve(PLAN, SyncRequest({}, subscriptions=tuple(small)), nothing)
     assert given(found) == {"chosen": 1_000}
@@ -186,7 +186,7 @@ def test_subscriptions_that_are_many_and_small_are_all_looked_at() -> None:
     assert not any("not evaluated" in each.message for each in found.left_out)
 
 
-def test_a_name_of_a_left_out_subscription_is_short_and_its_own() -> None:
+def test_left_out_names() -> None:
     wide = [Subscription("chosen", {"ks": list(range(11)), "n": n}) for n in range(3)]
     found = resolved(*wide, many=11)
     assert len(keys(found)) == 4
@@ -223,7 +223,7 @@ class CountedParameters(Mapping[str, object]):
         return len(self._values)
 
 
-def test_what_all_subscriptions_share_is_read_once_for_all() -> None:
+def test_shared_lookups_are_read_once() -> None:
     plan = compile_config(SHARED).plan
     counts = []
     for number in (1, 100):
@@ -235,14 +235,14 @@ def test_what_all_subscriptions_share_is_read_once_for_all() -> None:
     assert counts[0] == counts[1] > 0
 
 
-def test_a_failure_that_all_subscriptions_share_is_told_for_each() -> None:
+def test_shared_failure() -> None:
     plan = compile_config(SHARED).plan
     subscriptions = tuple(Subscription("connected", {"n": n}) for n in range(3))
     found = resolve(plan, SyncRequest({"sub": "u"}, {"k": 2**60}, True, subscriptions), nothing)
     assert [error["subscription"] for status in found.streams for error in status.errors] == [0, 1, 2]
 
 
-def test_subscriptions_to_the_same_buckets_are_told_of_up_to_a_bound() -> None:
+def test_reasons_are_bounded() -> None:
     plan = compile_config(SHARED).plan
 
     def rows(keys: Sequence[str]) -> Mapping[str, Sequence[str]]:

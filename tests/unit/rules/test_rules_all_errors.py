@@ -69,7 +69,7 @@ def test_one_error_hides_no_other() -> None:
     ]
 
 
-def test_one_error_of_a_bucket_definition_hides_no_other() -> None:
+def test_one_error_hides_no_other_in_bucket_definitions() -> None:
     found = errors_of(
         "bucket_definitions:\n"
         "  a:\n"
@@ -88,25 +88,4 @@ def test_one_error_of_a_bucket_definition_hides_no_other() -> None:
         (8, "unknown function `bar`"),
         (9, "unknown function `baz`"),
         (9, "the parameter queries give no `z`"),
-    ]
-
-
-def test_all_errors_of_a_file_come_at_once_in_its_order() -> None:
-    found = errors_of(
-        "config: {edition: 3}\n"
-        "streams:\n"
-        "  a:\n"
-        "    query: SELECT foo(x), bar(y) FROM t WHERE a ILIKE 'x' AND b > auth.user_id() OR baz(c)\n"
-        "  b: {queri: SELECT * FROM t}\n"
-        "  c: {query: SELECT * FROM t ORDER BY 1}\n"
-    )
-    assert [(error.span and error.span.line, error.message) for error in found.errors] == [
-        (4, "unknown function `foo`"),
-        (4, "unknown function `bar`"),
-        (4, "`ILIKE` is not supported"),
-        (4, "this condition combines the request with a table other than by `=`"),
-        (4, "unknown function `baz`"),
-        (5, "stream `b` has neither `query` nor `queries`"),
-        (5, "unknown key `queri` in stream `b`"),
-        (6, "`ORDER BY` is not supported"),
     ]

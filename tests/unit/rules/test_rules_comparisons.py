@@ -36,7 +36,7 @@ from tests.unit.rules.rules_values import INFINITY, LARGEST, SMALLEST, failure_o
         (0.0, -0.0, 1),
     ],
 )
-def test_equal_and_its_opposite(a: Value, b: Value, expected: int | None) -> None:
+def test_equality(a: Value, b: Value, expected: int | None) -> None:
     assert same(value_of("a = b", a, b), expected)
     assert same(value_of("b = a", a, b), expected)
     assert same(value_of("a <> b", a, b), 0 if expected else 1)  # edition 3: not equal holds for null
@@ -52,7 +52,7 @@ ORDER: list[list[Value]] = [
 ]  # fmt: skip
 
 
-def test_values_of_all_kinds_have_one_order() -> None:
+def test_order() -> None:
     ranked = [(rank, value) for rank, group in enumerate(ORDER) for value in group]
     for (first, a), (second, b) in product(ranked, ranked):
         found = values_of(("a < b", "a <= b", "a > b", "a >= b", "a = b"), a, b, None)
@@ -61,7 +61,7 @@ def test_values_of_all_kinds_have_one_order() -> None:
 
 
 @pytest.mark.parametrize("literal", ["\U0001f600", "a\U0001f600", "\ufffd", "\ud7ff", "z"])
-def test_a_literal_stands_in_the_same_order(literal: str) -> None:
+def test_order_of_literals(literal: str) -> None:
     for value in ("\U0001f600", "a\ufffd", "\ufffd", "\ud7ff", "z"):
         less = literal.encode("utf-16-be") < value.encode("utf-16-be")
         assert value_of(f"'{literal}' < a", value) == less
@@ -71,7 +71,7 @@ def test_a_literal_stands_in_the_same_order(literal: str) -> None:
 
 @pytest.mark.parametrize("sign", ["=", "<", "<=", ">", ">="])
 @pytest.mark.parametrize("a", [None, 0, 1.5, "a", b"a"])
-def test_a_comparison_with_null_is_null(sign: str, a: Value) -> None:
+def test_compare_with_null(sign: str, a: Value) -> None:
     assert value_of(f"a {sign} b", a, None) is None
     assert value_of(f"b {sign} a", a, None) is None
 
@@ -84,7 +84,7 @@ TRUTH: list[tuple[Value, int]] = [
 
 
 @pytest.mark.parametrize(("a", "truth"), TRUTH)
-def test_what_is_true(a: Value, truth: int) -> None:
+def test_truth(a: Value, truth: int) -> None:
     assert value_of("CASE WHEN a THEN 1 ELSE 0 END", a) == truth
     assert value_of("iif(a, 1, 0)", a) == truth
     assert value_of("iif(ifnull(a, NULL), 1, 0)", a) == truth  # of a computed value as of a column
@@ -94,7 +94,7 @@ def test_what_is_true(a: Value, truth: int) -> None:
 
 @pytest.mark.parametrize(("a", "a_true"), TRUTH[::3])
 @pytest.mark.parametrize(("b", "b_true"), TRUTH[1::4])
-def test_and_and_or_know_no_null(a: Value, a_true: int, b: Value, b_true: int) -> None:
+def test_and_or_null(a: Value, a_true: int, b: Value, b_true: int) -> None:
     assert value_of("a AND b", a, b) == a_true & b_true
     assert value_of("a OR b", a, b) == a_true | b_true
 
@@ -103,7 +103,7 @@ def test_and_and_or_know_no_null(a: Value, a_true: int, b: Value, b_true: int) -
     ("a", "is_null", "is_true", "is_false"),
     [(None, 1, 0, 0), (1, 0, 1, 0), (0, 0, 0, 1), (1.0, 0, 1, 0), (2, 0, 0, 0), ("1", 0, 0, 0), (b"", 0, 0, 0)],
 )  # fmt: skip
-def test_is_compares_exactly(a: Value, is_null: int, is_true: int, is_false: int) -> None:
+def test_is(a: Value, is_null: int, is_true: int, is_false: int) -> None:
     expressions = ("a IS NULL", "a IS NOT NULL", "a IS TRUE", "a IS NOT TRUE", "a IS FALSE", "a IS NOT FALSE")
     found = values_of(expressions, a, None, None)
     assert found == [is_null, 1 - is_null, is_true, 1 - is_true, is_false, 1 - is_false]
@@ -113,7 +113,7 @@ def test_is_compares_exactly(a: Value, is_null: int, is_true: int, is_false: int
     ("a", "b", "distinct"),
     [(None, None, 0), (None, 0, 1), (1, 1.0, 0), (1, "1", 1), ("a", "a", 0), (b"a", b"a", 0), (b"a", "a", 1)],
 )
-def test_is_distinct_from_counts_null_as_a_value(a: Value, b: Value, distinct: int) -> None:
+def test_is_distinct_from(a: Value, b: Value, distinct: int) -> None:
     # the published service refuses it
     assert value_of("a IS DISTINCT FROM b", a, b) == distinct
     assert value_of("a IS NOT DISTINCT FROM b", a, b) == 1 - distinct
@@ -195,6 +195,6 @@ def test_like(pattern: str, a: Value, expected: int | None) -> None:
     assert value_of(f"NOT a LIKE {pattern}", a) == (0 if expected else 1)
 
 
-def test_a_long_pattern_is_refused_and_fails_where_it_is_computed() -> None:
+def test_long_like_pattern() -> None:
     assert "longer than 250 bytes" in refusal_of(f"a LIKE '{'x' * 251}'").message
     assert failure_of("a LIKE b", "x", "x" * 251) == "LIKE or GLOB pattern too complex"

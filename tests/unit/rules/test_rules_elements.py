@@ -31,36 +31,31 @@ def findings(query: str) -> list[tuple[RuleCode, str]]:
         ("SELECT t.id, e.value FROM t, u, json_each(u.tags) AS e WHERE u.id = t.u", ["e.value"]),
     ],
 )
-def test_elements_in_the_select_list_are_refused_where_they_stand(query: str, marked: list[str]) -> None:
+def test_selected_elements(query: str, marked: list[str]) -> None:
     assert findings(query) == [(RuleCode.SINGLE_TABLE, text) for text in marked]
 
 
-def test_everything_of_an_array_is_refused() -> None:
-    assert [code for code, _ in findings(f"SELECT t.id, tag.* {FROM}")] == [RuleCode.UNSUPPORTED]
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        (f"config: {{edition: 3}}\nstreams: {{s: {{query: 'SELECT t.id, tag.* {FROM}'}}}}\n", RuleCode.UNSUPPORTED),
+        (("config: {edition: 3}\nwith: {e: 'SELECT t.id, x.value AS v FROM t, json_each(t.tags) AS x'}\n"
+         "streams: {s: {query: SELECT e.v FROM e}}\n"), RuleCode.SINGLE_TABLE),
+        ("bucket_definitions: {b: {data: ['SELECT t.id, e.value FROM t, json_each(t.tags) AS e']}}\n",
+         RuleCode.SINGLE_TABLE),
+    ],
+    ids=["everything", "with", "bucket definition"],
+)  # fmt: skip
+def test_elements_are_refused_elsewhere(config: str, code: RuleCode) -> None:
+    assert [error.code for error in errors_of(config).errors] == [code]
 
 
-def test_a_query_under_with_may_not_bring_elements_along() -> None:
-    found = errors_of(
-        "config: {edition: 3}\nwith: {e: 'SELECT t.id, x.value AS v FROM t, json_each(t.tags) AS x'}\n"
-        "streams: {s: {query: SELECT e.v FROM e}}\n"
-    )
-
-    assert [error.code for error in found.errors] == [RuleCode.SINGLE_TABLE]
-
-
-def test_data_of_a_bucket_definition_has_no_elements_either() -> None:
-    found = errors_of("bucket_definitions:\n  b:\n    data: ['SELECT t.id, e.value FROM t, json_each(t.tags) AS e']\n")
-
-    assert [error.code for error in found.errors] == [RuleCode.SINGLE_TABLE]
-
-
-def test_elements_are_compared_and_looked_up_as_before() -> None:
+def test_compared_elements() -> None:
     plan = plan_of(
         "SELECT t.id, t.tags FROM t, json_each(t.tags) AS tag WHERE tag.value = auth.user_id()",
         "SELECT id FROM u WHERE id IN (SELECT e.value FROM t, json_each(t.tags) AS e WHERE t.id = auth.user_id())",
     )
     store = RuleStore(plan, {"t": [{"id": "a", "tags": '["a","b"]'}], "u": [{"id": "a"}, {"id": "b"}, {"id": "c"}]})
-
     assert store.visible({"sub": "a"}) == {("t", "a"), ("u", "a"), ("u", "b")}
 
 
@@ -72,14 +67,13 @@ def test_elements_are_compared_and_looked_up_as_before() -> None:
         ("SELECT s.* FROM (SELECT id, upper(id) AS id FROM t) AS s", "upper(id)"),
     ],
 )
-def test_two_columns_of_one_name_in_a_subquery_are_refused(query: str, marked: str) -> None:
+def test_duplicate_columns(query: str, marked: str) -> None:
     assert findings(query) == [(RuleCode.UNKNOWN_NAME, marked)]
 
 
-def test_two_parameters_of_one_name_are_refused() -> None:
+def test_duplicate_parameters() -> None:
     found = errors_of(
         "bucket_definitions:\n  b:\n    parameters: SELECT a AS x, b AS x FROM u WHERE c = request.user_id()\n"
         "    data: [SELECT * FROM t WHERE x = bucket.x]\n"
     )
-
     assert [(error.code, error.span and error.span.text) for error in found.errors] == [(RuleCode.UNKNOWN_NAME, "b")]

@@ -49,16 +49,15 @@ def definition(parameters: str, data: str) -> str:
         ("false", False),
     ],
 )
-def test_an_alternative_that_every_row_passes_is_told(condition: str, whole: bool, automatic: bool) -> None:
+def test_or_for_every_row(condition: str, whole: bool, automatic: bool) -> None:
     found = told(stream(f"{OPEN} WHERE {condition}", automatic=automatic))
-
     assert [warning.message for warning in found] == (
         ["every user gets all rows of `public.t`: a part of the condition is true for everybody"] if whole else []
     )
 
 
 @pytest.mark.parametrize("condition", ["auth.user_id() IS NOT NULL", "auth.user_id() = auth.user_id() AND 1 = 1"])
-def test_a_condition_that_every_token_meets_is_none(condition: str) -> None:
+def test_condition_of_every_token(condition: str) -> None:
     (warning,) = told(stream(f"{OPEN} WHERE {condition}"))
     assert "every user gets all rows of `public.t`" in warning.message
 
@@ -72,9 +71,8 @@ def test_a_condition_that_every_token_meets_is_none(condition: str) -> None:
         (f"{OPEN} WHERE a IN (SELECT id FROM m)", "the same rows"),
     ],
 )
-def test_a_stream_that_all_get_without_asking_is_told(query: str, what: str) -> None:
+def test_default_stream_for_all(query: str, what: str) -> None:
     (warning,) = told(stream(query))
-
     assert warning.message == f"every user gets {what} of `public.t`: nothing in this query depends on who it is"
     assert told(stream(query, automatic=False)) == []
 
@@ -89,18 +87,16 @@ def test_a_stream_that_all_get_without_asking_is_told(query: str, what: str) -> 
         ("SELECT x FROM selections WHERE u = token_parameters.u", "SELECT * FROM records WHERE id = bucket.x", None),
     ],
 )
-def test_a_parameter_query_without_the_user_is_told(parameters: str, data: str, marked: str | None) -> None:
+def test_parameters_without_user(parameters: str, data: str, marked: str | None) -> None:
     places = [warning.span for warning in told(definition(parameters, data))]
-
     assert [place.text for place in places if place is not None] == ([] if marked is None else [marked])
 
 
-def test_it_is_told_once_for_each_query_and_only_where_it_is_asked_for() -> None:
+def test_told_once() -> None:
     text = "bucket_definitions:\n  b:\n    parameters: SELECT x FROM m\n    data:\n" + "".join(
         f"      - SELECT * FROM {table} WHERE id = bucket.x\n" for table in ("a", "b")
     )
     (warning,) = told(text)
-
     assert "`public.a`, `public.b`" in warning.message
     assert compile_config(text).warnings == ()
 
@@ -118,7 +114,7 @@ SAID = "# headwater: everybody"
         f"query:\n      {SAID}\n      {OPEN}",
     ],
 )
-def test_a_comment_above_the_query_says_that_it_is_meant(lines: str) -> None:
+def test_comment_silences(lines: str) -> None:
     assert told(f"{HEAD}    {lines}\n") == []
     assert len(told(f"{HEAD}    {lines.replace('everybody', 'everyone')}\n")) == 1
 
@@ -135,5 +131,5 @@ def test_a_comment_above_the_query_says_that_it_is_meant(lines: str) -> None:
         f"{HEAD}    queries:\n    {SAID}\n    - SELECT * FROM u\n    - {OPEN}\n",
     ],
 )
-def test_a_comment_elsewhere_does_not(text: str) -> None:
+def test_comment_elsewhere(text: str) -> None:
     assert ["`public.t`" in warning.message for warning in told(text)] == [True]

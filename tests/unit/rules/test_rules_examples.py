@@ -43,17 +43,14 @@ def test_demo() -> None:
     rules.insert("activity", user_id="ann", what="signed in")
     rules.insert("announcements", text="hello")
     ann, bob = rules.client("ann"), rules.client("bob")
-
     assert len(ann.table("activity")) == 1
     assert len(bob.table("announcements")) == 1
     bob.assert_not_synced("activity")
     rules.delete("announcements", text="hello")
     assert_holds(bob, {"users": ["bob"], "lists": [2], "list_members": [12], "todos": [22]})
-
     rules.insert("list_members", id=13, list_id=1, user_id="bob")
     assert_holds(bob, {"users": ["bob"], "lists": [1, 2], "list_members": [11, 12, 13], "todos": [21, 22]})
     assert ids(bob, "lists") == {("bob",), (1,), (2,)}
-
     rules.delete("list_members", id=13)
     assert_holds(bob, {"users": ["bob"], "lists": [2], "list_members": [12], "todos": [22]})
 
@@ -65,11 +62,9 @@ def test_todo_lists() -> None:
     rules.insert("todos", {"id": 21, "list_id": 1}, {"id": 22, "list_id": 2})
     rules.insert("attachments", id=31, list_id=2, file_name="a.pdf", content=b"%PDF")
     ann = rules.client("ann", subscriptions={"attachments": [{"list_id": 1}, {"list_id": 2}]})
-
     assert_holds(ann, {"lists": [1, 2], "list_members": [11], "todos": [21, 22], "attachments": [31]})
     assert ann.table("attachments") == [{"id": "31", "list_id": 2, "file_name": "a.pdf", "size": 4}]
     assert {bucket.priority for bucket in ann.buckets("lists")} == {1}
-
     rules.delete("list_members", id=11)
     assert_holds(ann, {"lists": [1], "todos": [21]})
     rules.update("lists", {"id": 1}, owner_id="bob")
@@ -85,7 +80,6 @@ def test_personal_notes() -> None:
         {"id": 2, "owner_id": "bob", "archived": False},
     )
     ann, archive = rules.client("ann"), rules.client("ann", subscriptions=["my_archive"])
-
     assert_holds(ann, {"notes": [1]})
     rules.update("notes", {"id": 1}, archived=True)
     assert_holds(ann, {})
@@ -106,12 +100,10 @@ def test_team_projects() -> None:
     rules.insert("tasks", id=11, project_id=3, state="new", watchers=["ann", "bob"])
     rules.insert("audit_log", id=21, org_id="o1")
     ann = rules.client({"sub": "ann", "org_id": "o1"}, subscriptions=["audit_log"])
-
     assert_holds(ann, {"projects": [1], "tasks": [11]})
     ann.assert_synced("tasks", [{"id": 11, "state_label": "NEW"}])
     admin = rules.client({"sub": "eve", "org_id": "o1", "role": "admin"}, subscriptions=["audit_log"])
     assert_holds(admin, {"projects": [1], "audit_log": [21]})
-
     rules.insert("auditors", id=31, user_id="ann")
     ann.assert_synced("audit_log", [21])
     rules.delete("auditors", user_id="ann")
@@ -149,14 +141,11 @@ def test_chat(chat: RulesTest) -> None:
     everyday: Ids = {"channels": [1], "channel_members": [11, 12], "read_markers": [31], "drafts": [41]}
     assert_holds(ann, everyday | {"messages": [21]})
     assert [bucket.priority for bucket in ann.buckets("recent_messages")] == [2]
-
     history = chat.client("ann", subscriptions={"channel_history": [{"channel_id": 1}, {"channel_id": 2}]})
     assert_holds(history, everyday | {"messages": [21, 22]})
-
     chat.update("messages", {"id": 21}, recent=False)
     assert_holds(ann, everyday)
     assert_holds(history, everyday | {"messages": [21, 22]})
-
     chat.delete("channel_members", id=11)
     assert_holds(history, {"read_markers": [31], "drafts": [41]})
     chat.insert("channel_members", id=14, channel_id=2, user_id="ann")
@@ -185,17 +174,14 @@ def test_organisations() -> None:
     ann, bob = rules.client("ann"), rules.client("bob")
     as_member: Ids = {"organisations": [1], "memberships": [11, 12], "projects": [21]}
     as_admin = as_member | {"member_contacts": [11, 12], "projects": [21, 22], "invoices": [31]}
-
     assert_holds(ann, as_member)
     assert_holds(bob, as_admin)
     assert "email" not in ann.table("memberships")[0]
-
     rules.insert("project_members", id=41, project_id=22, user_id="ann")
     assert_holds(ann, as_member | {"projects": [21, 22]})
     rules.delete("project_members", id=41)
     rules.insert("project_members", id=42, project_id=23, user_id="ann")  # of an organisation that is not hers
     assert_holds(ann, as_member)
-
     rules.update("memberships", {"id": 11}, role="owner")
     assert_holds(ann, as_admin)
     rules.update("memberships", {"id": 12}, role="member")
@@ -209,7 +195,6 @@ def test_organisations_support_is_for_staff_on_duty() -> None:
     rules.insert("support_tickets", {"id": 1}, {"id": 2})
     rules.insert("staff", id=11, user_id="sam", on_duty=True)
     sam = rules.client("sam", subscriptions=["support"])
-
     assert_holds(sam, {"support_tickets": [1, 2]})
     assert_holds(rules.client("ann", subscriptions=["support"]), {})
     rules.update("staff", {"id": 11}, on_duty=False)
@@ -248,12 +233,10 @@ def test_courses() -> None:
     )
     ann, bob, tom = rules.client("ann"), rules.client("bob"), rules.client("tom")
     of_course_1: Ids = {"courses": [1], "students": ["ann", "bob"], "materials": [21]}
-
     assert_holds(ann, of_course_1 | {"enrolments": [11], "grades": [31]})
     assert ann.table("students")[0] == {"id": "ann", "name": "Ann"}
     assert_holds(bob, of_course_1 | {"courses": [1, 2], "enrolments": [12, 13], "grades": [32]})
     assert_holds(tom, {"materials": [21, 22]})
-
     rules.insert("enrolments", id=15, course_id=2, student_id="ann")
     assert_holds(ann, of_course_1 | {"courses": [1, 2], "enrolments": [11, 15], "grades": [31, 33]})
     rules.delete("enrolments", id=11)
@@ -275,11 +258,9 @@ def test_shared_documents() -> None:
     texts = [{"document_id": number} for number in (1, 2, 3)]
     ann = rules.client({"sub": "ann", "groups": ["staff", "press"]}, subscriptions={"document_text": texts})
     eve = rules.client({"sub": "eve"}, subscriptions={"document_text": texts})
-
     assert_holds(ann, {"documents": [1, 2, 3], "document_texts": [1, 2, 3], "comments": [11]})
     assert_holds(eve, {"documents": [2], "document_texts": [2], "comments": [11]})
     assert "body" not in ann.table("documents")[0]
-
     rules.update("documents", {"id": 2}, shared_with=["eve"])
     assert_holds(ann, {"documents": [1, 3], "document_texts": [1, 3]})
     rules.update("documents", {"id": 3}, shared_groups=["press"])
@@ -305,7 +286,6 @@ def test_field_service() -> None:
         {"id": 33, "site_id": 3, "technician_id": "bob", "planned_at": "2026-02-01T08:00:00Z"},
     )
     rules.insert("photos", id=41, machine_id=21, site_id=1, thumbnail=b"\xff")
-
     assert_holds(rules.client("ann"), {"sites": [1, 2]})
     assert "safe_code" not in rules.client("ann").table("sites")[0]
     site = rules.client("ann", subscriptions={"site": [{"site_id": 1}, {"site_id": 3}]})
@@ -317,7 +297,6 @@ def test_field_service() -> None:
     tablet = rules.client("ann", parameters={"photos": "all"})
     assert_holds(tablet, {"sites": [1, 2], "photos": [41]})
     assert tablet.table("photos")[0]["thumbnail"] == "/w=="
-
     rules.delete("assignments", id=11)
     assert_holds(site, {"sites": [2]})
     assert_holds(trip, {"sites": [2], "machines": [22]})
@@ -333,7 +312,6 @@ def test_sensor_history() -> None:
     rules.insert("readings_2026_02", id=23, sensor_id=1, value=3.5)
     rules.insert("alarms_2026", {"id": 31, "sensor_id": 1, "severity": 3}, {"id": 32, "sensor_id": 1, "severity": 2})
     ann = rules.client("ann", subscriptions={"readings": {"month": "2026_01"}})
-
     assert_holds(ann, {"sensors": [1], "readings": [21], "alarms_2026": [31]})
     assert ann.table("readings")[0]["month"] == "2026_01"
     both = rules.client("ann", subscriptions={"readings": [{"month": "2026_01"}, {"month": "2026_02"}]})
@@ -359,13 +337,11 @@ def test_bucket_definitions() -> None:
     bob = rules.client("bob")
     public: Ids = {"countries": [1], "announcements": [2]}
     full = public | {"notes": [11], "users": ["ann"], "boards": [21], "feed": [51], "audit_log": [41]}
-
     assert_holds(ann, full | {"lists": [31, 32], "todos": [34, 35], "labels": [36, 37]})
     assert_holds(bob, public | {"notes": [12], "users": ["bob"], "lists": [32], "todos": [35], "labels": [36, 37]})
     assert ids(ann, "teams") == {("red",), ("green",)}
     assert [set(bucket.parameters) for bucket in ann.buckets("pages")] == [{"ann", 1}]
     assert {bucket.priority for bucket in ann.buckets("public")} == {1}
-
     rules.delete("list_shares", id=33)
     assert_holds(ann, full | {"lists": [31], "todos": [34], "labels": [36]})
     rules.update("labels", {"id": 36}, used_in=[32])
@@ -382,7 +358,6 @@ def test_edition_2() -> None:
     rules.insert("lists", {"id": 1, "owner_id": "ann"}, {"id": 2, "owner_id": "bob"})
     rules.insert("todos", {"id": 11, "list_id": 1}, {"id": 12, "list_id": 2})
     ann = rules.client("ann", subscriptions={"todos": [{"list_id": 1}, {"list_id": 2}]})
-
     assert_holds(rules.client("ann"), {"lists": [1]})
     assert_holds(ann, {"lists": [1], "todos": [11]})
     rules.update("lists", {"id": 1}, owner_id="bob")

@@ -347,7 +347,6 @@ def test_a_bucket_is_as_urgent_as_its_definition_or_the_query_that_leads_to_it()
     rules.insert("guests", id=4, shelf=2, guest="kim")
     rules.insert("jars", *({"id": shelf + 10, "shelf": shelf} for shelf in (1, 2, 3)))
     kim = rules.client("kim")
-
     kim.assert_synced("shelves", [1])
     kim.assert_synced("jars", [11, 12])
     given = {(bucket.streams, bucket.parameters): bucket.priority for bucket in kim.buckets()}

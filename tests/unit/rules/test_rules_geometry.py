@@ -83,15 +83,13 @@ NOTHING = '{"type":"GeometryCollection","geometries":[]}'
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_geometry_is_printed_from_a_blob_and_from_its_hexadecimal_form(
-    geometry: bytes, text: str, geojson: str
-) -> None:
+def test_printed_geometry(geometry: bytes, text: str, geojson: str) -> None:
     for value in (geometry, geometry.hex(), geometry.hex().upper()):
         assert value_of("st_astext(a)", value) == text
         assert value_of("st_asgeojson(a)", value) == geojson
 
 
-def test_a_geometry_as_postgis_prints_it_is_read() -> None:
+def test_postgis_form() -> None:
     # SELECT ST_SetSRID(ST_MakePoint(-71.06, 42.28), 4326)
     point = "0101000020E6100000A4703D0AD7C351C0A4703D0AD7234540"
     assert value_of("st_x(a)", point) == -71.06
@@ -108,7 +106,7 @@ def test_a_geometry_as_postgis_prints_it_is_read() -> None:
         (None, None, None),
     ],
 )
-def test_only_a_point_has_coordinates(geometry: bytes | None, x: Value, y: Value) -> None:
+def test_coordinates(geometry: bytes | None, x: Value, y: Value) -> None:
     assert same(value_of("st_x(a)", geometry), x)
     assert same(value_of("st_y(a)", geometry), y)
 
@@ -142,14 +140,14 @@ def nested(depth: int) -> bytes:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_is_no_geometry_fails_for_its_row(geometry: Value) -> None:
+def test_no_geometry(geometry: Value) -> None:
     for function in ("st_astext", "st_asgeojson", "st_x", "st_y"):
         assert failure_of(f"{function}(a)", geometry) == "not a geometry in WKB or EWKB of a known type"
 
 
 @settings(deadline=None, max_examples=examples(300))
 @given(st.binary(max_size=60), st.sampled_from([POLYGON, wkb(7, several(POINT, LINE)), b"\x01\x07\0\0\0"]))
-def test_any_bytes_are_a_geometry_or_an_error(noise: bytes, start: bytes) -> None:
+def test_any_bytes(noise: bytes, start: bytes) -> None:
     for value in (noise, start[: len(noise)] + noise, start + noise):
         result = evaluate("st_astext(a) || st_asgeojson(a)", value)
         assert result.puts or result.errors[0].endswith("not a geometry in WKB or EWKB of a known type")

@@ -149,7 +149,7 @@ LONG = {
 @pytest.mark.parametrize(
     "shape", [pytest.param(shape, marks=[pytest.mark.long] if shape in LONG else []) for shape in SHAPES]
 )
-def test_a_hostile_text_takes_little_memory_and_time(shape: str) -> None:
+def test_hostile_text(shape: str) -> None:
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=child, args=(SHAPES[shape], theirs))
     process.start()
@@ -159,20 +159,17 @@ def test_a_hostile_text_takes_little_memory_and_time(shape: str) -> None:
     finally:
         process.join()
         ours.close()
-
     assert memory < MOST_MEMORY
     assert said < 10 * MEGABYTE
 
 
-def test_a_text_beyond_the_limit_is_refused_before_it_is_read() -> None:
+def test_text_limit() -> None:
     (error,) = errors_of(each_stream(100_000, "{query: SELECT * FROM t}")).errors
-
     assert (error.code, error.message) == (RuleCode.YAML, "the sync config is longer than 400,000 characters")
 
 
-def test_only_so_many_errors_are_looked_for_and_this_is_said_at_the_end() -> None:
+def test_error_limit() -> None:
     errors = errors_of(each_stream(4_000, "{query: SELECT nonsense(a) FROM t}")).errors
-
     assert len(errors) == 1_001
     assert (errors[-1].code, errors[-1].span) == (RuleCode.TOO_MANY, None)
     assert {error.code for error in errors[:-1]} == {RuleCode.UNKNOWN_FUNCTION}
@@ -180,18 +177,16 @@ def test_only_so_many_errors_are_looked_for_and_this_is_said_at_the_end() -> Non
 
 def test_thousands_of_queries_compile() -> None:
     plan = compile_config(each_stream(4_000, "{query: SELECT a FROM t WHERE o = auth.user_id()}")).plan
-
     assert len(plan.streams) == 4_000
 
 
-def test_errors_keep_nothing_of_the_compiler() -> None:
+def test_errors_keep_no_compiler() -> None:
     for error in errors_of(query("nonsense(a) AND x.y = 1")).errors:
         assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
-def test_a_place_of_a_long_line_is_told_in_part() -> None:
+def test_place_of_a_long_line() -> None:
     (error,) = errors_of(query(f"nonsense('{'x' * 50_000}')")).errors
     place = error.to_dict()["place"]
-
     assert isinstance(place, dict)
     assert len(str(place["source_line"])) == len(str(place["text"])) == 1_000

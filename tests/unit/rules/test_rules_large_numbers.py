@@ -72,15 +72,11 @@ def messages(found: Resolution) -> list[str]:
 
 
 @given(st.sampled_from(FORMS), st.one_of(near, near, far, beyond_all), st.lists(near, max_size=5, unique=True))
-def test_a_number_of_the_request_finds_the_rows_that_sqlite_finds_or_fails(
-    form: Form, number: float, numbers: list[int]
-) -> None:
+def test_request_number(form: Form, number: float, numbers: list[int]) -> None:
     store = RuleStore(plan(form.condition), rows_of(numbers))
     claims = form.claims(number)
     exact = isinstance(number, int) and abs(number) <= EDGE
-
     found = store.resolve(claims)
-
     if not exact:
         assert found.buckets == ()
         assert all(BEYOND in message for message in messages(found))
@@ -93,7 +89,7 @@ def test_a_number_of_the_request_finds_the_rows_that_sqlite_finds_or_fails(
 
 
 @given(st.lists(st.one_of(near, far), min_size=1, max_size=6, unique=True), st.data())
-def test_numbers_of_rows_stay_exact_to_64_bits(numbers: list[int], data: st.DataObject) -> None:
+def test_row_numbers_are_exact(numbers: list[int], data: st.DataObject) -> None:
     chosen = data.draw(st.sampled_from(numbers))
     tables: dict[str, list[dict[str, Value]]] = {
         "t": [{"id": str(n), "n": n, "l": f"[{n}]"} for n in numbers],
@@ -129,11 +125,9 @@ def test_numbers_of_rows_stay_exact_to_64_bits(numbers: list[int], data: st.Data
         "EXISTS (SELECT 1 FROM json_each(auth.parameter('l')) AS e WHERE e.value != 5)",
     ],
 )
-def test_a_condition_on_such_a_number_lets_nobody_pass(condition: str, number: float) -> None:
+def test_condition_on_large_number(condition: str, number: float) -> None:
     claims = {"n": number, "l": [number]}
-
     found = resolve(plan(condition), SyncRequest(claims, dict(claims)), lambda _: {})
-
     assert found.buckets == ()
     assert any(BEYOND in message for message in messages(found))
 
@@ -149,12 +143,10 @@ def test_a_condition_on_such_a_number_lets_nobody_pass(condition: str, number: f
         ("t.n = auth.parameters()", "the token"),
     ],
 )
-def test_the_error_names_the_value_and_the_remedy(condition: str, where: str) -> None:
+def test_large_number_error(condition: str, where: str) -> None:
     values = {"sub": EDGE + 1, "n": EDGE + 1, "o": {"n": EDGE + 1}, "l": [EDGE + 1]}
     request = SyncRequest(values, values, include_defaults=False, subscriptions=(Subscription("s", values),))
-
     found = resolve(plan(condition), request, lambda _: {})
-
     (message,) = messages(found)
     assert found.buckets == ()
     assert message == (
@@ -162,7 +154,7 @@ def test_the_error_names_the_value_and_the_remedy(condition: str, where: str) ->
     )
 
 
-def test_streams_that_read_other_values_go_on() -> None:
+def test_other_streams_go_on() -> None:
     compiled = compile_config(
         "config: {edition: 3}\n"
         "streams:\n"
@@ -171,9 +163,7 @@ def test_streams_that_read_other_values_go_on() -> None:
         "  role: {auto_subscribe: true, query: SELECT * FROM t WHERE auth.parameter('$.app.role') = 'x'}\n"
     )
     claims = {"sub": "u", "org": "o1", "stamp": EDGE + 1, "app": {"n": EDGE + 1, "role": "x"}}
-
     found = resolve(compiled.plan, SyncRequest(claims), lambda _: {})
-
     assert [bucket.name.split(".")[0] for bucket in found.buckets] == ["ours", "role"]
     assert [bool(stream.errors) for stream in found.streams] == [False, True, False]
 
@@ -186,23 +176,20 @@ def test_streams_that_read_other_values_go_on() -> None:
         ("t.n IN (SELECT e.value * 2 FROM json_each(auth.parameter('l')) AS e)", {"l": [EDGE]}),
     ],
 )
-def test_a_real_that_is_computed_beyond_leads_nowhere(condition: str, claims: dict[str, object]) -> None:
+def test_computed_real(condition: str, claims: dict[str, object]) -> None:
     found = resolve(plan(condition), SyncRequest(claims), lambda _: {})
-
     assert found.buckets == ()
     assert "a computed real is beyond 2^53" in messages(found)[0]
 
 
 @pytest.mark.parametrize("parameters", ["request.jwt() ->> 'n'", "token_parameters.n", "user_parameters.n"])
-def test_bucket_definitions_fail_alike(parameters: str) -> None:
+def test_large_number_in_bucket_definition(parameters: str) -> None:
     definition = (
         "bucket_definitions:\n  b:\n    accept_potentially_dangerous_queries: true\n"
         f"    parameters: SELECT {parameters} AS n\n    data: [SELECT * FROM t WHERE n = bucket.n]\n"
     )
     values = {"n": EDGE + 1, "parameters": {"n": EDGE + 1}}
-
     found = resolve(compile_config(definition).plan, SyncRequest(values, values), lambda _: {})
-
     assert found.buckets == ()
     assert BEYOND in messages(found)[0]
 
@@ -221,5 +208,5 @@ def test_bucket_definitions_fail_alike(parameters: str) -> None:
         ("""(CASE json_type(?1, '$."a"') WHEN 'null' THEN 'null' ELSE (?1 ->> '$."a"') END)""", {(0, ("a",))}),
     ],
 )
-def test_what_an_expression_reads_of_its_inputs(sql: str, read: set[object]) -> None:
+def test_inputs_of_an_expression(sql: str, read: set[object]) -> None:
     assert set(readings(sql)) == read

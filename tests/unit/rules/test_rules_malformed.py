@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import EvaluationError, RuleCode, RuleError, SyncConfigError
-from headwater_rules.evaluate.engine import engine
+from headwater_rules.errors import RuleCode, RuleError, RuleErrors
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.testing import RulesTest
 from tests.support.examples import examples
@@ -48,12 +47,12 @@ def query(sql: str) -> str:
 
 
 @pytest.mark.parametrize("end", ["", "\r", "\r\n", "\r\r", "\n\r"])
-def test_an_error_at_the_end_of_the_text_is_within_its_line(end: str) -> None:
+def test_error_at_the_end(end: str) -> None:
     assert refusals(f"config:\n  - 'x{end}")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_a_broken_config_is_refused_where_it_is_broken(path: Path) -> None:
+def test_broken_example(path: Path) -> None:
     text = path.read_text()
     refused = 0
     for mutant in mutants(text, 10 * EACH, seed=len(text)):
@@ -65,7 +64,7 @@ def test_a_broken_config_is_refused_where_it_is_broken(path: Path) -> None:
 
 @settings(max_examples=examples(80))
 @given(st.sampled_from(EXAMPLES), st.randoms())
-def test_a_config_broken_at_random_is_a_plan_or_errors_with_places(path: Path, chance: random.Random) -> None:
+def test_mutants(path: Path, chance: random.Random) -> None:
     for mutant in mutants(path.read_text(), 1, chance.randrange(2**32)):
         refusals(mutant)
 
@@ -73,12 +72,12 @@ def test_a_config_broken_at_random_is_a_plan_or_errors_with_places(path: Path, c
 @pytest.mark.long
 @settings(max_examples=20_000)
 @given(st.sampled_from(EXAMPLES), st.randoms())
-def test_many_configs_broken_at_random_are_plans_or_errors_with_places(path: Path, chance: random.Random) -> None:
+def test_many_mutants(path: Path, chance: random.Random) -> None:
     for mutant in mutants(path.read_text(), 3, chance.randrange(2**32)):
         refusals(mutant)
 
 
-def test_an_anchor_may_be_given_twice() -> None:
+def test_anchor_twice() -> None:
     """The later one counts from there on, without a word."""
     found = compile_config("config: &a {edition: 3}\nstreams: &a {}\n")
     assert found.plan is not None
@@ -134,9 +133,8 @@ LAUGHS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in ran
         ("event_definitions: {e: {payloads: 1}}\nbucket_definitions: {b: {data: [SELECT * FROM t]}}\n", 1),
     ],
 )  # fmt: skip
-def test_yaml_of_the_wrong_form_is_refused_where_it_is_wrong(text: str, line: int | None) -> None:
+def test_wrong_yaml(text: str, line: int | None) -> None:
     errors = refusals(text)
-
     assert errors
     assert line is None or (errors[0].span is not None and errors[0].span.line == line)
 
@@ -164,24 +162,9 @@ def doubled(levels: int, column: str) -> str:
     ],
     ids=["columns", "texts", "tables", "subqueries", "nots", "minuses", "links", "calls", "cases", "comments"],
 )
-def test_a_query_that_would_take_all_time_or_memory_is_refused(sql: str) -> None:
+def test_expensive_query(sql: str) -> None:
     codes = {error.code for error in refusals(query(sql))}
-
     assert codes & {RuleCode.TOO_MANY, RuleCode.SQL_SYNTAX}
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "readfile('/etc/passwd')", "writefile('/tmp/x', 'y')", "load_extension('x')", "edit('x')",
-        "sqlite_version()", "sqlite_compileoption_get(1)", "randomblob(9)", "zeroblob(999999999)", "printf('%s', a)",
-        "last_insert_rowid()", "changes()", "eval('SELECT 1')", "pg_read_file('/etc/passwd')", "current_setting('x')",
-        "hw_truth(a)", "hw_text(a)",
-    ],
-)  # fmt: skip
-def test_a_rule_calls_nothing_but_the_functions_of_the_language(expression: str) -> None:
-    (error,) = refusals(query(f"SELECT * FROM t WHERE {expression} = 1"))
-    assert error.code is RuleCode.UNKNOWN_FUNCTION
 
 
 @pytest.mark.parametrize(
@@ -195,51 +178,34 @@ def test_a_rule_calls_nothing_but_the_functions_of_the_language(expression: str)
         "fsdir('/')",
     ],
 )
-def test_a_rule_reads_no_table_function_but_json_each(source: str) -> None:
+def test_table_functions(source: str) -> None:
     assert refusals(query(f"SELECT * FROM {source}"))
     assert refusals(query(f"SELECT t.* FROM t, {source} AS f WHERE t.a = f.value"))
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT readfile('/etc/passwd')", "SELECT load_extension('x')", "ATTACH ':memory:' AS other",
-        "CREATE TABLE t (a)", "SELECT * FROM sqlite_master", "SELECT * FROM pragma_database_list", "VACUUM",
-        "SELECT random()", "PRAGMA user_version",
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
-    ],
-)  # fmt: skip
-def test_what_should_ever_get_past_the_compiler_is_stopped_by_the_engine(sql: str) -> None:
-    with pytest.raises(EvaluationError):
-        engine().rows(sql, ())
-
-
 @pytest.mark.parametrize("table", ["sqlite_master", "json_each", "pg_authid", "information_schema.tables"])
-def test_a_table_is_never_more_than_a_name_for_rows_that_are_handed_in(table: str) -> None:
+def test_table_names_reach_nothing(table: str) -> None:
     rules = RulesTest.of_text(query(f"SELECT * FROM {table} WHERE a = 1"))
     client = rules.client("u")
-
     assert client.tables() == ()
     rules.insert(table, id=1, a=1)
     assert [row["id"] for row in client.table(table.rpartition(".")[2])] == ["1"]
 
 
-def test_an_expression_without_end_stops_at_the_limit_and_the_rest_of_the_row_is_synced() -> None:
+def test_endless_expression() -> None:
     plan = plan_of("SELECT * FROM t WHERE a && b AND c = auth.user_id()", "SELECT id FROM t")
     program = bind_table(plan, "default", "public", "t", ["id", "a", "b", "c"])
     assert program is not None
     array = "[" + ",".join(map(str, range(20_000))) + "]"
-
     result = program.evaluate([1, array, array.replace("[", "[-1,"), "u"], "1")
     assert "evaluation takes too long" in result.errors[0]
     assert len(result.puts) == 1
 
 
-def test_a_value_that_would_fill_the_memory_is_an_error_of_its_row() -> None:
+def test_too_big_value() -> None:
     plan = plan_of("SELECT id, " + "hex(" * 30 + "a" + ")" * 30 + " AS h FROM t", "SELECT id FROM t")
     program = bind_table(plan, "default", "public", "t", ["id", "a"])
     assert program is not None
-
     result = program.evaluate([1, "x" * 100], "1")
     assert "too big" in result.errors[0]
     assert len(result.puts) == 1

@@ -260,7 +260,7 @@ def assert_agrees(models: list[Model], a: Value, b: Value, c: Value) -> None:
 @example("9" * 20, 1, None)
 @example("\U0001f600", "\uffff", 0.0)
 @given(values, values, values)
-def test_each_operator_agrees_with_the_model(a: Value, b: Value, c: Value) -> None:
+def test_operators_agree(a: Value, b: Value, c: Value) -> None:
     assert_agrees([operator(*COLUMNS[:3]) for operator in OPERATORS], a, b, c)
 
 
@@ -273,5 +273,5 @@ nested = st.recursive(
 
 @settings(deadline=None, max_examples=examples(200))
 @given(nested, values, values, values)
-def test_nested_expressions_agree_with_the_model(model: Model, a: Value, b: Value, c: Value) -> None:
+def test_nested_expressions_agree(model: Model, a: Value, b: Value, c: Value) -> None:
     assert_agrees([model], a, b, c)

@@ -25,11 +25,11 @@ MOMENT_WORDS = ["now", "NOW", "Now", "subsec", "subsecond", " now", "now\0", "no
     ["unixepoch(a)", "datetime(a)", "date(a)", "time(a)", "julianday(a)", "strftime('%s', a)", "datetime(a, '+1 day')",
      "datetime(a, 'subsec')", "unixepoch(a || '')", "unixepoch(ifnull(a, 0))", "datetime(a::blob)"],
 )  # fmt: skip
-def test_no_value_means_the_present_moment(expression: str, word: Value) -> None:
+def test_now_in_values(expression: str, word: Value) -> None:
     assert value_of(expression, word) is None
 
 
-def test_no_literal_and_no_extracted_text_means_the_present_moment() -> None:
+def test_now_in_literals() -> None:
     assert value_of("datetime('now')") is None
     assert value_of("datetime('n' || 'ow')") is None
     assert value_of("datetime(a ->> 'x')", '{"x":"now\\u0000"}') is None
@@ -41,18 +41,16 @@ FORBIDDEN = re.compile(
 )
 
 
-def test_a_rule_reaches_the_listed_functions_only() -> None:
+def test_reached_functions() -> None:
     everything = {name for (name,) in apsw.Connection(":memory:").execute("SELECT name FROM pragma_function_list")}
     assert len(everything) > 100
     calls = [(name, call) for name in sorted(everything | natives.FUNCTIONS.keys() | KNOWN) for call in calls_of(name)]
-
     columns = ",\n".join(f"      {call} AS v{number}" for number, (_, call) in enumerate(calls))
     query = f"query: |\n      SELECT\n{columns}\n      FROM t\n"
     with pytest.raises(SyncConfigError) as caught:
         compile_config(f"config: {{edition: 3}}\nstreams:\n  s:\n    {query}")
     refused = {error.span.line for error in caught.value.errors if error.span}
     reached = {name for line, (name, _) in enumerate(calls, start=6) if line not in refused}
-
     assert reached == KNOWN
     assert not [name for name in reached if FORBIDDEN.search(name)]
 
@@ -66,26 +64,19 @@ def calls_of(function: str) -> list[str]:
 @pytest.mark.parametrize(
     "sql",
     [
-        "SELECT load_extension('x')",
-        "SELECT random()",
-        "SELECT randomblob(4)",
-        "SELECT current_timestamp",
-        "SELECT fts5_source_id()",
-        "SELECT count(*) FROM sqlite_master",
-        "SELECT * FROM pragma_database_list",
-        "SELECT printf('%100d', 1)",
+        "SELECT load_extension('x')", "SELECT random()", "SELECT randomblob(4)", "SELECT current_timestamp",
+        "SELECT fts5_source_id()", "SELECT count(*) FROM sqlite_master", "SELECT * FROM pragma_database_list",
+        "SELECT printf('%100d', 1)", "SELECT readfile('/etc/passwd')",
         "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r",
-        "PRAGMA writable_schema = 1",
-        "CREATE TABLE x (y)",
-        "ATTACH ':memory:' AS other",
+        "PRAGMA writable_schema = 1", "PRAGMA user_version", "CREATE TABLE x (y)", "ATTACH ':memory:' AS other",
     ],
-)
-def test_the_engine_refuses_them_even_if_a_rule_could_say_them(sql: str) -> None:
-    with pytest.raises(EvaluationError, match=r"not authorized|prohibited"):
+)  # fmt: skip
+def test_engine_refuses(sql: str) -> None:
+    with pytest.raises(EvaluationError, match=r"not authorized|prohibited|no such function"):
         engine().rows(sql, ())
 
 
-def test_the_engine_writes_no_file(tmp_path: Path) -> None:
+def test_engine_writes_no_file(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError):
         engine().rows(f"ATTACH '{tmp_path / 'x.db'}' AS other", ())
     with pytest.raises(EvaluationError):
@@ -93,10 +84,9 @@ def test_the_engine_writes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_takes_too_long_is_stopped_though_its_steps_are_few() -> None:
+def test_engine_time_limit() -> None:
     few_steps = "SELECT value FROM json_each(?1) WHERE replace(?2, 'a', value) = 'b'"
     bindings = ("[" + "1," * 1000 + "1]", "a" * 1000)
-
     assert engine().rows(few_steps, bindings) == []
     with pytest.raises(EvaluationError, match="too long"):
         SqliteEngine(max_seconds=0).rows(few_steps, bindings)

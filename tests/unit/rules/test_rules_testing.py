@@ -57,7 +57,7 @@ def failure(rules: RulesTest, user: object, table: str, rows: list[object], **op
     return str(caught.value)
 
 
-def test_a_mistyped_column_is_an_error_unless_all_are_read() -> None:
+def test_mistyped_column() -> None:
     rules = RulesTest.of_text(
         "config: {edition: 3}\nstreams:\n"
         "  todos: {auto_subscribe: true, query: 'SELECT id, title FROM todos WHERE owner_id = auth.user_id()'}\n"
@@ -74,11 +74,10 @@ def test_a_mistyped_column_is_an_error_unless_all_are_read() -> None:
     with pytest.raises(ValueError, match=known.format("ownr_id", "owner_id")):
         rules.update("todos", {"id": 1}, ownr_id="bob")
     rules.update("todos", {"id": 1}, secret="t", title="y")
-
     rules.assert_synced("ann", "todos", [{"id": 1, "title": "y"}, "ownerid", "owner", "Title"])
 
 
-def test_a_client_holds_the_rows_that_the_rules_give_it(rules: RulesTest) -> None:
+def test_client_rows(rules: RulesTest) -> None:
     rules.assert_synced("ann", "lists", [{"id": 1, "name": "a"}])
     rules.assert_synced("ann", "todos", [{"id": 10, "title": "x"}])
     rules.assert_synced("bob", "lists", [2])
@@ -88,7 +87,7 @@ def test_a_client_holds_the_rows_that_the_rules_give_it(rules: RulesTest) -> Non
     assert rules.client("ann").table("todos") == [{"id": "10", "list_id": 1, "title": "x"}]
 
 
-def test_what_a_client_holds_follows_changes_of_the_rows(rules: RulesTest) -> None:
+def test_client_follows_changes(rules: RulesTest) -> None:
     bob = rules.client("bob")
     rules.insert("members", id=5, list_id=1, user_id="bob")
     bob.assert_synced("lists", [1, 2])
@@ -99,7 +98,7 @@ def test_what_a_client_holds_follows_changes_of_the_rows(rules: RulesTest) -> No
     rules.assert_synced("ann", "lists", [1, 2])
 
 
-def test_two_rows_that_grant_the_same_are_withdrawn_by_the_second_deletion(rules: RulesTest) -> None:
+def test_two_grants(rules: RulesTest) -> None:
     rules.insert("members", {"id": 5, "list_id": 1, "user_id": "bob"}, {"id": 6, "list_id": 1, "user_id": "bob"})
     rules.delete("members", id=5)
     rules.assert_synced("bob", "lists", [1, 2])
@@ -107,10 +106,9 @@ def test_two_rows_that_grant_the_same_are_withdrawn_by_the_second_deletion(rules
     rules.assert_synced("bob", "lists", [2])
 
 
-def test_buckets_are_known_by_their_stream(rules: RulesTest) -> None:
+def test_buckets_by_stream(rules: RulesTest) -> None:
     rules.insert("members", id=5, list_id=1, user_id="bob")
     bob = rules.client("bob", subscriptions={"todo": [{"id": 10}, {"id": 11}]})
-
     assert [(bucket.parameters, bucket.priority) for bucket in bob.buckets("lists")] == [(("bob",), 1), ((1,), 1)]
     assert bob.buckets("todo") == ()
     admin = rules.client({"sub": "bob", "role": "admin"}, subscriptions={"todo": [{"id": 10}, {"id": 11}]})
@@ -147,34 +145,30 @@ def test_buckets_are_known_by_their_stream(rules: RulesTest) -> None:
         ]),
     ],
 )  # fmt: skip
-def test_a_failure_says_why_in_terms_of_the_rules(
+def test_failure_reasons(
     rules: RulesTest, user: object, table: str, rows: list[object], options: dict[str, object], said: list[str]
 ) -> None:
     message = failure(rules, user, table, rows, **options)
-
     for words in said:
         assert words in message
 
 
-def test_a_row_whose_parameter_is_null_is_in_no_bucket_and_the_failure_says_so() -> None:
+def test_null_parameter() -> None:
     rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: "
                               "SELECT * FROM t WHERE owner = auth.user_id()}}")  # fmt: skip
     rules.insert("t", id=1, owner=None)
-
     assert "nothing to compare with: owner is null or a blob in the row" in failure(rules, "u", "t", [1])
 
 
-def test_a_row_that_comes_in_two_forms_is_no_row_to_rely_on() -> None:
+def test_row_in_two_forms() -> None:
     rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, queries: ["
                               "'SELECT id, a FROM t', 'SELECT id, b FROM t']}}")  # fmt: skip
     rules.insert("t", id=1, a=1, b=2)
-
     assert "a row comes from several queries in different forms" in failure(rules, "u", "t", [{"id": 1}])
 
 
-def test_an_expression_that_fails_fails_the_test_even_if_the_rows_are_as_wanted(rules: RulesTest) -> None:
+def test_failing_expression(rules: RulesTest) -> None:
     rules.insert("tasks", id=1, watchers="no JSON")
-
     assert "an expression failed: tasks 1: watched" in failure(rules, "ann", "lists", [1])
     rules.allow_errors = True
     rules.assert_synced("ann", "lists", [1])
@@ -183,12 +177,11 @@ def test_an_expression_that_fails_fails_the_test_even_if_the_rows_are_as_wanted(
     rules.assert_synced("ann", "tasks", [1])
 
 
-def test_a_request_that_fails_is_an_error_of_the_client() -> None:
+def test_failing_request() -> None:
     rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: "
                               "\"SELECT * FROM t WHERE id IN auth.parameter('ids')\"}}")  # fmt: skip
     rules.insert("t", id=1)
     client = rules.client({"sub": "u", "ids": "no JSON"})
-
     assert "stream s: Error evaluating bucket ids" in client.errors[0]
     with pytest.raises(AssertionError, match="an expression failed: stream s"):
         client.assert_not_synced("t")
@@ -206,9 +199,7 @@ def test_a_request_that_fails_is_an_error_of_the_client() -> None:
         (lambda rules: rules.assert_not_synced("ann", "lits"), "no query gives a table `lits`.*did you mean `lists`"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_test_does_not_pass_for_a_row_that_is_absent(
-    rules: RulesTest, act: object, message: str
-) -> None:
+def test_mistake_in_a_test(rules: RulesTest, act: object, message: str) -> None:
     assert callable(act)
     with pytest.raises(ValueError, match=message):
         act(rules)
@@ -231,22 +222,19 @@ class Color(Enum):
         (["a", 1, None, True], '["a",1,null,1]'), ([[1], [2]], "[[1],[2]]"), ([], "[]"),
     ],
 )  # fmt: skip
-def test_a_python_value_becomes_what_the_service_makes_of_such_a_column(value: object, column: Value) -> None:
+def test_python_values(value: object, column: Value) -> None:
     assert column_value(value, ConversionOptions()) == column
     assert type(column_value(value, ConversionOptions())) is type(column)
 
 
-def test_moments_have_the_form_that_the_config_asks_for() -> None:
+def test_timestamp_form() -> None:
     moment = datetime(2024, 1, 2, 3, 4, 5, 120000, tzinfo=UTC)
-
     assert column_value(moment, ConversionOptions(timestamp_digits=3)) == "2024-01-02T03:04:05.120Z"
     assert column_value(moment, ConversionOptions(timestamp_digits=0)) == "2024-01-02T03:04:05Z"
     assert column_value(moment, ConversionOptions(timestamps_iso8601=False)) == "2024-01-02 03:04:05.12Z"
 
 
-def test_a_project_that_has_the_package_installed_has_the_fixture(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixture_of_the_package(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     info = pytester.mkdir("site") / "rules_under_test-1.dist-info"
     info.mkdir()
@@ -267,19 +255,17 @@ def test_a_project_that_has_the_package_installed_has_the_fixture(
             sync_rules.assert_synced("ann", "lists", [1])
         """
     )
-
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*this client's rows of `lists` are not the expected ones", "*test_wrong*"])
     result.stdout.no_fnmatch_line("*headwater_rules*rules_test.py:*")
-
     plugin = ("-p", "headwater_rules.pytest_plugin", "-p", "no:randomly")
     result = pytester.runpytest_inprocess(*plugin, "--sync-rules", "broken.yaml")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["*broken.yaml:", "*expected a SELECT statement", "2 | streams: {s: {query: SELEC}}"])
 
 
-def test_neither_the_language_nor_the_plugin_costs_anything_before_a_test_asks_for_it() -> None:
+def test_plugin_imports_nothing() -> None:
     program = (
         "import sys, headwater_rules.compiler.compile, headwater_rules.evaluate.requests\n"
         "assert 'pytest' not in sys.modules\n"

@@ -91,7 +91,7 @@ def equivalent(access: str) -> tuple[str, ...]:
 
 @given(streams=configs, data=st.data())
 @settings(max_examples=examples(60), deadline=None)
-def test_what_does_not_touch_rows_leaves_every_bucket_as_it_is(streams: list[Written], data: st.DataObject) -> None:
+def test_untouched_buckets(streams: list[Written], data: st.DataObject) -> None:
     edited = [
         replace(
             stream,
@@ -115,7 +115,7 @@ def test_what_does_not_touch_rows_leaves_every_bucket_as_it_is(streams: list[Wri
 
 @given(first=configs, second=configs)
 @settings(max_examples=examples(60), deadline=None)
-def test_one_name_in_two_versions_means_the_same_rows(first: list[Written], second: list[Written]) -> None:
+def test_same_name_same_rows(first: list[Written], second: list[Written]) -> None:
     old, new = plan(*first), plan(*second)
     common = sides(old).keys() & sides(new).keys()
     assert {each.name: each for each in only(old, common).buckets} == {
@@ -140,7 +140,7 @@ def stream(found: Comparison, name: str) -> StreamChange:
     return next(stream for stream in found.streams if stream.name == name)
 
 
-def test_the_same_config_is_the_same() -> None:
+def test_same_config() -> None:
     assert compare(plan(TODOS, LISTS), plan(TODOS, LISTS, comment=" # seen")).same
     assert compare(plan(TODOS, LISTS), plan(LISTS, TODOS)).same
     assert not compare(plan(TODOS), plan(replace(TODOS, priority=1))).same
@@ -157,7 +157,7 @@ def test_the_same_config_is_the_same() -> None:
     ],
     ids=lambda edited: edited.text().rpartition("query: ")[2].strip(),
 )
-def test_another_row_side_takes_the_place_of_the_one_before(edited: Written) -> None:
+def test_row_side_replaced(edited: Written) -> None:
     old, new = plan(TODOS, LISTS), plan(edited, LISTS)
     found = compare(old, new)
     (changed,) = found.having(ChangeKind.CHANGED, kind=DefinitionKind.BUCKET)
@@ -167,7 +167,7 @@ def test_another_row_side_takes_the_place_of_the_one_before(edited: Written) -> 
     assert stream(found, "lists") == StreamChange("lists", ChangeKind.UNCHANGED)
 
 
-def test_a_stream_that_only_comes_or_goes_touches_nothing_else() -> None:
+def test_stream_added_or_removed() -> None:
     assert fates(compare(plan(LISTS), plan(TODOS, LISTS))) == {
         "todos": "added",
         "lists": "unchanged",
@@ -180,7 +180,7 @@ def test_a_stream_that_only_comes_or_goes_touches_nothing_else() -> None:
     }
 
 
-def test_a_renamed_stream_is_another_one() -> None:
+def test_renamed_stream() -> None:
     found = compare(plan(LISTS), plan(replace(LISTS, name="all_lists")))
     assert fates(found) == {"lists": "removed", "all_lists": "added"}
 
@@ -198,22 +198,22 @@ def test_a_renamed_stream_is_another_one() -> None:
     ],
     ids=str,
 )
-def test_a_stream_says_in_what_it_changed(edited: Written, said: dict[str, bool]) -> None:
+def test_changed_parts(edited: Written, said: dict[str, bool]) -> None:
     found = compare(plan(LISTS, TODOS), plan(LISTS, edited))
     assert stream(found, "todos") == StreamChange("todos", ChangeKind.CHANGED, **said)
 
 
-def test_a_changed_lookup_is_no_reason_to_download() -> None:
+def test_changed_lookup() -> None:
     old, new = plan(TODOS), plan(replace(TODOS, access=MEMBERS.replace("WHERE", "WHERE active AND")))
     assert fates(compare(old, new)) == {"todos": "unchanged", "lookup": "changed"}
 
 
-def test_rows_are_others_under_other_options() -> None:
+def test_other_options() -> None:
     found = compare(plan(LISTS), plan(LISTS, options="edition: 3, timestamps_iso8601: false"))
     assert fates(found) == {"lists": "changed"}
 
 
-def test_each_of_several_queries_has_the_place_of_one() -> None:
+def test_several_queries() -> None:
     def both(name: str, *queries: str) -> SyncPlan:
         lines = "".join(f"      - {query}\n" for query in queries)
         return compile_config(f"config: {{edition: 3}}\nstreams:\n  {name}:\n    queries:\n{lines}").plan
@@ -230,7 +230,7 @@ def test_each_of_several_queries_has_the_place_of_one() -> None:
     }
 
 
-def test_row_sides_can_be_evaluated_alone() -> None:
+def test_row_sides_alone() -> None:
     whole = plan(TODOS, LISTS)
     todos, lists, lookup = whole.buckets[0].name, whole.buckets[1].name, whole.lookups[0].name
     assert sides(only(whole, {lists, lookup})).keys() == {lists, lookup}
@@ -242,7 +242,7 @@ def test_row_sides_can_be_evaluated_alone() -> None:
     assert (put.definition, put.bucket) == (0, f'{lists}["u1"]')
 
 
-def test_two_queries_under_one_short_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_name_collision(monkeypatch: pytest.MonkeyPatch) -> None:
     real = naming.bucket_digest
     monkeypatch.setattr(
         variants, "bucket_digest", lambda *side: "0" * 8 + hashlib.sha256(real(*side).encode()).hexdigest()[8:]

@@ -13,11 +13,11 @@ MB = 1 << 20
 
 def test_it_shrinks(tmp_path: Path) -> None:
     with closing(SqliteWriter(tmp_path)) as store:
-        world = SourceWriter(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
-        world.bootstrap({})
+        writer = SourceWriter(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
+        writer.bootstrap({})
         file = tmp_path / "store.db-wal"
-        world.write({str(number): ("todos.1[]", "x" * (5 * MB)) for number in range(10)})
+        writer.write({str(number): ("todos.1[]", "x" * (5 * MB)) for number in range(10)})
         assert file.stat().st_size > 90 * MB
         for number in range(3):
-            world.write({str(number): ("todos.1[]", "small")})
+            writer.write({str(number): ("todos.1[]", "small")})
         assert file.stat().st_size <= 32 * MB

@@ -137,7 +137,7 @@ def test_refusals_are_counted_and_logged_once(admin: AdminEndpoint, caplog: pyte
 def own_port(ruled: RuledStore, limits: HttpLimits | None = None) -> Iterator[AdminEndpoint]:
     ruled.serve(SERVED)
     settings = AdminSettings((TOKEN,), ruled.store.address, (NOWHERE,))
-    with running_admin(settings, own_port=True, **({"limits": limits} if limits else {})) as admin:
+    with running_admin(settings, own_port=True, limits=limits) as admin:
         yield admin
 
 

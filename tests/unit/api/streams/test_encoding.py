@@ -131,7 +131,6 @@ def test_lines_and_chunks_keep_their_order_and_small_ones_go_together(coding: Co
     for chunk in (small, large, small):
         pieces.add(form.write("b", OpId(0), chunk))
     pieces.add(b'{"checkpoint_complete":{}}\n')
-
     decode, wrapping = decoder(coding), coding.open()
     decode(wrapping.begin())
     arrived = [decode(wrapping.wrap(piece)).strip().splitlines() for piece in pieces.all()]
