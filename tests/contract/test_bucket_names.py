@@ -122,7 +122,7 @@ def _add(writer: SourceWriter, rows: Rows, added: Rows) -> None:
         return
     flush = writer.store.begin(writer.lease)
     flush.put_rows(writer.table, [CurrentRow(key, 0, f"{key}\t{text}", "", None) for key, (_, text) in fresh.items()])
-    flush.commit(writer.source, Progress(writer.state().lsn))
+    flush.commit(writer.source, SourceProgress(writer.state().lsn))
 
     def take() -> None:
         writer.store.discard_staged(writer.lease)

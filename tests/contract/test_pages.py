@@ -81,7 +81,7 @@ def test_first_member(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"0": (A, "x")})
     flush = writer.store.begin(writer.lease)
     flush.put_rows(writer.table, [CurrentRow("1", 0, "1\ty", "", None)])
-    flush.commit(SOURCE, Progress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
     writer.store.take_page(writer.lease, writer.additions({"1": (B, "y")}), 0, ())
     assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "y"}}
     flush = writer.store.begin(writer.lease)

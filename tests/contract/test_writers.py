@@ -46,14 +46,14 @@ def test_no_gap_fills_later(new_writer: Callable[..., SourceWriter]) -> None:
     first.bootstrap({})
     second = new_writer(beside=first, source="other")
     second.bootstrap({})
-    writers = {A: first, B: second}
+    sources = {A: first, B: second}
     writers, readers = Crew(), Crew()
     done = threading.Event()
     seen: list[Sights] = []
 
     def write(bucket: str) -> None:
         for n in range(FLUSHES):
-            writers[bucket].write({f"{bucket} {n} {i}": (bucket, "x") for i in range(1 + n % 5)})
+            sources[bucket].write({f"{bucket} {n} {i}": (bucket, "x") for i in range(1 + n % 5)})
 
     def read() -> None:
         sights: Sights = {A: {}, B: {}}
@@ -65,7 +65,7 @@ def test_no_gap_fills_later(new_writer: Callable[..., SourceWriter]) -> None:
 
     for _ in range(READERS):
         readers.start(read)
-    for bucket in writers:
+    for bucket in sources:
         writers.start(write, bucket)
     try:
         writers.join()
@@ -73,7 +73,7 @@ def test_no_gap_fills_later(new_writer: Callable[..., SourceWriter]) -> None:
         done.set()
         readers.join()
     with closing(open_store(first.address).open_reader()) as reader:
-        final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in writers}
+        final = {bucket: op_ids(reader, bucket, OpId(2**53)) for bucket in sources}
     assert any(len(sights[A]) > 2 for sights in seen), "readers and writers were at work at the same time"
     for sights in seen:
         for bucket, sight in sights.items():

@@ -123,7 +123,7 @@ def test_too_many_waiting_requests(memory_store: MemoryStore) -> None:
 
 
 def test_unreachable_source_is_503(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
-    endpoint.head.failure = SourceUnreachable("the source database cannot be reached: no route to db.internal")
+    endpoint.head.failure = SourceUnreachableError("the source database cannot be reached: no route to db.internal")
     answer = endpoint.write_checkpoint()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "HW_2001"

@@ -33,8 +33,8 @@ def test_waits_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(7, 7, 10.5), (0, 0.5, 1), (86_400, 60, 60), (None, 0.5, 1)])
 def test_retry_after_is_kept(asked: float | None, least: float, most: float) -> None:
-    assert least <= Backoff(1.0).next(Refused("/sync/stream", 503, "full", asked)) <= most
-    assert Backoff(1.0).next(Unreachable("gone")) <= 1
+    assert least <= Backoff(1.0).next(RefusedError("/sync/stream", 503, "full", asked)) <= most
+    assert Backoff(1.0).next(UnreachableError("gone")) <= 1
 
 
 class Full(LittleServer):

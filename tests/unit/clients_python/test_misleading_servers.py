@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwater_client import ConnectOptions, Database, RawTable, Schema
-from headwater_client.errors import ProtocolError, Refused
+from headwater_client.errors import ProtocolError, RefusedError
 from tests.support.fix_headwater import wait_until
 from tests.unit.clients_python.little_server import (
     COMPLETE,

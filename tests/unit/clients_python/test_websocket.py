@@ -220,14 +220,14 @@ def test_error_codes(stream: int, text: str, kind: type[ClientError]) -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [(HTTPStatus.UNAUTHORIZED, TokenRefusedError), (HTTPStatus.BAD_GATEWAY, RefusedError)]
 )
-def test_refused_handshake(status: HTTPStatus, kind: type[Refused]) -> None:
-    with playing(lambda _: None, status) as endpoint, pytest.raises(Refused) as caught:
+def test_refused_handshake(status: HTTPStatus, kind: type[RefusedError]) -> None:
+    with playing(lambda _: None, status) as endpoint, pytest.raises(RefusedError) as caught:
         read(endpoint)
     assert (type(caught.value), caught.value.status) == (kind, int(status))
 
 
 def test_broken_connection() -> None:
-    with playing(lambda connection: connection.socket.close()) as endpoint, pytest.raises(Unreachable):
+    with playing(lambda connection: connection.socket.close()) as endpoint, pytest.raises(UnreachableError):
         read(endpoint)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleError, RuleErrors, Span
+from headwater_rules.errors import RuleError, Span, SyncConfigError
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value

@@ -214,7 +214,7 @@ def test_priority_of_a_parameter_query() -> None:
     ],
 )  # fmt: skip
 def test_wrong_definition(parameters: str, data: str, tail: str, message: str, marked: str) -> None:
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compiled(parameters=[parameters], data=[data], tail=tail)
     (error,) = caught.value.errors
     assert message in str(error)
@@ -222,7 +222,7 @@ def test_wrong_definition(parameters: str, data: str, tail: str, message: str, m
 
 
 def test_parameter_names_differ() -> None:
-    with pytest.raises(RuleErrors, match=r"this query gives `bucket\.b`, the first one `bucket\.a`"):
+    with pytest.raises(SyncConfigError, match=r"this query gives `bucket\.b`, the first one `bucket\.a`"):
         compiled(
             parameters=["SELECT request.user_id() AS a", "SELECT request.user_id() AS b"],
             data=["SELECT * FROM t WHERE x = bucket.a"],

@@ -170,7 +170,7 @@ def test_every_key_is_described() -> None:
     ],
 )
 def test_schema_and_compiler_know_the_same_keys(text: str, closed: dict[str, Any]) -> None:
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(text)
     (error,) = caught.value.errors
     assert error.suggestion == f"the keys here are {', '.join(sorted(closed['properties']))}"

@@ -269,5 +269,5 @@ def test_nonsense(words: list[str], complete: bool) -> None:
 @settings(deadline=None, max_examples=examples(200))
 @given(st.text(st.sampled_from("config: {edition3}\nstreams-[]|>\"'&*!%#,?\t é\x00"), max_size=60))
 def test_any_text(text: str) -> None:
-    with pytest.raises(RuleErrors):
+    with pytest.raises(SyncConfigError):
         compile_config(text)

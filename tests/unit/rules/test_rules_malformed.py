@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.errors import RuleCode, RuleError, RuleErrors
+from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from headwater_rules.evaluate.rows import bind_table
 from headwater_rules.testing import RulesTest
 from tests.support.examples import examples

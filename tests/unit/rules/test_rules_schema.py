@@ -180,7 +180,7 @@ SELECT key AS id FROM "log_%" WHERE old IS NULL
 
 @pytest.mark.parametrize("query", _DECIDES.strip().splitlines())
 def test_unknown_deciding_name(query: str) -> None:
-    with pytest.raises(RuleErrors) as caught:
+    with pytest.raises(SyncConfigError) as caught:
         compile_config(yaml(query), schema=SCHEMA)
     assert {error.code for error in caught.value.errors} <= {RuleCode.NO_COLUMN, RuleCode.NO_TABLE}
     compiled = compile_config(yaml(query), schema=SCHEMA, allow_missing=True)  # rules that come before their migration
