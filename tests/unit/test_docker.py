@@ -82,13 +82,13 @@ def checked_config(path: Path, environment: Mapping[str, str], directory: Path) 
 # the image
 
 
-def test_the_dockerfile_is_without_findings() -> None:
+def test_dockerfile_lint() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     found = subprocess.run([hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60)
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def test_what_the_image_copies_is_there_and_sent_to_the_builder() -> None:
+def test_copied_files() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     copied = [
         each for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE) for each in line.split()
@@ -104,7 +104,7 @@ def test_what_the_image_copies_is_there_and_sent_to_the_builder() -> None:
         assert sent, each
 
 
-def test_every_stage_ends_as_a_user_without_rights() -> None:
+def test_stages_end_unprivileged() -> None:
     stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
     for name in ("base", "service"):
         (stage,) = (each for each in stages if re.match(rf"\S+ AS {name}\n", each))
@@ -163,24 +163,24 @@ def test_a_compose_file_is_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_every_variable_of_a_compose_file_is_in_the_example(name: str) -> None:
+def test_compose_variables(name: str) -> None:
     named = set(re.findall(r"\$\{(\w+)", (DOCKER / name).read_text()))
     assert named - {"HEADWATER_VERSION"} <= variables(DOCKER / "env.example").keys()
 
 
 @pytest.mark.parametrize("name", ["env.example", "kubernetes/secrets.env.example"])
-def test_examples_give_no_secret_that_would_be_everybody_s(name: str) -> None:
+def test_example_secrets(name: str) -> None:
     assert set(variables(DOCKER / name).values()) == {""}
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_compose_starts_nothing_without_a_secret(name: str) -> None:
+def test_compose_needs_secrets(name: str) -> None:
     text = (DOCKER / name).read_text().replace("${HEADWATER_VERSION:-}", "")
     assert len(re.findall(r"\$\{", text)) == len(re.findall(r"\$\{\w+:\?", text))
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_compose_publishes_only_the_port_of_devices_to_other_machines(name: str) -> None:
+def test_compose_ports(name: str) -> None:
     published = [each for service in read(name)["services"].values() for each in service.get("ports", ())]
     open_to_all = [each for each in published if not each.startswith("127.0.0.1:")]
     assert open_to_all
@@ -191,7 +191,7 @@ def test_compose_publishes_only_the_port_of_devices_to_other_machines(name: str)
 @pytest.mark.parametrize(
     ("name", "service"), [pytest.param(name, each, id=f"{name}-{each}") for name in COMPOSE for each, _ in ours(name)]
 )
-def test_what_a_service_of_ours_runs_is_a_command_of_ours_with_a_config_it_takes(name: str, service: str) -> None:
+def test_compose_commands(name: str, service: str) -> None:
     wanted = dict(ours(name))[service]
     assert (wanted["read_only"], wanted["cap_drop"]) == (True, ["ALL"])
     if "entrypoint" in wanted:
@@ -225,7 +225,7 @@ def test_spark_is_where_the_image_has_it() -> None:
     assert services["spark-worker"]["command"][-1] == config.spark.master == address
 
 
-def test_prometheus_asks_where_metrics_are_answered() -> None:
+def test_prometheus_targets() -> None:
     (job,) = read("prometheus/prometheus.yaml")["scrape_configs"]
     (found,) = job["dns_sd_configs"]
     config = load_config(ConfigSource(path=DOCKER / "scaled/headwater.yaml"), filled(DOCKER / "env.example"), DOCKER)
@@ -244,12 +244,12 @@ def manifests() -> Iterator[dict[str, Any]]:
         yield from YAML(typ="safe").load_all(KUBERNETES / name)
 
 
-def test_manifests_are_as_kubernetes_wants_them() -> None:
+def test_manifests() -> None:
     for manifest in manifests():
         kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
-def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
+def test_pod_commands() -> None:
     generated = read("kubernetes/kustomization.yaml")
     assert generated["configMapGenerator"] == [{"name": "headwater", "files": ["headwater.yaml", "sync.yaml"]}]
     assert generated["secretGenerator"] == [{"name": "headwater", "envs": ["secrets.env"]}]
@@ -272,7 +272,7 @@ def test_pods_run_commands_of_ours_with_a_config_that_they_take() -> None:
     assert commands == {"api", "replicate"}
 
 
-def test_pods_are_reached_at_their_ports_by_those_they_are_for() -> None:
+def test_pod_ports() -> None:
     config = checked_config(KUBERNETES / "headwater.yaml", filled(KUBERNETES / "secrets.env.example"), KUBERNETES)
     policies = [each["spec"] for each in manifests() if each["kind"] == "NetworkPolicy"]
     allowed = {
@@ -295,12 +295,12 @@ def test_pods_are_reached_at_their_ports_by_those_they_are_for() -> None:
     assert config.source().port == 5432
 
 
-def test_a_service_for_devices_leads_to_no_other_port() -> None:
+def test_device_service_ports() -> None:
     (service,) = (each["spec"] for each in manifests() if each["kind"] == "Service")
     assert [port["targetPort"] for port in service["ports"]] == ["http"]
 
 
-def test_a_database_is_healthy_once_it_can_be_reached() -> None:
+def test_database_health() -> None:
     """While its image makes it, the server answers on its socket only."""
     checks = [
         service["healthcheck"]["test"]

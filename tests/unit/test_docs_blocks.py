@@ -36,7 +36,7 @@ BASE = {
 RULES_KEYS = {"config", "streams", "bucket_definitions", "with"}
 
 
-def test_every_block_is_run_or_says_that_it_is_not() -> None:
+def test_blocks_are_run() -> None:
     left = [
         f"{block} {block.language}"
         for block in all_blocks()
@@ -45,7 +45,7 @@ def test_every_block_is_run_or_says_that_it_is_not() -> None:
     assert left == [], "run them in a test, or write *Not run here.* before them"
 
 
-def test_no_page_is_listed_that_has_nothing_to_run() -> None:
+def test_listed_pages_have_blocks() -> None:
     for language, pages in RUN.items():
         assert {block.page for block in all_blocks(language)} == pages, language
 
@@ -59,7 +59,7 @@ def test_commands_are_in_blocks_of_shell() -> None:
 
 
 @pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
-def test_yaml_is_a_sync_config_or_a_service_config(block: Block, tmp_path: Path) -> None:
+def test_yaml_blocks(block: Block, tmp_path: Path) -> None:
     tree = YAML(typ="safe").load(re.sub(r"!env (\w+)", SECRET, block.code))
     if tree is None:
         return  # a comment for an editor
@@ -75,7 +75,7 @@ def test_yaml_is_a_sync_config_or_a_service_config(block: Block, tmp_path: Path)
     assert load_config(ConfigSource(path=path), {}, tmp_path).warnings == ()
 
 
-def test_the_queries_that_are_warned_of_are() -> None:
+def test_warned_queries() -> None:
     (block,) = (each for each in all_blocks("sql") if each.page == "docs/sync-config.md")
     for query in block.code.splitlines():
         rules = f"config: {{edition: 3}}\nstreams:\n  one:\n    query: {json.dumps(query)}\n"
@@ -87,7 +87,7 @@ def test_json_can_be_read(block: Block) -> None:
     assert json.loads(block.code)
 
 
-def test_a_mark_holds_for_the_block_after_it_alone(tmp_path: Path) -> None:
+def test_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "*Not run here: no phone.*\n\n```sh\na\n```\n\n```sh\nb\n```\n\n1. x\n\n    ```sql\n    select 1\n    ```\n"

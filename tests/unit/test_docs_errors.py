@@ -17,7 +17,7 @@ def test_page_is_up_to_date() -> None:
     assert errors.PAGE.read_text("utf-8") == errors.page(), "run make reference"
 
 
-def test_codes_used_in_the_code_are_in_the_table_and_the_other_way_round() -> None:
+def test_codes_and_table() -> None:
     used = {c for path in _SOURCES if path.name != "codes.py" for c in _CODE.findall(path.read_text("utf-8"))}
     assert used - {HeadwaterError.code} == set(errors.entries())
 
@@ -29,7 +29,7 @@ def test_codes_in_the_documents_exist() -> None:
     assert not spoken - set(errors.entries())
 
 
-def test_every_code_has_a_meaning_and_a_remedy_that_are_sentences() -> None:
+def test_codes_have_sentences() -> None:
     for code, each in CODES.items():
         for text in (each.meaning, each.remedy):
             assert re.match(r"[A-Z`].*[.]$", text), (code, text)

@@ -47,7 +47,7 @@ def _spread(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_figure_of_a_page_is_in_the_benchmarks(page: Path) -> None:
+def test_figures(page: Path) -> None:
     home = HOME.read_text("utf-8")
     known = set(figures(home))
     known |= {(float(number.replace(",", "")), unit) for number, unit in _SIZE.findall(_spread(home))}

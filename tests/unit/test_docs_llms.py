@@ -11,26 +11,26 @@ DOCS = Path(__file__).parents[2] / "docs"
 INDEX = (DOCS / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_short_one_leads_to_every_page_and_says_what_is_in_it() -> None:
+def test_short_file() -> None:
     text = llms.llms_txt(INDEX)
     assert re.match(r"# Headwater\n\n> Headwater is a sync backend .+\.\n\n## ", text)
     found = dict(re.findall(r"^- \[.+?\]\((.+?)\): (.+\.)$", text, re.MULTILINE))
     assert set(found) == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
 
 
-def test_an_entry_that_goes_on_in_the_next_line_is_one() -> None:
+def test_entry_over_lines() -> None:
     (group,) = llms.groups("# A\n\nIntro.\n\n## One\n\n* [B](b.md): it is\n  long.\n* [C](c.md)\n\n## None\n\nText\n")
     assert group == llms.Group("One", (llms.Entry("B", "b.md", "it is long."), llms.Entry("C", "c.md", "")))
 
 
-def test_the_long_one_has_the_pages_in_the_order_of_the_index() -> None:
+def test_long_file() -> None:
     pages = {page.name: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
     text = llms.llms_full_txt(INDEX, pages)
     places = [text.index(pages[each.page].strip()) for group in llms.groups(INDEX) for each in group.entries]
     assert places == sorted(places)
 
 
-def test_links_out_of_the_docs_lead_into_the_site_or_name_the_file() -> None:
+def test_links_out_of_the_docs() -> None:
     text = "[changes](../CHANGELOG.md#added), [rules](../docker/alerts.yaml), [`../x.py`](../x.py), [here](limits.md)"
     fence = "```md\n[kept](../CHANGELOG.md)\n```"
     assert llms.inside(f"{text}\n\n{fence}\n", {"CHANGELOG.md": "changelog.md"}) == (
@@ -38,13 +38,13 @@ def test_links_out_of_the_docs_lead_into_the_site_or_name_the_file() -> None:
     )
 
 
-def test_links_of_a_file_that_lies_elsewhere_lead_to_pages() -> None:
+def test_links_of_a_file_elsewhere() -> None:
     text = "[how](../docs/limits.md#a), [compose](compose.yaml), [site](https://example.com)"
     assert llms.from_project(text, "docker") == "[how](limits.md#a), compose, [site](https://example.com)"
     assert llms.from_project("[how](docs/limits.md), [readme](README.md)", "") == "[how](limits.md), readme"
 
 
-def test_error_codes_lead_to_what_they_mean_but_not_in_code_or_links() -> None:
+def test_error_code_links() -> None:
     text = "HW_2021, `HW_R301` and (PSYNC_S1141), `[HW_1001] x`, [HW_2040](a.md)\n\n```\nHW_2021\n```\n"
     assert llms.with_codes(text) == (
         "[HW_2021](errors.md#hw_2021), [`HW_R301`](errors.md#hw_r301) and ([PSYNC_S1141](errors.md#psync_s1141)), "
@@ -52,7 +52,7 @@ def test_error_codes_lead_to_what_they_mean_but_not_in_code_or_links() -> None:
     )
 
 
-def test_the_first_page_is_what_is_above_the_menu() -> None:
+def test_first_page() -> None:
     text = llms.opening(INDEX)
     assert "make demo" in text
     assert "\n## " not in text

@@ -33,7 +33,7 @@ def test_every_state_is_documented() -> None:
     assert {line.split("|")[1].strip() for line in section.splitlines()} == {state.value for state in ReplicationState}
 
 
-def test_every_fault_is_documented_as_it_is_injected() -> None:
+def test_faults_are_documented() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) == 40
     assert in_page(OPERATING) == OPERATING, f"run make faults ARGS=--write, which writes {PAGE.name}"
     assert all(f"\n| {fault.name} |" in OPERATING for fault in FAULTS)

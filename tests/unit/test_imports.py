@@ -12,7 +12,7 @@ import pytest
 from docs.generate import rooms
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_import_cycles() -> None:
     """Not within functions either, where it only shows when they run."""
     graph = grimp.build_graph("headwater", "headwater_rules", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -22,17 +22,17 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_no_folder_has_more_modules_than_a_person_looks_through() -> None:
+def test_modules_per_folder() -> None:
     files = [*(rooms.ROOT / "backend").rglob("*.py"), *(rooms.ROOT / "sync_rules").rglob("*.py")]
     counts = Counter(file.parent for file in files if file.name != "__init__.py")
     assert {folder: number for folder, number in counts.items() if number > 20} == {}
 
 
-def test_the_picture_is_drawn_from_the_contract() -> None:
+def test_architecture_picture() -> None:
     assert rooms.PICTURE.read_text("utf-8") == rooms.picture(), "run make reference"
 
 
-def test_the_architecture_speaks_of_modules_that_are_there() -> None:
+def test_architecture_names_modules() -> None:
     page = (rooms.ROOT / "docs" / "architecture.md").read_text("utf-8")
     roots = [rooms.ROOT / "backend/headwater", rooms.ROOT / "sync_rules", rooms.ROOT]
     roots += [root for each in roots[:2] for root in each.rglob("*") if root.is_dir()]

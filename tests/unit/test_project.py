@@ -52,19 +52,19 @@ def test_every_locked_package_has_a_hash(lock: str, least: int) -> None:
     assert [package.split()[0] for package in packages if "--hash=sha256:" not in package] == []
 
 
-def test_no_lock_names_a_place_to_download_from() -> None:
+def test_locks_name_no_host() -> None:
     assert len(NODE_LOCKS) >= 2
     assert "://" not in LOCK + DOCS_LOCK + AUDIT_LOCK
     assert [path for path in NODE_LOCKS if '"resolved"' in path.read_text()] == []
 
 
 @pytest.mark.parametrize("lock", NODE_LOCKS, ids=lambda path: path.parent.name)
-def test_a_node_lock_belongs_to_its_package(lock: Path) -> None:
+def test_node_locks(lock: Path) -> None:
     package = json.loads(lock.with_name("package.json").read_text())
     assert json.loads(lock.read_text())["packages"][""].get("dependencies", {}) == package.get("dependencies", {})
 
 
-def test_every_postgres_that_make_test_all_names_has_a_package_of_that_version() -> None:
+def test_postgres_versions() -> None:
     packages = json.loads((ROOT / "tests/postgres/package.json").read_text())["dependencies"]
     majors = {name: spec.rpartition("@")[2].split(".")[0] for name, spec in packages.items()}
     named = re.search(r"^POSTGRES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -73,7 +73,7 @@ def test_every_postgres_that_make_test_all_names_has_a_package_of_that_version()
 
 
 @pytest.mark.parametrize("changelog", ["CHANGELOG.md", "clients/python/CHANGELOG.md"])
-def test_the_changelog_has_the_newest_version_first(changelog: str) -> None:
+def test_changelog_order(changelog: str) -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / changelog).read_text(), re.MULTILINE)
     found = [re.fullmatch(r"Unreleased \(([^\s)]+)\)|(\S+) \(\d{4}-\d\d-\d\d\)", each) for each in headings]
     assert all(found), "## Unreleased (1.2.0), or ## 1.2.0 (2026-12-31)"
@@ -82,7 +82,7 @@ def test_the_changelog_has_the_newest_version_first(changelog: str) -> None:
     assert [bool(each[1]) for each in found if each][1:] == [False] * (len(versions) - 1), "only one is unreleased"
 
 
-def test_make_help_names_every_target_that_the_documents_use() -> None:
+def test_make_help() -> None:
     helped = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     documents = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
     used = set(re.findall(r"(?:^|`)make ([a-z-]+)", documents, re.MULTILINE))
@@ -90,24 +90,24 @@ def test_make_help_names_every_target_that_the_documents_use() -> None:
     assert used <= set(re.findall(r"^  make ([a-z-]+)", helped, re.MULTILINE))
 
 
-def test_make_bare_knows_the_systems_that_are_named() -> None:
+def test_make_bare() -> None:
     named = [(ROOT / each).read_text() for each in ("Makefile", "README.md", "CONTRIBUTING.md", "docs/first-hour.md")]
     for each in set(re.findall(r"\b(?:debian|ubuntu)-\d[\d.]*\b", "".join(named))):
         assert f'"{each}": ' in (ROOT / ".ci/bare.py").read_text()
 
 
-def test_the_benchmarks_have_streams_that_compile_for_all_their_tables() -> None:
+def test_benchmark_streams() -> None:
     tables = max(curves.TABLES)
     assert len(compile_config(data.small_streams(tables)).plan.buckets) == tables
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_a_document_links_only_to_what_is_there(document: str) -> None:
+def test_document_links(document: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text())
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_tree_is_laid_out_as_the_contributing_guide_says() -> None:
+def test_tree_of_the_guide() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     folders = re.findall(r"^((?:backend|sync_rules|clients|tests)/\S*)\s", guide, re.MULTILINE)
     assert len(folders) >= 8

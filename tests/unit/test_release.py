@@ -39,7 +39,7 @@ def retagged(tree: Path) -> None:
     run("git", "tag", "--force", "v1.2.0", cwd=tree)
 
 
-def test_a_release_is_made_of_a_tagged_commit(clone: Path) -> None:
+def test_release_needs_a_tag(clone: Path) -> None:
     run("sh", ".ci/release", cwd=clone)
     sums = (clone / "dist/SHA256SUMS").read_text()
     assert [line.split()[1] for line in sums.splitlines()] == [
@@ -88,7 +88,7 @@ def audit(tmp_path: Path) -> Callable[..., tuple[int, str, list[str]]]:
     return run_audit
 
 
-def test_an_audit_asks_for_every_locked_version(audit: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_audit_of_locked_versions(audit: Callable[..., tuple[int, str, list[str]]]) -> None:
     code, said, asked = audit("true")
     assert code == 0
     assert "clients/web: no known vulnerabilities" in said
@@ -97,7 +97,7 @@ def test_an_audit_asks_for_every_locked_version(audit: Callable[..., tuple[int, 
     assert len(asked) == len(set(asked)) > 150
 
 
-def test_an_audit_goes_on_after_a_finding_and_fails(audit: Callable[..., tuple[int, str, list[str]]]) -> None:
+def test_audit_with_a_finding(audit: Callable[..., tuple[int, str, list[str]]]) -> None:
     code, said, _ = audit('grep -q "^h11==" "$2" && echo "h11 0.16.0 HAS-A-HOLE" && exit 1; exit 0')
     assert code == 1
     assert "HAS-A-HOLE" in said
@@ -105,7 +105,7 @@ def test_an_audit_goes_on_after_a_finding_and_fails(audit: Callable[..., tuple[i
     assert audit("true", "echo 'vite: severe'; exit 1")[0] == 1
 
 
-def test_an_audit_that_reaches_nobody_says_so_and_is_not_clean(
+def test_audit_without_network(
     audit: Callable[..., tuple[int, str, list[str]]],
 ) -> None:
     code, said, _ = audit("echo 'ConnectionError: no such host' >&2; exit 1")

@@ -13,7 +13,7 @@ from docs.generate.transcript import Transcript, TranscriptError, check_clean, c
 FOLDER = Path("/tmp/first-hour-abc/clone")
 
 
-def test_what_only_the_machine_has_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_specific_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@mirror.example.net/simple")
     raw = (
         "WARNING: Location 'file:///opt/mirror/' is ignored\n"
@@ -36,7 +36,7 @@ def test_what_only_the_machine_has_is_left_out(monkeypatch: pytest.MonkeyPatch) 
             check_clean(line, [])
 
 
-def test_a_transcript_has_commands_and_what_they_print(tmp_path: Path) -> None:
+def test_transcript(tmp_path: Path) -> None:
     on = Transcript(tmp_path / "way")
     on.run("mkdir app")
     on.enter("app")
@@ -51,7 +51,7 @@ def test_a_transcript_has_commands_and_what_they_print(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_failure_interrupts_may_end_what_it_has_started(tmp_path: Path) -> None:
+def test_interrupted_commands(tmp_path: Path) -> None:
     on = Transcript(tmp_path / "way")
     service = "sh -c 'trap \"touch ended; exit\" INT; echo ready; while :; do sleep 0.05; done'"
     with pytest.raises(ZeroDivisionError), on.running(service, "ready"):
@@ -59,7 +59,7 @@ def test_what_a_failure_interrupts_may_end_what_it_has_started(tmp_path: Path) -
     assert (tmp_path / "way" / "home" / "ended").exists()
 
 
-def test_a_port_in_use_or_a_missing_program_is_told_at_the_start() -> None:
+def test_missing_requirements() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(TranscriptError, match=f"port {port} is needed"):
@@ -69,7 +69,7 @@ def test_a_port_in_use_or_a_missing_program_is_told_at_the_start() -> None:
         check_room(["sh", "no-such-program"], [])
 
 
-def test_what_a_command_prints_is_shown_once() -> None:
+def test_output_is_shown_once() -> None:
     shown = set[str]()
     assert list(once(["$ a   # 2 s", "x", "^C"], shown)) == ["$ a   # 2 s", "x", "^C"]
     assert list(once(["# b", "$ a   # 3 s", "y", "$ c", "z"], shown)) == ["# b", "$ a   # 3 s", "$ c", "z"]

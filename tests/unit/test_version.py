@@ -34,7 +34,7 @@ def archive(clone: Path, of: str = "HEAD") -> Path:
     return tree
 
 
-def test_a_clone_without_tags_is_before_every_release(clone: Path) -> None:
+def test_version_without_tags(clone: Path) -> None:
     head = run("git", "rev-parse", "HEAD", cwd=clone)
     found, _, told = version(clone).partition("+g")
     assert found == "0.1.dev3"
@@ -42,7 +42,7 @@ def test_a_clone_without_tags_is_before_every_release(clone: Path) -> None:
     assert version(archive(clone)) == "0.0"
 
 
-def test_a_tagged_commit_is_that_version_and_the_next_one_follows_it(clone: Path) -> None:
+def test_version_of_a_tag(clone: Path) -> None:
     run("git", "tag", "v1.2.0rc1", "HEAD~2", cwd=clone)
     run("git", "tag", "v1.2.0", "HEAD~1", cwd=clone)
     run("git", "tag", "client-v7.0.0", cwd=clone)

@@ -76,7 +76,7 @@ def test_an_expression_names_what_there_is(title: str, expression: str, exported
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_has_the_form_that_prometheus_asks_for(rule: dict[str, Any]) -> None:
+def test_alert_form(rule: dict[str, Any]) -> None:
     assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Headwater[A-Za-z]+", rule["alert"])
     assert rule["labels"]["severity"] in {"page", "warn"}
@@ -89,7 +89,7 @@ def test_an_alert_has_the_form_that_prometheus_asks_for(rule: dict[str, Any]) ->
         assert all(re.fullmatch(r"\$value(?: \| humanize(?:Duration|1024)?)?|\$labels\.\w+", each) for each in used)
 
 
-def test_alerts_are_in_groups_and_told_apart() -> None:
+def test_alert_groups() -> None:
     assert ALERTS.keys() == {"groups"}
     assert all(group.keys() == {"name", "rules"} for group in ALERTS["groups"])
     names = [rule["alert"] for rule in RULES]
@@ -98,7 +98,7 @@ def test_alerts_are_in_groups_and_told_apart() -> None:
     assert [name for name in names if f"`{name}`" not in operating] == []
 
 
-def test_the_dashboard_takes_its_data_from_whatever_prometheus_there_is() -> None:
+def test_dashboard_source() -> None:
     variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
     used = [panel for panel in PANELS if panel["type"] != "row"]
@@ -118,7 +118,7 @@ def test_panels_stand_beside_each_other() -> None:
         assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
 
 
-def test_every_metric_of_ours_is_on_the_dashboard(exported: dict[str, set[str]]) -> None:
+def test_dashboard_metrics(exported: dict[str, set[str]]) -> None:
     shown = " ".join(expression for _, expression in expressions())
     ours = {name for name in exported if not name.startswith("process_")}
     left_out = {name for name in ours if not re.search(rf"\b{name}\b", shown)}

@@ -44,7 +44,7 @@ def commands(group: click.Group, *path: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("path", commands(cli), ids=" ".join)
-def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) -> None:
+def test_help_of_every_command(path: tuple[str, ...]) -> None:
     each: click.Command = cli
     for name in path:
         assert isinstance(each, click.Group)
@@ -54,14 +54,14 @@ def test_every_command_explains_itself_with_an_example(path: tuple[str, ...]) ->
     assert each.help
 
 
-def test_rules_that_are_right_pass(tmp_path: Path) -> None:
+def test_rules_check(tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES)
     outcome = headwater("rules", "check", "sync.yaml", "--no-schema", cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "note: its tables are not compared with the source: --no-schema\n")
     assert "sync.yaml: ok, 1 stream, 1 bucket definition" in outcome.out
 
 
-def test_rules_that_are_wrong_are_shown_with_their_place(tmp_path: Path) -> None:
+def test_rules_check_of_wrong_rules(tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
     error = error_of(headwater_here("rules", "check", "sync.yaml", cwd=tmp_path))
     assert "line 6, column" in error
@@ -69,7 +69,7 @@ def test_rules_that_are_wrong_are_shown_with_their_place(tmp_path: Path) -> None
     assert "^^^" in error
 
 
-def test_rules_can_be_checked_by_a_program(tmp_path: Path) -> None:
+def test_rules_check_json(tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES.replace("SELECT", "SELEC"))
     outcome = headwater_here("rules", "check", "sync.yaml", "--json", cwd=tmp_path)
     assert outcome.code == 1
@@ -78,12 +78,12 @@ def test_rules_can_be_checked_by_a_program(tmp_path: Path) -> None:
     assert finding["place"]["line"] == 6
 
 
-def test_a_rules_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_rules_check_without_file(tmp_path: Path) -> None:
     assert "no.yaml" in error_of(headwater_here("rules", "check", "no.yaml", cwd=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["serve", "replicate", "api", "start"])
-def test_a_wrong_config_is_refused_with_line_and_remedy(tmp_path: Path, name: str) -> None:
+def test_wrong_config(tmp_path: Path, name: str) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG + "port: eight\nstorage: {type: mongodb}\n")
     error = error_of(headwater(name, cwd=tmp_path))
     assert "headwater.yaml has 2 errors" in error
@@ -91,7 +91,7 @@ def test_a_wrong_config_is_refused_with_line_and_remedy(tmp_path: Path, name: st
     assert "use the embedded store" in error
 
 
-def test_a_wrong_rule_ends_the_service_before_it_starts_anything(tmp_path: Path) -> None:
+def test_serve_with_wrong_rules(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG)
     (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
     error = error_of(headwater_here("serve", cwd=tmp_path))
@@ -99,13 +99,13 @@ def test_a_wrong_rule_ends_the_service_before_it_starts_anything(tmp_path: Path)
     assert not (tmp_path / "headwater-data").exists()
 
 
-def test_a_missing_config_names_the_ways_to_give_one(tmp_path: Path) -> None:
+def test_missing_config(tmp_path: Path) -> None:
     error = error_of(headwater_here("serve", cwd=tmp_path))
     assert "pass --config FILE, write one by `headwater init`, or try `headwater dev`" in error
 
 
 @pytest.mark.parametrize("name", ["serve", "replicate"])
-def test_an_unreachable_source_ends_the_command_after_a_while(tmp_path: Path, name: str) -> None:
+def test_unreachable_source(tmp_path: Path, name: str) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG)
     (tmp_path / "sync.yaml").write_text(RULES)
     error = error_of(headwater_here(name, "--source-timeout", "0.2", cwd=tmp_path))
@@ -117,9 +117,7 @@ def test_an_unreachable_source_ends_the_command_after_a_while(tmp_path: Path, na
 
 
 @pytest.mark.parametrize(("options", "told"), [((), []), (("--take-slot",), ["--take-slot"])], ids=["without", "with"])
-def test_whether_the_slot_is_taken_the_replicator_is_told_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: list[str]
-) -> None:
+def test_take_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: list[str]) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG)
     (tmp_path / "sync.yaml").write_text(RULES)
     children: list[Child] = []
@@ -129,14 +127,14 @@ def test_whether_the_slot_is_taken_the_replicator_is_told_at_first(
     assert {child.name: child.at_first for child in children} == {"replicator": told, "endpoint": ()}
 
 
-def test_configs_can_come_as_base64_on_the_command_line(tmp_path: Path) -> None:
+def test_base64_configs(tmp_path: Path) -> None:
     encoded = base64.b64encode(CONFIG.encode()).decode()
     rules = base64.b64encode(RULES.replace("SELECT", "SELEC").encode()).decode()
     error = error_of(headwater_here("replicate", "-c64", encoded, "-sync64", rules, cwd=tmp_path))
     assert "line 6" in error
 
 
-def test_logs_can_be_json(tmp_path: Path) -> None:
+def test_json_logs(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text(CONFIG + "prot: 1\nsystem: {logging: {format: json}}\n")
     (tmp_path / "sync.yaml").write_text(RULES)
     error = error_of(headwater("replicate", "--source-timeout", "0.2", cwd=tmp_path))
@@ -145,16 +143,16 @@ def test_logs_can_be_json(tmp_path: Path) -> None:
     assert any("prot: unknown key, ignored; did you mean port?" in entry["message"] for entry in entries)
 
 
-def test_the_environment_of_a_compose_file_says_what_is_started() -> None:
+def test_runner_type() -> None:
     assert "PS_RUNNER_TYPE" in error_of(headwater_here("start", PS_RUNNER_TYPE="everything"))
 
 
-def test_a_wrong_option_is_refused() -> None:
+def test_wrong_option() -> None:
     assert "No such option" in error_of(headwater_here("serve", "--confg", "x"))
 
 
 @pytest.mark.parametrize("command", ["serve", "api", "replicate", "doctor", "token u1", "source prepare"])
-def test_the_secret_of_an_example_starts_nothing(command: str, tmp_path: Path) -> None:
+def test_example_secret(command: str, tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("api: {tokens: [!env PS_ADMIN_TOKEN]}\n")
     done = headwater_here(*command.split(), cwd=tmp_path, PS_ADMIN_TOKEN="change-me-admin-token")
     assert done.code != 0

@@ -43,7 +43,7 @@ def ops_of(directory: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("written")
-def test_everything_is_compacted_and_the_outcome_told(directory: Path) -> None:
+def test_compact(directory: Path) -> None:
     outcome = headwater("compact", cwd=directory)
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [
@@ -55,7 +55,7 @@ def test_everything_is_compacted_and_the_outcome_told(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("written")
-def test_a_definition_and_a_budget_bound_what_is_done(directory: Path) -> None:
+def test_definition_and_budget(directory: Path) -> None:
     before = ops_of(directory)
     outcome = headwater_here("compact", "--definition", "todos", "--budget", "0", cwd=directory)
     assert "put" not in outcome.out
@@ -66,19 +66,19 @@ def test_a_definition_and_a_budget_bound_what_is_done(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("written")
-def test_a_bucket_that_is_not_there_is_named(directory: Path) -> None:
+def test_unknown_bucket(directory: Path) -> None:
     outcome = headwater_here("compact", "--bucket", "nobody", cwd=directory)
     assert outcome.code == 1
     assert "the store has no bucket nobody" in outcome.err
 
 
-def test_a_store_that_is_not_there_is_not_made(directory: Path) -> None:
+def test_missing_store(directory: Path) -> None:
     outcome = headwater_here("compact", cwd=directory)
     assert outcome.code == 1
     assert not (directory / "store").exists()
 
 
-def test_it_waits_for_whoever_compacts_already(directory: Path, written: WrittenStore) -> None:
+def test_compact_waits_for_another(directory: Path, written: WrittenStore) -> None:
     other = open_store(written.address).open_compaction()
     other.acquire("elsewhere:1", 3.0)  # held for a moment only
     outcome = headwater_here("compact", cwd=directory)

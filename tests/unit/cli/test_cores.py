@@ -23,9 +23,7 @@ from tests.unit.config.configs import MINIMAL, load
         ("", 8),
     ],
 )
-def test_a_limit_of_a_container_counts_in_whole_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, cores: int
-) -> None:
+def test_container_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, cores: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     (tmp_path / "cpu.max").write_text(written, encoding="ascii")
     assert usable_cores(tmp_path / "cpu.max") == cores
@@ -36,7 +34,7 @@ def test_a_limit_of_a_container_counts_in_whole_cores(
     ("cores", "memory", "workers"),
     [(1, "max", 1), (2, "max", 1), (4, "max", 3), (64, "max", 4), (64, str(600 << 20), 2), (64, str(100 << 20), 1)],
 )
-def test_processes_leave_a_core_and_fit_into_memory(
+def test_processes_per_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, memory: str, workers: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
@@ -45,9 +43,7 @@ def test_processes_leave_a_core_and_fit_into_memory(
     assert most_workers(tmp_path / "none", tmp_path / "none") == max(1, min(cores - 1, 4))
 
 
-def test_a_store_in_postgres_has_one_process_for_each_endpoint_unless_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_postgres_store_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)), raising=False)
     elsewhere = MINIMAL.replace(
         "{type: sqlite, path: data}", "{type: postgresql, uri: 'postgresql://headwater:x@store/store'}"
@@ -56,7 +52,7 @@ def test_a_store_in_postgres_has_one_process_for_each_endpoint_unless_told(
     assert worker_count(load(tmp_path, elsewhere + "api: {workers: 7}")) == 7
 
 
-def test_uploads_of_all_processes_together_take_what_is_configured(tmp_path: Path) -> None:
+def test_uploads_are_shared_out(tmp_path: Path) -> None:
     written = "upload: {role: app, tables: {todos: }, max_connections: 8, max_per_user: 5}"
     whole = load(tmp_path, MINIMAL + written).upload
     share = upload_share(whole, 4)

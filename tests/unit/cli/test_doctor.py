@@ -83,14 +83,14 @@ def test_a_service_config_with_mistakes(tmp_path: Path) -> None:
     assert_said(storage, "config", Level.FAIL, "storage.type: mongodb storage is not supported", "use the embedded")
 
 
-def test_a_service_config_with_the_secret_of_an_example(tmp_path: Path) -> None:
+def test_example_secret(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text(AUTH + "api: {tokens: [!env PS_ADMIN_TOKEN]}\n")
     found, results = check_config(ConfigSource(), {"PS_ADMIN_TOKEN": "change-me-admin-token"}, tmp_path)
     assert found is None
     assert_said(only(results), "config", Level.FAIL, "[HW_7010] api.tokens: is the secret of", "openssl rand -hex 32")
 
 
-def test_a_service_config_with_something_to_warn_of(tmp_path: Path) -> None:
+def test_config_warning(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("colour: blue\n" + AUTH)
     found, results = check_config(ConfigSource(), {}, tmp_path)
     assert found is not None
@@ -99,7 +99,7 @@ def test_a_service_config_with_something_to_warn_of(tmp_path: Path) -> None:
     assert all_ok(check_config(ConfigSource(), {}, tmp_path)[1])
 
 
-def test_a_sync_config_that_is_not_there_or_wrong_or_doubtful(tmp_path: Path) -> None:
+def test_sync_config(tmp_path: Path) -> None:
     assert all_ok(check_rules(config(tmp_path))[1])
     named = config(tmp_path, "sync_config: {path: sync.yaml}\n")
     tables, results = check_rules(named)
@@ -125,7 +125,7 @@ def test_no_key_or_no_audience_of_tokens(tmp_path: Path) -> None:
     assert all_ok(check_keys(config(tmp_path, AUTH).auth))
 
 
-def test_published_keys_that_can_not_be_had(tmp_path: Path) -> None:
+def test_unreachable_keys(tmp_path: Path) -> None:
     def looked(url: str) -> list[Result]:
         return list(check_keys(config(tmp_path, f"client_auth: {{jwks_uri: '{url}', audience: [app]}}\n").auth))
 
@@ -172,7 +172,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, level: Level) -> 
     assert level is Level.OK or "free space, or set storage.path" in found.fix
 
 
-def test_what_a_start_lacks_for_the_store_fails_with_the_statement(tmp_path: Path) -> None:
+def test_store_lacks_rights(tmp_path: Path) -> None:
     grant = 'GRANT USAGE, CREATE ON SCHEMA "headwater" TO "app"'
     lacking = [MissingRight("role app may not create tables in the schema headwater of the store", (grant,))]
     with mock.patch.object(SqliteStore, "missing_rights", return_value=lacking):
@@ -216,7 +216,7 @@ def test_replication_that_is_held_up(tmp_path: Path) -> None:
         assert level is Level.OK or found.fix
 
 
-def test_a_source_that_is_not_configured_or_not_there(tmp_path: Path) -> None:
+def test_missing_source(tmp_path: Path) -> None:
     none = only(check_source(config(tmp_path), None, None))
     assert_said(none, "source", Level.FAIL, "no source is configured", "add one: replication: {connect")
     away = config(tmp_path, SOURCE.replace("PORT", str(free_port())))
@@ -237,7 +237,7 @@ def test_spark_or_java_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_said(only(check_spark(SparkSettings())), "spark", Level.FAIL, "there is no Java", "install it")
 
 
-def test_a_spark_master_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_spark_master(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "java_home", lambda: Path("/java"))
     with socket.create_server(("127.0.0.1", 0)) as master:
         there = f"127.0.0.1:{master.getsockname()[1]}"

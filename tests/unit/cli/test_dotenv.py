@@ -43,14 +43,14 @@ def test_common_ones_are_read_alike(secret: str) -> None:
 
 
 @pytest.mark.parametrize("secret", ["it's $5", "'$\\", "a\\\\$", " it's"])
-def test_where_no_form_is_read_alike_the_file_says_so_and_ours_is_right(secret: str) -> None:
+def test_values_read_differently(secret: str) -> None:
     line = dotenv_line("NAME", secret)
     assert "Docker Compose" in line.splitlines()[0]
     assert ours(line) == secret
 
 
 @given(HARD)
-def test_whatever_it_is_it_is_read_alike_or_noted(secret: str) -> None:
+def test_any_value(secret: str) -> None:
     line = dotenv_line("NAME", secret)
     assert ours(f"BEFORE=1\n{line}AFTER=1\n") == secret
     assert len(line.splitlines()) == 1 or "Docker Compose" in line

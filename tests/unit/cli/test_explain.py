@@ -21,7 +21,7 @@ def served(ruled: RuledStore) -> RuledStore:
 
 
 @pytest.mark.usefixtures("served")
-def test_people_see_what_a_user_is_sent_and_why(headwater_here: Run) -> None:
+def test_explain_user(headwater_here: Run) -> None:
     outcome = headwater_here("explain", "user", "u1", "--subscribe", 'one={"list": "l2"}')
     assert (outcome.code, outcome.err) == (0, "")
     first, *lines = outcome.out.splitlines()
@@ -34,7 +34,7 @@ def test_people_see_what_a_user_is_sent_and_why(headwater_here: Run) -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_a_user_without_anything_is_told_why(headwater_here: Run) -> None:
+def test_explain_user_without_rows(headwater_here: Run) -> None:
     outcome = headwater_here("explain", "user", "nobody")
     assert outcome.out.splitlines()[0].startswith("nobody gets 1 bucket with 0 rows")
     assert "stream todos gives nothing: no row of `members` with user_id = 'nobody'" in outcome.out
@@ -52,9 +52,7 @@ def test_a_user_without_anything_is_told_why(headwater_here: Run) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("served")
-def test_a_row_is_in_or_the_condition_that_fails_is_named(
-    headwater_here: Run, user: str, table: str, row: str, code: int, said: str
-) -> None:
+def test_explain_row(headwater_here: Run, user: str, table: str, row: str, code: int, said: str) -> None:
     outcome = headwater_here("explain", "row", user, table, row)
     assert outcome.code == code
     assert said in outcome.out.splitlines()[0]
@@ -62,7 +60,7 @@ def test_a_row_is_in_or_the_condition_that_fails_is_named(
     assert found["included"] is (code == 0)
 
 
-def test_before_anything_is_served_there_is_nothing_to_explain(ruled: RuledStore, headwater_here: Run) -> None:
+def test_explain_without_version(ruled: RuledStore, headwater_here: Run) -> None:
     outcome = headwater_here("explain", "user", "u1")
     assert outcome.code == 1
     assert "[HW_8108] no sync config is served yet" in outcome.err

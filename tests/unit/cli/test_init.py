@@ -27,9 +27,7 @@ from headwater_rules.propose.outline import OutlinedTable
         ("db.example.com", "verify-full"),
     ],
 )
-def test_only_a_database_that_is_near_is_asked_without_tls(
-    host: str, sslmode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_of_a_near_database(host: str, sslmode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[SourceSettings] = []
 
     def no_tables(source: SourceSettings) -> list[OutlinedTable]:
@@ -42,7 +40,7 @@ def test_only_a_database_that_is_near_is_asked_without_tls(
     assert [each.sslmode for each in asked] == [sslmode]
 
 
-def test_the_page_names_the_packages_that_the_demo_app_is_tested_with() -> None:
+def test_page_names_tested_packages() -> None:
     web = resources.files(init.__package__).joinpath("web", "package.json")
     page = json.loads(web.read_text(encoding="utf-8"))
     demo = json.loads((Path(__file__).parents[3] / "clients" / "web" / "package.json").read_text())

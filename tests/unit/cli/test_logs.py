@@ -28,7 +28,7 @@ def as_json(made: logging.LogRecord) -> dict[str, object]:
     return found
 
 
-def test_facts_are_fields_beside_the_message() -> None:
+def test_facts_are_fields() -> None:
     entry = as_json(record({"user_id": "u1", "bytes": 7, "client_id": None, "user_agent": STRANGE}))
     assert entry.pop("time")
     assert entry == {
@@ -41,17 +41,17 @@ def test_facts_are_fields_beside_the_message() -> None:
     }
 
 
-def test_no_fact_takes_the_place_of_what_every_line_has() -> None:
+def test_facts_replace_no_field() -> None:
     entry = as_json(record({"message": "forged", "level": "debug"}, "refused"))
     assert (entry["message"], entry["level"]) == ("refused", "info")
 
 
-def test_lines_of_a_replicator_name_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_of_a_replicator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(process_facts, "stream", "headwater_default_app_ee1c344f")
     assert as_json(record({}))["stream"] == "headwater_default_app_ee1c344f"
 
 
-def test_the_trace_of_an_exception_is_a_field() -> None:
+def test_trace_field() -> None:
     try:
         raise ValueError("broken")
     except ValueError:
@@ -62,7 +62,7 @@ def test_the_trace_of_an_exception_is_a_field() -> None:
     assert "ValueError: broken" in str(entry["trace"])
 
 
-def test_text_has_the_facts_behind_the_words() -> None:
+def test_facts_in_text() -> None:
     line = TextFormatter("%(levelname)s %(message)s").format(record({"user_agent": STRANGE}))
     assert line.isascii()
     assert len(line.splitlines()) == 1

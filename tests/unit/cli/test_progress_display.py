@@ -10,9 +10,7 @@ from headwater.bulk.contract import BulkProgress
 from headwater.cli import progress as display
 
 
-def test_work_of_two_kinds_at_a_time_is_told_apart_with_as_many_rows_as_are_known(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_kinds_of_work(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, display.__name__)
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
     tell = display.BulkProgressDisplay()

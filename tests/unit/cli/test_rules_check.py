@@ -40,7 +40,7 @@ def test_warnings_fail_only_when_asked_to(headwater_here: Run, tmp_path: Path) -
     assert "error [HW_R201]" in outcome.err
 
 
-def test_buckets_of_one_row_are_warned_of_and_are_no_error(headwater_here: Run, tmp_path: Path) -> None:
+def test_bucket_per_row_warns(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         GOOD.replace("owner = auth.user_id()", "id IN (SELECT k FROM m WHERE u = auth.user_id())")
     )
@@ -54,7 +54,7 @@ def test_buckets_of_one_row_are_warned_of_and_are_no_error(headwater_here: Run, 
     assert (told["code"], told["severity"]) == ("HW_R209", "warning")
 
 
-def test_editors_get_places_from_start_to_end(headwater_here: Run, tmp_path: Path) -> None:
+def test_places_for_editors(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(WRONG)
     outcome = headwater_here("rules", "check", "a.yaml", "--json")
     found = json.loads(outcome.out)
@@ -71,7 +71,7 @@ def test_editors_get_places_from_start_to_end(headwater_here: Run, tmp_path: Pat
     assert (place["line"], place["column"], place["end_line"], place["end_column"]) == (4, 34, 4, 41)
 
 
-def test_a_place_over_several_lines_ends_on_the_last(headwater_here: Run, tmp_path: Path) -> None:
+def test_place_over_lines(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         GOOD.replace("SELECT * FROM t WHERE owner =", "|\n      SELECT * FROM t WHERE own(\n        er) =")
     )
@@ -101,7 +101,7 @@ def test_a_config_can_come_through_a_pipe(headwater_here: Run, monkeypatch: pyte
         assert "stdin:" in outcome.out + outcome.err
 
 
-def test_a_schema_file_stands_for_the_source(headwater_here: Run, tmp_path: Path) -> None:
+def test_schema_file(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text(GOOD)
     (tmp_path / "schema.json").write_text(SCHEMA)
     outcome = headwater_here("rules", "check", "b.yaml", "--schema-file", "schema.json")

@@ -41,7 +41,7 @@ def diff(run: Run, yaml: str, *options: str) -> dict[str, dict[str, object]]:
     return found
 
 
-def test_the_same_config_costs_nothing(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_same_config(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(SERVED.replace("streams:", "streams:  # who gets what"))
     outcome = headwater_here("rules", "diff", "new.yaml")
@@ -52,7 +52,7 @@ def test_the_same_config_costs_nothing(ruled: RuledStore, headwater_here: Run, t
     assert json.loads(headwater_here("rules", "diff", "new.yaml", "--json").out)["same"] is True
 
 
-def test_an_edit_of_who_gets_what_costs_nothing(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_edited_request_side(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     assert {each["change"] for each in diff(headwater_here, REQUEST_EDITED).values()} == {"unchanged"}
     shown = headwater_here("rules", "diff", "new.yaml").out
@@ -60,9 +60,7 @@ def test_an_edit_of_who_gets_what_costs_nothing(ruled: RuledStore, headwater_her
     assert "  todos: changed in its lookups; no row is downloaded again" in shown
 
 
-def test_a_changed_definition_is_priced_by_the_rows_that_are_there(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path
-) -> None:
+def test_price_of_a_changed_definition(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     todos = diff(headwater_here, PROJECTION_EDITED)["todos"]
     assert (todos["change"], todos["before"]) == ("changed", compile_config(SERVED).plan.buckets[1].name)
@@ -77,9 +75,7 @@ def test_a_changed_definition_is_priced_by_the_rows_that_are_there(
     assert guess["largest_size"] == pytest.approx(stats[str(todos["name"])].largest_size, rel=0.02)
 
 
-def test_people_are_told_what_a_device_downloads_and_from_what_that_is_known(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path
-) -> None:
+def test_shown_downloads(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(PROJECTION_EDITED + STREAM_ADDED.removeprefix(SERVED))
     outcome = headwater_here("rules", "diff", "new.yaml")
@@ -95,7 +91,7 @@ def test_people_are_told_what_a_device_downloads_and_from_what_that_is_known(
     assert "  todos: changed in its rows" in lines
 
 
-def test_what_goes_is_named(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_removed_definition(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(STREAM_ADDED)
     found = diff(headwater_here, SERVED)
     assert found["was.one"]["to_download"] is None
@@ -103,7 +99,7 @@ def test_what_goes_is_named(ruled: RuledStore, headwater_here: Run, tmp_path: Pa
     assert "removed: devices drop them" in headwater_here("rules", "diff", "new.yaml").out
 
 
-def test_a_table_that_the_store_lacks_is_named(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_missing_table(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     assert diff(headwater_here, TABLE_ADDED)["notes"]["to_download"] is None
     assert json.loads(headwater_here("rules", "diff", "new.yaml", "--json").out)["missing_tables"] == ["public.notes"]
@@ -112,7 +108,7 @@ def test_a_table_that_the_store_lacks_is_named(ruled: RuledStore, headwater_here
     assert "the store has no rows of public.notes" in shown
 
 
-def test_a_sample_stands_for_all_rows(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_sample(ruled: RuledStore, headwater_here: Run) -> None:
     rows = [[f"e{i}", f"u{i // 10}"] for i in range(5 * SAMPLE_PAGE)]
     ruled.create("events", {"id": TEXT, "user_id": TEXT}, rows)
     ruled.serve(SERVED)
@@ -139,9 +135,7 @@ NOT_COMPARED = (
 PER_ROW = SERVED.replace("owner = auth.user_id()", "id IN (SELECT list_id FROM members WHERE user_id = auth.user_id())")
 
 
-def test_rows_that_everybody_gets_are_warned_of_with_their_number(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path
-) -> None:
+def test_rows_for_everybody(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     whole = SERVED.replace("owner = auth.user_id()", "owner = auth.user_id() OR true")
     (tmp_path / "new.yaml").write_text(whole)
@@ -157,9 +151,7 @@ def test_rows_that_everybody_gets_are_warned_of_with_their_number(
     assert "warning: every user gets all rows of public.lists from stream lists\n" in alone
 
 
-def test_buckets_of_one_row_are_warned_of_with_their_number(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path
-) -> None:
+def test_buckets_per_row(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(PER_ROW)
     told = (
@@ -178,7 +170,7 @@ def test_buckets_of_one_row_are_warned_of_with_their_number(
     assert "a device may have 3 (api" in headwater_here("rules", "diff", "new.yaml").err
 
 
-def test_buckets_of_one_row_are_warned_of_without_a_store(headwater_here: Run, tmp_path: Path) -> None:
+def test_buckets_per_row_without_a_store(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SERVED)
     (tmp_path / "b.yaml").write_text(PER_ROW)
     outcome = headwater_here("rules", "diff", "b.yaml", "--against", "a.yaml")
@@ -187,7 +179,7 @@ def test_buckets_of_one_row_are_warned_of_without_a_store(headwater_here: Run, t
     )
 
 
-def test_two_files_can_be_compared_without_any_service(headwater_here: Run, tmp_path: Path) -> None:
+def test_against_a_file_without_service(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SERVED)
     (tmp_path / "b.yaml").write_text(STREAM_ADDED)
     outcome = headwater_here("rules", "diff", "b.yaml", "--against", "a.yaml")
@@ -200,21 +192,19 @@ def test_two_files_can_be_compared_without_any_service(headwater_here: Run, tmp_
     )
 
 
-def test_two_files_beside_a_store_are_priced_by_it(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_against_a_file_beside_a_store(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SERVED)
     one = diff(headwater_here, STREAM_ADDED, "--against", "a.yaml")["one"]
     assert one["to_download"]["rows"] == TODOS  # type: ignore[index]
 
 
-def test_before_the_first_version_everything_is_added(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_before_the_first_version(ruled: RuledStore, headwater_here: Run) -> None:
     assert {each["change"] for each in diff(headwater_here, SERVED).values()} == {"added"}
     assert "against no version: none is served yet" in headwater_here("rules", "diff", "new.yaml").out
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)], ids=str)
-def test_wrong_rules_are_shown_and_not_compared(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path, option: tuple[str, ...]
-) -> None:
+def test_wrong_rules(ruled: RuledStore, headwater_here: Run, tmp_path: Path, option: tuple[str, ...]) -> None:
     (tmp_path / "wrong.yaml").write_text(WRONG)
     outcome = headwater_here("rules", "diff", "wrong.yaml", *option)
     assert outcome.code == 1
@@ -224,7 +214,7 @@ def test_wrong_rules_are_shown_and_not_compared(
         assert outcome.err.startswith("wrong.yaml:\nerror [")
 
 
-def test_the_store_counts_what_a_new_device_downloads(ruled: RuledStore) -> None:
+def test_definition_stats(ruled: RuledStore) -> None:
     ruled.serve(SERVED)
     plan = compile_config(SERVED).plan
     stats = {each.definition: each for each in open_store(ruled.store.address).definition_stats()}
@@ -251,7 +241,7 @@ def test_the_store_counts_what_a_new_device_downloads(ruled: RuledStore) -> None
     reader.close()
 
 
-def test_many_buckets_are_counted_in_bounded_memory() -> None:
+def test_tally_memory() -> None:
     tally = Tally(followed=1_000)
     for row in range(60_000):
         tally.add(f"b[{row % 20_000}]", 10 if row else 10_000, 1.0)
@@ -260,7 +250,7 @@ def test_many_buckets_are_counted_in_bounded_memory() -> None:
     assert len(tally._buckets) <= 1_000
 
 
-def test_buckets_of_which_no_row_was_in_the_sample_are_thought_of() -> None:
+def test_tally_of_a_sample() -> None:
     own, shared = Tally(), Tally()
     for row in range(1_000):  # every tenth of 10,000 rows: each in a bucket of its own, or 100 to a bucket
         own.add(f"b[{row}]", 10, 10.0)

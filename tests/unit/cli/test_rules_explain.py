@@ -14,7 +14,7 @@ RULES = "config: {edition: 3}\nstreams:\n  mine:\n    query: SELECT * FROM t WHE
 WRONG = RULES.replace("owner =", "own(er) =")
 
 
-def test_a_config_is_explained_to_people_and_programs(headwater_here: Run, tmp_path: Path) -> None:
+def test_explain_config(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES)
     outcome = headwater_here("rules", "explain", "sync.yaml")
     assert (outcome.code, outcome.err) == (0, "")
@@ -26,7 +26,7 @@ def test_a_config_is_explained_to_people_and_programs(headwater_here: Run, tmp_p
     assert found["tables"] == [{"name": "t", "moves": [["owner", ["mine"]]], "rights": [], "sent": ["mine"]}]
 
 
-def test_a_client_schema_is_printed_for_a_file_of_the_source(headwater_here: Run, tmp_path: Path) -> None:
+def test_client_schema(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(RULES)
     (tmp_path / "schema.json").write_text(
         '{"format": 1, "tables": [{"name": "t", "columns": {"id": "uuid", "owner": "text", "n": "int"}}]}'
@@ -38,7 +38,7 @@ def test_a_client_schema_is_printed_for_a_file_of_the_source(headwater_here: Run
     assert '"owner" TEXT -- type not known' in unknown.out
 
 
-def test_a_config_that_is_wrong_is_not_explained(headwater_here: Run, tmp_path: Path) -> None:
+def test_explain_wrong_config(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "sync.yaml").write_text(WRONG)
     for arguments in (("explain", "sync.yaml"), ("schema", "sync.yaml", "-l", "ts")):
         outcome = headwater_here("rules", *arguments)

@@ -65,9 +65,7 @@ def on_a_device(ruled: RuledStore, yaml: str, user: str) -> Shown:
 
 
 @pytest.mark.parametrize("yaml", [SERVED, REQUEST_EDITED, PROJECTION_EDITED], ids=["served", "lookup", "projection"])
-def test_a_preview_is_what_devices_get_after_the_deploy(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path, yaml: str
-) -> None:
+def test_preview_equals_deploy(ruled: RuledStore, headwater_here: Run, yaml: str) -> None:
     ruled.serve(SERVED)
     before = {user: rows_of(previewed(headwater_here, yaml, user=user)) for user in ("u1", "u2", "nobody")}
     if yaml != SERVED:
@@ -78,7 +76,7 @@ def test_a_preview_is_what_devices_get_after_the_deploy(
     assert before["nobody"] == {}
 
 
-def test_nothing_is_deployed_or_written(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_nothing_is_deployed_or_written(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     reader = open_store(ruled.store.address).open_reader()
     before = reader.newest()
@@ -88,7 +86,7 @@ def test_nothing_is_deployed_or_written(ruled: RuledStore, headwater_here: Run, 
     reader.close()
 
 
-def test_people_see_buckets_rows_reasons_and_lookups(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_shown_preview(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     outcome = headwater_here(
@@ -109,7 +107,7 @@ def test_people_see_buckets_rows_reasons_and_lookups(ruled: RuledStore, headwate
     assert found.endswith('["u1"]: ["l1"]  ["l13"]  … 3 more')
 
 
-def test_sizes_are_those_of_a_download(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_sizes_are_those_of_a_download(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     buckets = previewed(headwater_here, SERVED, rows=0)["buckets"]
     assert isinstance(buckets, list)
@@ -137,7 +135,7 @@ CLAIMS = (
 )
 
 
-def test_claims_and_parameters_count(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_claims_and_parameters_count(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     options = ("--claims", '{"called": "name 5", "sub": "u1"}', "--params", '{"it\'s \\"it\\"": "name 6"}')
     found = previewed(headwater_here, CLAIMS, *options)
@@ -147,7 +145,7 @@ def test_claims_and_parameters_count(ruled: RuledStore, headwater_here: Run, tmp
     assert found["warnings"] == []
 
 
-def test_what_a_request_has_wrong_is_told(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_what_a_request_has_wrong_is_told(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     options = ("--params", '{"it": 1}', "--subscribe", "ones", "--subscribe", 'one={"list": "l1", "lust": 2}')
     assert previewed(headwater_here, STREAM_ADDED + CLAIMS.removeprefix(SERVED), *options)["warnings"] == [
@@ -159,7 +157,7 @@ def test_what_a_request_has_wrong_is_told(ruled: RuledStore, headwater_here: Run
     assert previewed(headwater_here, whole, "--subscribe", 'one={"lust": 2}')["warnings"] == []
 
 
-def test_rows_that_a_rule_fails_on_are_counted(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_failing_rows(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.create("odd", {"id": TEXT, "meta": TEXT}, [["o1", "{}"], ["o2", "{oops"], ["o3", "oops"]])
     yaml = SERVED + "  odd:\n    auto_subscribe: true\n    query: SELECT id, meta ->> 'a' AS a FROM odd\n"
     found = previewed(headwater_here, yaml)
@@ -171,16 +169,14 @@ def test_rows_that_a_rule_fails_on_are_counted(ruled: RuledStore, headwater_here
     assert str(warnings[0]).endswith("left out of 2 rows")
 
 
-def test_a_table_that_the_store_lacks_is_named(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_missing_table(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     assert previewed(headwater_here, TABLE_ADDED)["missing_tables"] == ["public.notes"]
     shown = headwater_here("rules", "preview", "new.yaml", "--user", "u1").out
     assert "the store has no rows of public.notes: they are missing from this preview" in shown
 
 
-def test_columns_of_types_that_only_the_source_knows_are_text(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path
-) -> None:
+def test_unknown_types(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.create("moods", {"id": TEXT, "mood": 99_999}, [["m1", "sad"]])
     found = previewed(headwater_here, SERVED + "  moods: {auto_subscribe: true, query: SELECT * FROM moods}\n")
     assert rows_of(found)["moods", "m1"] == {"id": "m1", "mood": "sad"}
@@ -190,9 +186,7 @@ def test_columns_of_types_that_only_the_source_knows_are_text(
     ]
 
 
-def test_a_stream_beyond_the_limits_is_left_out_and_told(
-    ruled: RuledStore, headwater_here: Run, tmp_path: Path
-) -> None:
+def test_left_out_stream(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     with (tmp_path / "headwater.yaml").open("a") as file:
         file.write("api: {parameters: {max_buckets_per_connection: 3}}\n")
     found = previewed(headwater_here, SERVED)
@@ -217,7 +211,7 @@ def test_a_stream_beyond_the_limits_is_left_out_and_told(
     ],
     ids=str,
 )
-def test_arguments_that_cannot_be_read_are_refused(
+def test_wrong_arguments(
     ruled: RuledStore, headwater_here: Run, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     (tmp_path / "new.yaml").write_text(SERVED)
@@ -234,7 +228,7 @@ def test_a_preview_is_of_a_user(ruled: RuledStore, headwater_here: Run, tmp_path
 
 
 @pytest.mark.parametrize("kept", [0, 7, 1_000])
-def test_lookups_are_found_however_few_fit_into_memory(ruled: RuledStore, kept: int) -> None:
+def test_lookup_scan(ruled: RuledStore, kept: int) -> None:
     source = SourceSettings("127.0.0.1", "shop", "app")
     query = "SELECT * FROM todos WHERE list_id IN (SELECT list_id FROM members WHERE user_id IN auth.parameter('who'))"
     plan = compile_config(f'config: {{edition: 3}}\nstreams: {{s: {{query: "{query}"}}}}\n').plan

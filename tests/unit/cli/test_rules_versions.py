@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from headwater.replication.versions import FILE_KEY, deploy_file, was_taken, why_served
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, command, environment
+from tests.support.fix_headwater import wait_until
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore, write_config
 
@@ -27,13 +27,6 @@ def error_of(outcome: Outcome, code: int = 1) -> str:
     assert outcome.code == code, outcome
     assert "Traceback" not in outcome.err + outcome.out
     return outcome.err
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class Running:
@@ -67,7 +60,7 @@ def states(ruled: RuledStore) -> list[str]:
     return [version.state.value for version in ruled.store.versions()]
 
 
-def test_a_deploy_waits_until_devices_are_served_by_it(ruled: RuledStore, tmp_path: Path) -> None:
+def test_deploy_waits(ruled: RuledStore, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     running = Running(tmp_path, "deploy", "new.yaml")
@@ -80,7 +73,7 @@ def test_a_deploy_waits_until_devices_are_served_by_it(ruled: RuledStore, tmp_pa
     assert ruled.store.versions()[1].origin is Origin.COMMAND
 
 
-def test_a_deploy_that_fails_says_why_and_what_is_served(ruled: RuledStore, tmp_path: Path) -> None:
+def test_failed_deploy(ruled: RuledStore, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     running = Running(tmp_path, "deploy", "new.yaml")
@@ -90,7 +83,7 @@ def test_a_deploy_that_fails_says_why_and_what_is_served(ruled: RuledStore, tmp_
     assert "[HW_8103] version 2 failed: the table public.todos is gone; devices are served as before" in error
 
 
-def test_a_deploy_that_another_one_replaces_says_so(ruled: RuledStore, tmp_path: Path) -> None:
+def test_replaced_deploy(ruled: RuledStore, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     running = Running(tmp_path, "deploy", "new.yaml")
@@ -99,7 +92,7 @@ def test_a_deploy_that_another_one_replaces_says_so(ruled: RuledStore, tmp_path:
     assert "version 2 was stopped: another version was deployed" in error_of(running.outcome())
 
 
-def test_without_a_replicator_a_deploy_says_what_it_waits_for(ruled: RuledStore, tmp_path: Path) -> None:
+def test_deploy_without_replicator(ruled: RuledStore, tmp_path: Path) -> None:
     ruled.serve(SERVED)
     ruled.store.release(ruled.lease)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
@@ -111,7 +104,7 @@ def test_without_a_replicator_a_deploy_says_what_it_waits_for(ruled: RuledStore,
     assert is_processing(ruled)
 
 
-def test_nobody_has_to_wait(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+def test_deploy_no_wait(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
     outcome = headwater_here("rules", "deploy", "new.yaml", "--no-wait")
@@ -125,7 +118,7 @@ def test_nobody_has_to_wait(ruled: RuledStore, tmp_path: Path, headwater_here: R
     assert (outcome.code, outcome.out) == (0, "version 2 has this text and is already served\n")
 
 
-def test_wrong_rules_are_not_deployed(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+def test_deploy_of_wrong_rules(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     (tmp_path / "wrong.yaml").write_text(WRONG)
     error = error_of(headwater_here("rules", "deploy", "wrong.yaml"))
@@ -136,9 +129,7 @@ def test_wrong_rules_are_not_deployed(ruled: RuledStore, tmp_path: Path, headwat
     assert states(ruled) == ["active"]
 
 
-def test_what_an_author_should_know_is_said_at_the_deploy(
-    ruled: RuledStore, tmp_path: Path, headwater_here: Run
-) -> None:
+def test_deploy_warnings(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
     (tmp_path / "open.yaml").write_text(SERVED.replace("owner = auth.user_id()", "owner = connection.parameter('who')"))
     outcome = headwater_here("rules", "deploy", "open.yaml", "--no-wait")
     assert outcome.code == 0
@@ -150,7 +141,7 @@ def test_what_an_author_should_know_is_said_at_the_deploy(
 @pytest.mark.parametrize("arguments", [("deploy", "sync.yaml"), ("versions",), ("rollback",), ("show",),
                                        ("diff", "sync.yaml"), ("preview", "sync.yaml", "--user", "u1")],
                          ids=lambda arguments: arguments[0])  # fmt: skip
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, arguments: tuple[str, ...], headwater_here: Run) -> None:
+def test_missing_store(tmp_path: Path, arguments: tuple[str, ...], headwater_here: Run) -> None:
     write_config(tmp_path)
     (tmp_path / "sync.yaml").write_text(SERVED)
     error = error_of(headwater_here("rules", *arguments))
@@ -158,13 +149,13 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, arguments: tuple[
     assert not (tmp_path / "store").exists()
 
 
-def test_a_file_that_is_not_there_is_named(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+def test_missing_file(ruled: RuledStore, headwater_here: Run) -> None:
     assert "No such file or directory; check the path (no.yaml)" in error_of(
         headwater_here("rules", "deploy", "no.yaml")
     )
 
 
-def test_versions_are_listed_newest_first(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+def test_list_versions(ruled: RuledStore, headwater_here: Run) -> None:
     assert headwater_here("rules", "versions").out.startswith("no version yet")
     ruled.serve(SERVED)
     ruled.store.deploy(STREAM_ADDED, Origin.COMMAND)
@@ -183,7 +174,7 @@ def test_versions_are_listed_newest_first(ruled: RuledStore, tmp_path: Path, hea
     assert listed[1]["created"] <= listed[1]["activated"]
 
 
-def test_a_version_is_shown_as_it_was_written(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+def test_show_version(ruled: RuledStore, headwater_here: Run) -> None:
     assert "no version is served yet" in error_of(headwater_here("rules", "show"))
     ruled.serve(SERVED)
     ruled.serve(STREAM_ADDED)
@@ -193,14 +184,14 @@ def test_a_version_is_shown_as_it_was_written(ruled: RuledStore, tmp_path: Path,
     assert "[HW_8102] there is no version 7 (latest versions: 1, 2); see `headwater rules versions`" in error
 
 
-def test_a_rollback_serves_the_version_before_again(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
+def test_rollback(ruled: RuledStore, tmp_path: Path, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     ruled.store.deploy(STREAM_ADDED, Origin.COMMAND)
     ruled.fail("no room")
     assert "no other version was served before" in error_of(headwater_here("rules", "rollback"))
     ruled.serve(PROJECTION_EDITED)
     running = Running(tmp_path, "rollback")
-    until(lambda: is_processing(ruled))
+    wait_until(lambda: is_processing(ruled), "the version to be processed")
     ruled.process()
     outcome = running.outcome()
     assert outcome.code == 0
@@ -211,7 +202,7 @@ def test_a_rollback_serves_the_version_before_again(ruled: RuledStore, tmp_path:
     assert "there is no version 9" in error_of(headwater_here("rules", "rollback", "9"))
 
 
-def test_a_rollback_stays_until_the_file_changes(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_rollback_stays(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     def served() -> str:
         if any(each.state is VersionState.PROCESSING for each in ruled.store.versions()):
             ruled.process()

@@ -29,12 +29,12 @@ def loaded_by(*arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["rules", "--help"], ["serve", "--help"], ["init", "--help"], ["doctor", "--help"]]
 )
-def test_help_needs_neither_database_nor_language(arguments: list[str]) -> None:
+def test_imports_of_help(arguments: list[str]) -> None:
     dear = {"sqlglot", "psycopg", "starlette", "cryptography", "ruamel.yaml", "httpcore", "pyspark", "rich"}
     assert loaded_by(*arguments) & dear == set()
 
 
-def test_rules_are_checked_without_the_service(tmp_path: Path) -> None:
+def test_imports_of_rules_check(tmp_path: Path) -> None:
     rules = tmp_path / "sync.yaml"
     rules.write_text("config: {edition: 3}\nstreams: {notes: {query: SELECT * FROM notes}}\n")
     loaded = loaded_by("rules", "check", str(rules))

@@ -24,7 +24,7 @@ Run = Callable[..., Outcome]
         ("--contains", "whatever", "--id-too"),
     ],
 )
-def test_what_is_to_be_forgotten_is_named_in_one_way(headwater_here: Run, options: tuple[str, ...]) -> None:
+def test_forget_arguments(headwater_here: Run, options: tuple[str, ...]) -> None:
     outcome = headwater_here("store", "forget", *options)
     assert outcome.code == 2
     assert "--table and --id" in outcome.err
@@ -36,14 +36,14 @@ def test_a_short_text_is_refused(ruled: RuledStore, headwater_here: Run) -> None
     assert "fewer than 5 characters" in outcome.err
 
 
-def test_a_table_that_is_not_there_is_answered_with_those_that_are(ruled: RuledStore, headwater_here: Run) -> None:
+def test_unknown_table(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     outcome = headwater_here("store", "forget", "--table", "public.todo", "--id", "1", "--yes")
     assert outcome.code == 1
     assert "public.todos" in outcome.err
 
 
-def test_nothing_is_done_when_the_source_cannot_be_asked(ruled: RuledStore, headwater_here: Run) -> None:
+def test_forget_needs_the_source(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     outcome = headwater_here("store", "forget", "--contains", "some text", "--yes")
     assert outcome.code == 75

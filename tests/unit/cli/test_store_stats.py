@@ -56,7 +56,7 @@ def test_rows_that_stand_are_told_from_ops(ruled: RuledStore, headwater_here: Ru
         assert bucket["ops"] == bucket["rows"] + 1, "every row has one op, after the CLEAR"
 
 
-def test_people_see_tables_history_disk_and_versions(ruled: RuledStore, headwater_here: Run) -> None:
+def test_shown_stats(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     outcome = headwater_here("store", "stats")
     assert (outcome.code, outcome.err) == (0, "")
@@ -65,7 +65,7 @@ def test_people_see_tables_history_disk_and_versions(ruled: RuledStore, headwate
     assert max(map(len, outcome.out.splitlines())) < 160
 
 
-def test_rows_that_are_too_large_are_named_with_their_size(ruled: RuledStore, headwater_here: Run) -> None:
+def test_too_large_rows(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     line = "big\t" + "x" * ROW_LIMIT
     table = next(table for table in ruled.store.tables(SOURCE) if table.relation.name == "todos")

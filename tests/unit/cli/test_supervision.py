@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from headwater.cli.supervise import Child
+from tests.support.fix_headwater import wait_until
 
 SUPERVISOR = """
 import sys
@@ -35,13 +35,6 @@ STAYS_WITH_US = NOTED + "import threading; from headwater.cli import supervise; 
 STAYS_WITH_US += "threading.Event().wait()"
 
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
@@ -95,9 +88,9 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_children_and_then_the_supervisor(run: Callable[..., Run], number: int) -> None:
+def test_signal_ends_all(run: Callable[..., Run], number: int) -> None:
     service = run(STAYS, STAYS)
-    until(lambda: bool(service.started("a") and service.started("b")), "both to start")
+    wait_until(lambda: bool(service.started("a") and service.started("b")), "both to start")
     assert service.end(number) == 0
     assert not any(alive(pid) for pid in service.started("a") + service.started("b"))
 
@@ -108,56 +101,56 @@ def test_a_second_signal_is_passed_on(run: Callable[..., Run]) -> None:
     waits += "pathlib.Path(sys.argv[1], f'told-{os.getpid()}').touch(); "
     waits += "[time.sleep(0.01) for _ in iter(lambda: len(told), 2)]"
     service = run(waits)
-    until(lambda: bool(service.started("a")), "the start")
+    wait_until(lambda: bool(service.started("a")), "the start")
     service.process.send_signal(signal.SIGTERM)
-    until(lambda: bool(service.started("told")), "the first signal to arrive")
+    wait_until(lambda: bool(service.started("told")), "the first signal to arrive")
     assert service.end(signal.SIGINT) == 0
     assert "is killed" not in service.said()
 
 
-def test_a_crashed_child_is_started_again_and_the_other_stays(run: Callable[..., Run]) -> None:
+def test_crashed_child(run: Callable[..., Run]) -> None:
     service = run(STAYS, STAYS)
-    until(lambda: bool(service.started("a") and service.started("b")), "both to start")
+    wait_until(lambda: bool(service.started("a") and service.started("b")), "both to start")
     os.kill(service.started("a")[0], signal.SIGKILL)
-    until(lambda: len(service.started("a")) == 2, "the second start")
+    wait_until(lambda: len(service.started("a")) == 2, "the second start")
     assert len(service.started("b")) == 1
 
 
 def test_a_child_that_hangs_is_replaced(run: Callable[..., Run]) -> None:
     beats = "from headwater.cli import supervise; import time; beat = supervise.beats(); beat(); " + NOTED
     service = run(beats + "[(beat(), time.sleep(0.05)) for _ in iter(int, 1)]", STAYS)  # the other never began
-    until(lambda: bool(service.started("a") and service.started("b")), "both to start")
+    wait_until(lambda: bool(service.started("a") and service.started("b")), "both to start")
     hung = service.started("a")[0]
     os.kill(hung, signal.SIGSTOP)
-    until(lambda: len(service.started("a")) == 2, "another one")
+    wait_until(lambda: len(service.started("a")) == 2, "another one")
     assert not alive(hung)
     assert len(service.started("b")) == 1
 
 
-def test_a_child_that_needs_a_person_ends_everything(run: Callable[..., Run]) -> None:
+def test_child_that_needs_a_person(run: Callable[..., Run]) -> None:
     service = run(STAYS, NOTED + "print('mend it', file=sys.stderr); sys.exit(1)")
     assert service.process.wait(DEADLINE) == 1
     assert len(service.started("b")) == 1
     assert not any(alive(pid) for pid in service.started("a"))
 
 
-def test_children_end_when_the_supervisor_is_killed(run: Callable[..., Run]) -> None:
+def test_killed_supervisor(run: Callable[..., Run]) -> None:
     service = run(STAYS_WITH_US)
-    until(lambda: bool(service.started("a")), "the start")
+    wait_until(lambda: bool(service.started("a")), "the start")
     service.end(signal.SIGKILL)
-    until(lambda: not alive(service.started("a")[0]), "the child to end too")
+    wait_until(lambda: not alive(service.started("a")[0]), "the child to end too")
 
 
-def test_what_a_child_leaves_behind_ends_with_it(run: Callable[..., Run]) -> None:
+def test_left_behind_processes(run: Callable[..., Run]) -> None:
     leaves = NOTED + "import subprocess; p = subprocess.Popen(['sleep', '600']); "
     leaves += "pathlib.Path(sys.argv[1], f'left-{p.pid}').touch(); sys.exit(1)"
     service = run(leaves)
     assert service.process.wait(DEADLINE) == 1
     (left,) = service.started("left")
-    until(lambda: not alive(left), "what was left to end")
+    wait_until(lambda: not alive(left), "what was left to end")
 
 
-def test_what_is_told_at_first_is_not_told_again() -> None:
+def test_told_at_first() -> None:
     child = Child("a", [sys.executable, "-c", "import sys; sys.exit(10 + len(sys.argv))"], at_first=["once"])
     codes = []
     for _ in range(2):

@@ -39,7 +39,7 @@ def claims_of(outcome: Outcome, directory: Path) -> dict[str, object]:
     return dict(asyncio.run(Verifier(key_source(auth), auth.audience).verify(token)).claims)
 
 
-def test_a_token_is_all_that_is_printed_and_the_service_accepts_it(tmp_path: Path) -> None:
+def test_token(tmp_path: Path) -> None:
     write_config(tmp_path, SECRET)
     outcome = made(tmp_path, "user-1")
     claims = claims_of(outcome, tmp_path)
@@ -52,13 +52,13 @@ def test_a_token_is_all_that_is_printed_and_the_service_accepts_it(tmp_path: Pat
     assert jwt.get_unverified_header(outcome.out.strip())["kid"] == "main"
 
 
-def test_a_process_prints_the_token_on_its_output_and_warnings_nowhere(tmp_path: Path) -> None:
+def test_token_output(tmp_path: Path) -> None:
     short = jwk(b"a secret of 24 bytes....")
     write_config(tmp_path, {"audience": ["app"], "jwks": {"keys": [short]}, "supbase": True})
     assert claims_of(headwater("token", "user-1", cwd=tmp_path), tmp_path)["sub"] == "user-1"
 
 
-def test_claims_lifetime_and_audience_are_as_asked_for(tmp_path: Path) -> None:
+def test_claims_lifetime_and_audience(tmp_path: Path) -> None:
     write_config(tmp_path, {**SECRET, "audience": ["app", "tools"]})
     more = ["--claim", "role=admin", "--claim", "level=3", "--claim", 'parameters={"a": [1]}', "--claim", "eq=a=b"]
     claims = claims_of(made(tmp_path, "u", *more, "--expires", "90s", "--audience", "tools"), tmp_path)
@@ -76,7 +76,7 @@ def test_a_lifetime_has_a_unit(tmp_path: Path, asked: str, lifetime: int) -> Non
     assert (claims["iat"], claims["exp"]) == (claims["iat"], int(str(claims["iat"])) + lifetime)
 
 
-def test_the_secret_of_a_supabase_project_makes_tokens_of_its_kind(tmp_path: Path) -> None:
+def test_supabase_token(tmp_path: Path) -> None:
     write_config(tmp_path, {"supabase": True, "supabase_jwt_secret": "a-secret-of-thirty-two-characters"})
     assert claims_of(made(tmp_path, "u", "--expires", "7d"), tmp_path)["aud"] == "authenticated"
 
@@ -89,7 +89,7 @@ def test_the_secret_of_a_supabase_project_makes_tokens_of_its_kind(tmp_path: Pat
         {"audience": ["app"], "jwks": {"keys": [signer().jwk()]}},
     ],
 )
-def test_without_a_secret_nobody_but_the_issuer_makes_tokens(tmp_path: Path, client_auth: object) -> None:
+def test_token_without_secret(tmp_path: Path, client_auth: object) -> None:
     write_config(tmp_path, client_auth)
     outcome = made(tmp_path, "u")
     assert (outcome.code, outcome.out) == (1, "")
@@ -111,7 +111,7 @@ def test_without_a_secret_nobody_but_the_issuer_makes_tokens(tmp_path: Path, cli
         ([], "Missing argument 'USER'"),
     ],
 )
-def test_a_token_that_the_service_would_refuse_is_not_printed(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_refused_token(tmp_path: Path, arguments: list[str], said: str) -> None:
     write_config(tmp_path, SECRET)
     outcome = made(tmp_path, *arguments)
     assert outcome.code != 0
@@ -119,6 +119,6 @@ def test_a_token_that_the_service_would_refuse_is_not_printed(tmp_path: Path, ar
     assert said in outcome.err
 
 
-def test_without_an_audience_in_the_config_no_token_is_made(tmp_path: Path) -> None:
+def test_token_without_audience(tmp_path: Path) -> None:
     write_config(tmp_path, {"jwks": {"keys": [jwk()]}})
     assert "none is configured, in client_auth.audience" in made(tmp_path, "u").err

@@ -12,9 +12,7 @@ from headwater.cli.workers import WORKER, endpoint_children, this_worker
 from tests.unit.config.configs import MINIMAL, load
 
 
-def test_the_path_of_the_directory_of_sockets_is_short_and_it_goes_with_the_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("long" * 20)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

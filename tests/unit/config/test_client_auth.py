@@ -21,7 +21,7 @@ def auth(tmp_path: Path, text: str, source: str = PROJECT) -> ServiceConfig:
     return load(tmp_path, f"{source}client_auth: {text}\n")
 
 
-def test_one_address_of_keys_or_several(tmp_path: Path) -> None:
+def test_key_addresses(tmp_path: Path) -> None:
     one = auth(tmp_path, "{audience: [app], jwks_uri: 'https://a.example/jwks'}")
     assert [address.url for address in one.auth.addresses] == ["https://a.example/jwks"]
     assert (one.auth.addresses[0].audience, one.auth.addresses[0].max_lifetime) == (None, DAY)
@@ -44,27 +44,27 @@ def test_one_address_of_keys_or_several(tmp_path: Path) -> None:
         ("https://me:secret@a/jwks", "[PSYNC_S3102] client_auth.jwks_uri: has a login, which would not be sent"),
     ],
 )
-def test_an_address_that_can_not_be_asked_is_refused(tmp_path: Path, uri: str, said: str) -> None:
+def test_wrong_address(tmp_path: Path, uri: str, said: str) -> None:
     told = mistakes(tmp_path, f"{PROJECT}client_auth: {{jwks_uri: {uri}}}")
     assert said in told
     assert "secret" not in told
 
 
-def test_addresses_that_are_refused_are_read_as_ranges(tmp_path: Path) -> None:
+def test_refused_ranges(tmp_path: Path) -> None:
     ranges = "[local, 10.0.0.1/8, 2001:db8::/32, 192.0.2.1]"
     rules = auth(tmp_path, f"{{audience: [app], supabase: true, jwks_reject_ip_ranges: {ranges}}}").auth.rules
     assert rules.ranges == (ip_network("10.0.0.0/8"), ip_network("2001:db8::/32"), ip_network("192.0.2.1"))
     assert (rules.local, rules.ipv4_only) == (True, False)
 
 
-def test_the_old_key_against_local_addresses_refuses_ipv6_too(tmp_path: Path) -> None:
+def test_block_local_jwks(tmp_path: Path) -> None:
     rules = auth(tmp_path, "{supabase: true, block_local_jwks: true}").auth.rules
     assert (rules.local, rules.ipv4_only) == (True, True)
     rules = auth(tmp_path, "{supabase: true, block_local_jwks: false}").auth.rules
     assert (rules.local, rules.ipv4_only) == (False, False)
 
 
-def test_a_key_of_the_published_config_that_changes_nothing_is_not_taken_for_its_opposite(tmp_path: Path) -> None:
+def test_allow_local_jwks(tmp_path: Path) -> None:
     config = auth(tmp_path, "{supabase: true, allow_local_jwks: true}")
     (warning,) = config.warnings
     assert "client_auth.allow_local_jwks: has no effect here: local addresses are allowed" in warning
@@ -79,15 +79,15 @@ def test_a_key_of_the_published_config_that_changes_nothing_is_not_taken_for_its
         "{jwks_uri: 'http://192.0.2.7/jwks', jwks_reject_ip_ranges: 192.0.2.0/24}",
     ],
 )
-def test_an_address_that_the_config_itself_refuses_is_told_at_the_start(tmp_path: Path, text: str) -> None:
+def test_address_in_a_refused_range(tmp_path: Path, text: str) -> None:
     assert "[PSYNC_S2203] client_auth.jwks_uri: " in mistakes(tmp_path, f"{PROJECT}client_auth: {text}")
 
 
-def test_supabase_tokens_may_live_for_seven_days_and_twenty_minutes() -> None:
+def test_supabase_lifetime() -> None:
     assert SUPABASE_LIFETIME == 7 * DAY + 20 * 60
 
 
-def test_the_keys_of_a_supabase_project_are_found_by_its_database(tmp_path: Path) -> None:
+def test_supabase_keys(tmp_path: Path) -> None:
     config = auth(tmp_path, "{supabase: true}")
     (address,) = config.auth.addresses
     assert address.url == "https://abcdefghij.supabase.co/auth/v1/.well-known/jwks.json"
@@ -96,13 +96,13 @@ def test_the_keys_of_a_supabase_project_are_found_by_its_database(tmp_path: Path
 
 
 @pytest.mark.parametrize("host", ["db.abc.supabase.co.evil.example", "db.a.b.supabase.co", "h"])
-def test_a_host_that_is_not_a_project_s_is_warned_of(tmp_path: Path, host: str) -> None:
+def test_supabase_on_another_host(tmp_path: Path, host: str) -> None:
     config = auth(tmp_path, "{supabase: true}", SOURCE.format(host=host))
     assert config.auth.addresses == ()
     assert "client_auth.supabase: the source is not at db.<project>.supabase.co" in config.warnings[0]
 
 
-def test_the_secret_of_a_supabase_project_is_taken_as_it_is_written(tmp_path: Path) -> None:
+def test_supabase_secret(tmp_path: Path) -> None:
     secret = "super-secret-jwt-token-with-at-least-32-characters-long"
     text = f"{{supabase: true, supabase_jwt_secret: {secret}}}"
     config = auth(tmp_path, text, SOURCE.format(host="h"))
@@ -114,7 +114,7 @@ def test_the_secret_of_a_supabase_project_is_taken_as_it_is_written(tmp_path: Pa
     assert len(auth(tmp_path, text).auth.addresses) == 1
 
 
-def test_a_supabase_secret_without_supabase_is_no_key(tmp_path: Path) -> None:
+def test_supabase_secret_without_supabase(tmp_path: Path) -> None:
     config = auth(tmp_path, "{supabase_jwt_secret: a-secret-of-thirty-two-characters, audience: [app]}")
     assert config.auth.keys == ()
     assert any("client_auth.supabase_jwt_secret: has no effect here" in warning for warning in config.warnings)
@@ -124,7 +124,7 @@ def secret_of(size: int) -> str:
     return base64.urlsafe_b64encode(b"s" * size).decode()
 
 
-def test_the_keys_of_firebase_are_good_for_the_named_project_alone(tmp_path: Path) -> None:
+def test_firebase_keys(tmp_path: Path) -> None:
     config = auth(tmp_path, "{firebase: my-project, audience: [app], jwks_uri: 'https://a.example/jwks'}")
     own, shared = config.auth.addresses
     assert (own.audience, shared.audience) == (None, frozenset({"my-project"}))
@@ -135,7 +135,7 @@ def test_the_keys_of_firebase_are_good_for_the_named_project_alone(tmp_path: Pat
     )
 
 
-def test_a_short_secret_is_warned_of_and_one_that_can_be_guessed_refused(tmp_path: Path) -> None:
+def test_short_secret(tmp_path: Path) -> None:
     def jwks(size: int) -> str:
         return f"{{audience: [app], jwks: {{keys: [{{kty: oct, alg: HS512, k: {secret_of(size)}}}]}}}}"
 
@@ -146,7 +146,7 @@ def test_a_short_secret_is_warned_of_and_one_that_can_be_guessed_refused(tmp_pat
     assert "the secret has 15 bytes" in mistakes(tmp_path, f"{PROJECT}client_auth: {jwks(15)}")
 
 
-def test_a_short_supabase_secret_is_treated_alike(tmp_path: Path) -> None:
+def test_short_supabase_secret(tmp_path: Path) -> None:
     (warning,) = auth(tmp_path, "{supabase: true, supabase_jwt_secret: sixteen-bytes-..}").warnings
     assert "client_auth.supabase_jwt_secret: has 16 bytes" in warning
     told = mistakes(tmp_path, f"{PROJECT}client_auth: {{supabase: true, supabase_jwt_secret: short-secret}}")
@@ -157,7 +157,7 @@ def test_a_short_supabase_secret_is_treated_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["use: enc", "key_ops: [encrypt]"])
-def test_a_key_for_encryption_is_left_out_with_a_warning(tmp_path: Path, why: str) -> None:
+def test_encryption_key(tmp_path: Path, why: str) -> None:
     key = f"{{kty: RSA, kid: e, n: AQAB, e: AQAB, {why}}}"
     config = auth(tmp_path, f"{{supabase: true, jwks: {{keys: [{key}]}}}}")
     assert config.auth.keys == ()
@@ -165,7 +165,7 @@ def test_a_key_for_encryption_is_left_out_with_a_warning(tmp_path: Path, why: st
     assert warning.endswith("client_auth.jwks.keys[0]: is not a key for signatures, so it is ignored")
 
 
-def test_a_config_that_accepts_no_token_is_warned_of(tmp_path: Path) -> None:
+def test_no_token_accepted(tmp_path: Path) -> None:
     (warning,) = auth(tmp_path, "{audience: [app]}").warnings
     assert "every token is refused; add client_auth.jwks_uri or client_auth.jwks.keys" in warning
     (warning,) = auth(tmp_path, "{jwks_uri: 'https://a.example/jwks'}").warnings

@@ -16,7 +16,7 @@ from headwater.telemetry.trace_choice import TraceSettings
 from tests.unit.config.configs import MINIMAL, load, mistakes
 
 
-def test_a_config_in_the_published_shape_loads(tmp_path: Path) -> None:
+def test_published_config(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL)
     source = config.source()
     assert (source.host, source.port, source.database, source.user) == ("db.example", 5433, "shop", "app")
@@ -29,7 +29,7 @@ def test_a_config_in_the_published_shape_loads(tmp_path: Path) -> None:
     assert config.warnings == ()
 
 
-def test_the_limits_of_the_door_are_read(tmp_path: Path) -> None:
+def test_http_limits(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).api.http == HttpLimits()
     written = "http: {max_header_bytes: 8192, body_seconds: 5, max_connections_per_address: 0, drain_seconds: 0}"
     limits = load(tmp_path, f"{MINIMAL}api: {{{written}, trusted_proxies: [10.1.2.3/8, '::1']}}").api.http
@@ -42,14 +42,14 @@ def test_the_limits_of_the_door_are_read(tmp_path: Path) -> None:
     assert "api.http.drain_seconds" in mistakes(tmp_path, MINIMAL + "api: {http: {drain_seconds: 30}}")
 
 
-def test_a_device_may_know_of_more_buckets_than_it_may_have(tmp_path: Path) -> None:
+def test_known_buckets(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).api.parameters.body.known_buckets == 20_000
     raised = MINIMAL + "api: {parameters: {max_buckets_per_connection: 50000, max_subscriptions_per_connection: 5}}"
     assert load(tmp_path, raised).api.parameters.body.known_buckets == 100_000
     assert load(tmp_path, raised).api.parameters.body.subscriptions == 5
 
 
-def test_a_store_can_be_a_schema_in_postgres(tmp_path: Path) -> None:
+def test_postgres_store(tmp_path: Path) -> None:
     text = """
     storage: {type: postgresql, uri: "postgresql://app:p%40ss@db.example:6001/ours", sslmode: verify-ca, cacert: CA}
     """
@@ -83,13 +83,13 @@ def test_a_store_can_be_a_schema_in_postgres(tmp_path: Path) -> None:
         ("sslmode: disable", []),
     ],
 )
-def test_encryption_that_asks_nobody_for_a_name_is_warned_of(tmp_path: Path, keys: str, warnings: list[str]) -> None:
+def test_sslmode_warnings(tmp_path: Path, keys: str, warnings: list[str]) -> None:
     storage = f"storage:\n  {{{keys}, type: postgresql, uri: 'postgresql://u:p@h/d'}}"
     found = load(tmp_path, re.sub("storage: .*", storage, MINIMAL)).warnings
     assert all(expected in message for message, expected in zip(found, warnings, strict=True)), found
 
 
-def test_spark_may_run_elsewhere_when_the_store_is_in_postgres(tmp_path: Path) -> None:
+def test_spark_elsewhere(tmp_path: Path) -> None:
     storage = "storage: {type: postgresql, hostname: h, database: d, username: u, sslmode: disable, schema: hw_2}"
     config = load(tmp_path, f"{storage}\nspark: {{master: yarn}}")
     assert config.spark.master == "yarn"
@@ -98,11 +98,11 @@ def test_spark_may_run_elsewhere_when_the_store_is_in_postgres(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [("", 600), ("idle_minutes: 1", 60), ("idle_minutes: 0", None)])
-def test_spark_on_this_machine_ends_when_idle(tmp_path: Path, minutes: str, seconds: float | None) -> None:
+def test_idle_spark(tmp_path: Path, minutes: str, seconds: float | None) -> None:
     assert load(tmp_path, f"spark: {{{minutes}}}").spark.idle_seconds == seconds
 
 
-def test_explicit_keys_win_over_the_uri(tmp_path: Path) -> None:
+def test_keys_beside_the_uri(tmp_path: Path) -> None:
     text = """
     replication: {connections: [{uri: "postgres://a:b@one:6000/x?connect_timeout=7&sslmode=disable", hostname: two,
                                  port: "6001", password: c, publications: [powersync], slot_name_prefix: hw_}]}
@@ -118,19 +118,19 @@ def test_explicit_keys_win_over_the_uri(tmp_path: Path) -> None:
     assert (source.publications, source.slot_prefix) == (("powersync",), "hw_")
 
 
-def test_the_uri_may_carry_escaped_characters(tmp_path: Path) -> None:
+def test_escaped_uri(tmp_path: Path) -> None:
     text = "replication: {connections: [{uri: 'postgresql://us%40er:p%2Fw%23@db/na%20me'}]}"
     source = load(tmp_path, text).source()
     assert (source.user, source.password, source.database) == ("us@er", "p/w#", "na me")
 
 
-def test_the_endpoint_keeps_64_mib_of_history_at_hand_unless_told_otherwise(tmp_path: Path) -> None:
+def test_chunk_cache_mb(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).api.parameters.chunk_cache_mb == 64
     assert load(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: 0}}").api.parameters.chunk_cache_mb == 0
     assert "api.parameters.chunk_cache_mb" in mistakes(tmp_path, MINIMAL + "api: {parameters: {chunk_cache_mb: -1}}")
 
 
-def test_operators_may_have_a_port_of_their_own(tmp_path: Path) -> None:
+def test_admin_port(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).api.admin_port is None
     api = load(tmp_path, MINIMAL + "api: {admin_port: 9000, admin_host: 127.0.0.1}").api
     assert (api.admin_port, api.admin_host) == (9000, "127.0.0.1")
@@ -138,13 +138,13 @@ def test_operators_may_have_a_port_of_their_own(tmp_path: Path) -> None:
     assert "api.admin_port: is the same as `port`" in said
 
 
-def test_the_replicator_holds_64_mib_of_rows_at_a_time_unless_told_otherwise(tmp_path: Path) -> None:
+def test_batch_mb(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).source().batch_bytes == 64 << 20
     told = MINIMAL.replace("replication:\n", "replication:\n  batch_mb: 16\n")
     assert load(tmp_path, told).source().batch_bytes == 16 << 20
 
 
-def test_keys_that_say_what_is_so_anyway_are_passed_over(tmp_path: Path) -> None:
+def test_keys_without_effect(tmp_path: Path) -> None:
     text = """
     migrations: {disable_auto_migration: false}
     telemetry: {disable_telemetry_sharing: true, prometheus_port: 9090}
@@ -155,7 +155,7 @@ def test_keys_that_say_what_is_so_anyway_are_passed_over(tmp_path: Path) -> None
     assert config.prometheus_port == 9090
 
 
-def test_metrics_are_answered_here_unless_told(tmp_path: Path) -> None:
+def test_metrics_host(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).metrics_host == "127.0.0.1"
     assert load(tmp_path, MINIMAL + "metrics: {host: 0.0.0.0}").metrics_host == "0.0.0.0"
     assert any("metrics.port: unknown key" in w for w in load(tmp_path, MINIMAL + "metrics: {port: 1}").warnings)
@@ -177,15 +177,13 @@ ENDPOINT = "http://collector:4318"
         ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
     ],
 )
-def test_traces_are_sent_only_where_an_endpoint_is_named(
-    tmp_path: Path, text: str, environment: dict[str, str], expected: TraceSettings | None
-) -> None:
+def test_traces(tmp_path: Path, text: str, environment: dict[str, str], expected: TraceSettings | None) -> None:
     config = load(tmp_path, MINIMAL + text, **environment)
     assert config.traces == expected
     assert config.warnings == ()
 
 
-def test_an_endpoint_for_traces_has_to_be_one_of_http(tmp_path: Path) -> None:
+def test_traces_need_http(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not an HTTP URL"):
         load(tmp_path, MINIMAL + "traces: {endpoint: 'collector:4317'}")
     grpc = {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
@@ -204,13 +202,11 @@ def test_an_endpoint_for_traces_has_to_be_one_of_http(tmp_path: Path) -> None:
         ("{probes: {use_legacy: true}}", True),
     ],
 )
-def test_who_speaks_of_probes_names_those_that_are_to_be_answered(
-    tmp_path: Path, healthcheck: str, answered: bool
-) -> None:
+def test_probes(tmp_path: Path, healthcheck: str, answered: bool) -> None:
     assert load(tmp_path, f"{MINIMAL}healthcheck: {healthcheck}").probes is answered
 
 
-def test_the_environment_sets_log_level_and_format(tmp_path: Path) -> None:
+def test_logging_of_the_environment(tmp_path: Path) -> None:
     text = "system: {logging: {level: warn}}"
     assert load(tmp_path, text).logging.level == "WARNING"
     logging = load(tmp_path, text, PS_LOG_LEVEL="DEBUG", PS_LOG_FORMAT="json").logging
@@ -219,7 +215,7 @@ def test_the_environment_sets_log_level_and_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\\n", "\\r\\n", " "], ids=["lines", "n", "r and n", "blanks"])
-def test_pem_text_keeps_its_lines_wherever_it_comes_from(end: str) -> None:
+def test_pem_lines(end: str) -> None:
     lines = ["-----BEGIN CERTIFICATE-----", "MIIB+/", "AAA=", "-----END CERTIFICATE-----"]
     given = end.join([*lines, *lines]) + ("\n" if end == "\n" else end)
     source = source_of("postgresql://u@db.example/app", cacert=given)

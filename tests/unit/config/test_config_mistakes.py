@@ -14,18 +14,18 @@ from headwater.config.schema import suggestion
 from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
 
 
-def test_secrets_do_not_show_when_a_config_is_printed(tmp_path: Path) -> None:
+def test_secrets_in_repr(tmp_path: Path) -> None:
     printed = repr(load(tmp_path, MINIMAL + "api: {tokens: [hush-hush-hush-hush]}"))
     assert not any(secret in printed for secret in ("pass@", "'pass'", "hush", "c2VjcmV0"))
 
 
-def test_unknown_keys_are_a_warning_with_a_guess(tmp_path: Path) -> None:
+def test_unknown_key(tmp_path: Path) -> None:
     warnings = load(tmp_path, MINIMAL + "prot: 1\napi: {parameters: {max_bucket_per_connection: 5}}\n").warnings
     assert any("line 8, column 7: prot: unknown key, ignored; did you mean port?" in w for w in warnings)
     assert any("did you mean max_buckets_per_connection?" in w for w in warnings)
 
 
-def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -> None:
+def test_key_without_effect(tmp_path: Path) -> None:
     (warning,) = load(tmp_path, MINIMAL + "migrations: {disable_auto_migration: true}").warnings
     assert warning == (
         "line 8, column 38: migrations.disable_auto_migration: has no effect here:"
@@ -42,7 +42,7 @@ def test_keys_without_effect_are_named_with_what_holds_instead(tmp_path: Path) -
         ("client_auth: {allow_local_jwks: true", "client_auth.allow_local_jwks", "local addresses are allowed"),
     ],
 )
-def test_keys_of_published_configs_are_known_by_name(tmp_path: Path, text: str, key: str, instead: str) -> None:
+def test_published_key_without_effect(tmp_path: Path, text: str, key: str, instead: str) -> None:
     section = text.partition("{")[0] + "{"
     given = MINIMAL.replace(section, f"{text}, ") if section in MINIMAL else MINIMAL + text
     (warning,) = [each for each in load(tmp_path, given).warnings if key in each]
@@ -67,7 +67,7 @@ def test_keys_of_published_configs_are_known_by_name(tmp_path: Path, text: str, 
         ("max_bucket", "max_buckets", "did you mean max_buckets?"),
     ],
 )
-def test_no_guess_advises_what_may_be_the_opposite(name: str, known: str, guess: str) -> None:
+def test_guess_of_opposites(name: str, known: str, guess: str) -> None:
     assert suggestion(name, [known]) == guess
 
 
@@ -150,7 +150,7 @@ def test_no_guess_advises_what_may_be_the_opposite(name: str, known: str, guess:
         (SOURCE + "{hostname: a}\n  - {hostname: b}", "2 sources are configured, but this version supports only one"),
     ],
 )
-def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_mistake(tmp_path: Path, text: str, message: str) -> None:
     assert message in mistakes(tmp_path, text, WORD="seven", EMPTY="")
 
 
@@ -186,9 +186,7 @@ CHANGE_ME = "Y2hhbmdlLW1lLWNoYW5nZS1tZS1jaGFuZ2UtbWUtY2hhbmdlLW1l"
         ),
     ],
 )
-def test_the_secret_of_an_example_is_refused_with_its_place_and_the_way_to_make_one(
-    tmp_path: Path, text: str, key: str
-) -> None:
+def test_example_secret(tmp_path: Path, text: str, key: str) -> None:
     told = mistakes(tmp_path, text, TOKEN="change-me-admin-token", KEY=CHANGE_ME)
     assert f"[HW_7010] {key}: is the secret of an example, which everybody knows; " in told
     assert "line " in told
@@ -196,21 +194,21 @@ def test_the_secret_of_an_example_is_refused_with_its_place_and_the_way_to_make_
     assert "hange-me" not in told.lower()
 
 
-def test_an_admin_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+def test_short_admin_token(tmp_path: Path) -> None:
     told = mistakes(tmp_path, f"api: {{tokens: [{'a1' * 8}, fifteen-letters]}}")
     assert "[HW_7010] api.tokens: a token has under 16 characters, so that it can be guessed; make one with: " in told
     assert "fifteen" not in told
     assert load(tmp_path, MINIMAL + f"api: {{tokens: [{'a1' * 8}]}}").api.tokens == ("a1" * 8,)
 
 
-def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
     report = mistakes(tmp_path, "spark: {master: yarn}\nport: x\nstorage: {type: mongodb}\n")
     assert "has 3 errors" in report
     places = [line.split(":")[0].strip() for line in report.splitlines()[1:]]
     assert places == ["line 1, column 17", "line 2, column 7", "line 3, column 17"]
 
 
-def test_a_mistake_in_json_is_named_with_its_place(tmp_path: Path) -> None:
+def test_mistake_in_json(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 2, column 9: .* not valid JSON"):
         load(tmp_path, '{\n"port": }', "config.json")
 
@@ -226,7 +224,7 @@ LOGIN = f"postgresql://app:{PASSWORD}"
      ("storage: {{type: postgresql, uri: '{}'}}", "storage.uri")],
     ids=["source", "storage"],
 )  # fmt: skip
-def test_a_character_that_cuts_the_password_short_is_refused(tmp_path: Path, text: str, key: str, rest: str) -> None:
+def test_unescaped_password(tmp_path: Path, text: str, key: str, rest: str) -> None:
     report = mistakes(tmp_path, text.format(f"postgresql://app:1024{rest}"))
     assert f"{key}: has an @ or another special character that is not escaped" in report
     assert "write @ in the password as %40, / as %2F, : as %3A, ? as %3F, # as %23, or set it apart" in report
@@ -234,7 +232,7 @@ def test_a_character_that_cuts_the_password_short_is_refused(tmp_path: Path, tex
     assert "1024" not in report
 
 
-def test_a_login_for_somebody_with_more_rights_is_refused_likewise(tmp_path: Path) -> None:
+def test_unescaped_password_of_a_login(tmp_path: Path) -> None:
     source = load(tmp_path, MINIMAL).source()
     with pytest.raises(ConfigError, match="an @ or another special character that is not escaped") as caught:
         with_login(source, f"{LOGIN}@x@db/shop")
@@ -258,12 +256,12 @@ def test_a_login_for_somebody_with_more_rights_is_refused_likewise(tmp_path: Pat
         "spark: {{master: '{}@db/shop'}}",
     ],
 )
-def test_a_uri_at_a_wrong_place_is_not_printed(tmp_path: Path, text: str) -> None:
+def test_uri_at_a_wrong_place(tmp_path: Path, text: str) -> None:
     report = mistakes(tmp_path, text.format(LOGIN, LOGIN))
     assert PASSWORD not in report
 
 
-def test_a_uri_where_a_key_or_a_file_name_belongs_is_not_printed(tmp_path: Path) -> None:
+def test_uri_as_key_or_file(tmp_path: Path) -> None:
     warnings = load(tmp_path, f"{{storage: {{type: sqlite, uri:{LOGIN}@db/shop}}}}").warnings
     assert any("unknown key" in warning for warning in warnings)
     assert PASSWORD not in " ".join(warnings)

@@ -15,7 +15,7 @@ from headwater.storage.address import SqliteAddress
 from tests.unit.config.configs import MINIMAL, load
 
 
-def test_paths_are_relative_to_the_file_wherever_the_process_runs(tmp_path: Path) -> None:
+def test_relative_paths(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()
     (folder / "sync.yaml").write_text("streams: {}")
@@ -29,11 +29,11 @@ def test_paths_are_relative_to_the_file_wherever_the_process_runs(tmp_path: Path
     ("written", "value", "port"),
     [("!env PORT::number", "9000", 9000), ("!env PORT", "9001", 9001), ("!env PORT::string", "9002", 9002)],
 )
-def test_values_come_from_any_environment_variable(tmp_path: Path, written: str, value: str, port: int) -> None:
+def test_env_values(tmp_path: Path, written: str, value: str, port: int) -> None:
     assert load(tmp_path, f"port: {written}", PORT=value).port == port
 
 
-def test_a_variable_that_is_set_but_empty_is_an_empty_text(tmp_path: Path) -> None:
+def test_empty_variable(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL + "host: !env HOST", HOST="").host == "0.0.0.0"
 
 
@@ -46,12 +46,12 @@ def test_a_variable_can_be_a_truth_value(tmp_path: Path, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["POWERSYNC_CONFIG_B64", "HEADWATER_CONFIG_B64"])
-def test_the_config_can_come_as_base64_from_the_environment(tmp_path: Path, name: str) -> None:
+def test_base64_config(tmp_path: Path, name: str) -> None:
     encoded = base64.encodebytes(b"port: 9000").decode()
     assert load_config(ConfigSource(), {name: encoded}, tmp_path).port == 9000
 
 
-def test_the_command_line_wins_over_the_environment_and_the_environment_over_the_file(tmp_path: Path) -> None:
+def test_precedence(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("port: 1")
     (tmp_path / "other.yaml").write_text("port: 2")
     environment = {"POWERSYNC_CONFIG_PATH": "other.yaml"}
@@ -68,17 +68,17 @@ def test_json_is_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["POWERSYNC_SYNC_CONFIG_B64", "POWERSYNC_SYNC_RULES_B64"])
-def test_the_sync_config_can_come_as_base64(tmp_path: Path, name: str) -> None:
+def test_base64_sync_config(tmp_path: Path, name: str) -> None:
     encoded = base64.b64encode(b"streams: {a: 1}").decode()
     assert load(tmp_path, MINIMAL, **{name: encoded}).sync_text() == "streams: {a: 1}"
 
 
 @pytest.mark.parametrize("key", ["sync_config", "sync_rules"])
-def test_the_sync_config_can_stand_in_the_service_config(tmp_path: Path, key: str) -> None:
+def test_inline_sync_config(tmp_path: Path, key: str) -> None:
     assert load(tmp_path, f"{key}:\n  content: |\n    streams: {{}}\n").sync_text() == "streams: {}\n"
 
 
-def test_anchors_and_merge_keys_are_plain_yaml(tmp_path: Path) -> None:
+def test_anchors_and_merge_keys(tmp_path: Path) -> None:
     text = """
     x-defaults: &defaults {sslmode: disable, username: u, database: d}
     replication: {connections: [{<<: *defaults, hostname: h, database: other}]}
@@ -87,7 +87,7 @@ def test_anchors_and_merge_keys_are_plain_yaml(tmp_path: Path) -> None:
     assert (config.source().user, config.source().database) == ("u", "other")
 
 
-def test_without_any_config_the_ways_to_give_one_are_named(tmp_path: Path) -> None:
+def test_no_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config FILE, write one by `headwater init`, or try `headwater dev`"):
         load_config(ConfigSource(), {}, tmp_path)
 
@@ -97,14 +97,14 @@ def test_base64_that_is_none_is_refused(tmp_path: Path) -> None:
         load_config(ConfigSource(base64="%%%"), {}, tmp_path)
 
 
-def test_a_missing_sync_config_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_missing_sync_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no sync config is given.*sync_config: \{path: sync.yaml\}"):
         load(tmp_path, "port: 1").sync_text()
     with pytest.raises(ConfigError, match=r"can't be read: No such file .*sync\.yaml"):
         load(tmp_path, MINIMAL).sync_text()
 
 
-def test_what_the_environment_lacks_comes_from_the_file_beside_the_config(tmp_path: Path) -> None:
+def test_env_file(tmp_path: Path) -> None:
     file = tmp_path / "there" / "headwater.yaml"
     file.parent.mkdir()
     file.write_text("api: {tokens: [!env PS_A, !env PS_B]}")

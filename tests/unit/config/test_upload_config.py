@@ -18,7 +18,7 @@ def test_without_it_nothing_may_be_written(tmp_path: Path) -> None:
         config.uploads()
 
 
-def test_a_table_with_nothing_said_of_it_has_the_defaults(tmp_path: Path) -> None:
+def test_table_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, MINIMAL + "upload: {role: app_user, tables: {todos: }}")
     upload = config.uploads()
     assert (upload.role, upload.login) == ("app_user", config.source())

@@ -25,18 +25,18 @@ def shown(rules: RuleText, stream: str) -> list[list[str]]:
     ]
 
 
-def test_each_branch_of_an_or_has_its_own_line(demo: RuleText) -> None:
+def test_branches_of_an_or(demo: RuleText) -> None:
     assert shown(demo, "lists") == [
         ["WHERE owner_id = auth.user_id()"],
         ["OR id IN (SELECT list_id FROM list_members WHERE user_id = auth.user_id())"],
     ]
 
 
-def test_a_stream_without_a_condition_shows_its_query(demo: RuleText) -> None:
+def test_stream_without_condition(demo: RuleText) -> None:
     assert shown(demo, "announcements") == [["query: SELECT * FROM announcements"]]
 
 
-def test_a_stream_ends_before_the_comment_of_the_next() -> None:
+def test_comment_of_the_next_stream() -> None:
     text = """\
         config:
           edition: 3

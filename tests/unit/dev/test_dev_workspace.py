@@ -17,7 +17,7 @@ from headwater.storage.address import SqliteAddress
 from headwater_rules.compiler.compile import compile_config
 
 
-def test_a_temporary_workspace_is_gone_afterwards() -> None:
+def test_temporary_workspace() -> None:
     with open_workspace(None) as workspace:
         workspace.store.mkdir()
         root = workspace.root
@@ -25,7 +25,7 @@ def test_a_temporary_workspace_is_gone_afterwards() -> None:
     assert not root.exists()
 
 
-def test_a_temporary_workspace_is_gone_after_a_failure_too() -> None:
+def test_temporary_workspace_after_a_failure() -> None:
     made: list[Path] = []
 
     def fail() -> None:
@@ -38,7 +38,7 @@ def test_a_temporary_workspace_is_gone_after_a_failure_too() -> None:
     assert not made[0].exists()
 
 
-def test_a_kept_workspace_stays_without_its_scratch_files(tmp_path: Path) -> None:
+def test_kept_workspace(tmp_path: Path) -> None:
     for _ in range(2):
         with open_workspace(tmp_path / "kept") as workspace:
             (workspace.scratch / "spark").touch()
@@ -47,7 +47,7 @@ def test_a_kept_workspace_stays_without_its_scratch_files(tmp_path: Path) -> Non
         assert not workspace.scratch.exists()
 
 
-def test_two_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
+def test_two_at_once(tmp_path: Path) -> None:
     with (
         open_workspace(tmp_path),
         pytest.raises(WorkspaceError, match="another headwater dev"),
@@ -58,14 +58,14 @@ def test_two_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_impossible_directory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(WorkspaceError, match=r"file/kept"), open_workspace(file / "kept"):
         pass
 
 
-def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
+def test_written_config(tmp_path: Path) -> None:
     source = SourceSettings("127.0.0.1", "demo", "postgres", port=5433, sslmode="disable")
     files = find_demo_files()
     with open_workspace(tmp_path / "it's here") as workspace:
@@ -91,16 +91,14 @@ def test_the_written_config_loads_without_a_warning(tmp_path: Path) -> None:
         ("demo.example", "http://demo.example:80"),
     ],
 )
-def test_the_text_names_addresses_that_a_browser_here_can_open(host: str, origin: str, tmp_path: Path) -> None:
+def test_addresses(host: str, origin: str, tmp_path: Path) -> None:
     session = database_session("postgresql://postgres@127.0.0.1:5433/demo", tmp_path)
     text = what_to_try(Address(host, 80), session, find_demo_files(), None)
     assert f"{origin}/demo/" in text
     assert "postgresql://postgres@127.0.0.1:5433/demo" in text
 
 
-def test_a_database_session_is_a_command_that_runs_or_an_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dsn = "postgresql://postgres@127.0.0.1:5433/demo"
     monkeypatch.setenv("PATH", "")
     assert database_session(dsn, tmp_path) == dsn

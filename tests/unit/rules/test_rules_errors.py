@@ -90,7 +90,7 @@ def test_wrong_query(query: str, marked: str | None, message: str) -> None:
     assert message in str(error)
     assert place_of(error).line == 5
     if marked is not None:
-        assert error.span.text == marked
+        assert place_of(error).text == marked
 
 
 @pytest.mark.parametrize(
