@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import TypedDict, Unpack
 
 import pytest
@@ -37,5 +37,7 @@ def check(edition: int, config: str, rows: Rows, held: Held, asked: Asked) -> No
 
 
 def form(name: str, config: str, rows: Rows, held: Held, **asked: Unpack[Asked]) -> object:
-    """One case of a table of forms."""
+    """One case of a table of forms. A query alone is that of a stream that everybody gets."""
+    if config.lstrip().startswith("SELECT"):
+        config = "streams:\n  s:\n    auto_subscribe: true\n    query: |\n" + indent(dedent(config).strip(), " " * 6)
     return pytest.param(config, rows, held, asked, id=name)

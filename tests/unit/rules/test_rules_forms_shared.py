@@ -154,12 +154,8 @@ STREAMS = [
         {"scans_2030": [{"id": 1, "doctor": "kim"}], "scans_2031": [{"id": 2, "doctor": "kim"}, {"id": 3}],
          "log_new": [{"id": 4, "doctor": "kim"}], "log_old": [{"id": 5, "doctor": "kim"}]},
         {"scans": [{"id": 2, "year": "2031"}], "log_new": [4]}, subscriptions={"scans": {"year": "2031"}}),
-    form("rows without an id", """
-        streams:
-          codes:
-            auto_subscribe: true
-            query: SELECT row_id() AS id, code FROM codes WHERE lang = auth.parameter('lang')
-        """,
+    form("rows without an id",
+        "SELECT row_id() AS id, code FROM codes WHERE lang = auth.parameter('lang')",
         {"codes": [{"code": "a", "lang": "no"}, {"code": "b", "lang": "fi"}]},
         {"codes": [{"code": "a"}]}, user={"sub": "kim", "lang": "no"}),
     form("a stream that nobody asked for", """
