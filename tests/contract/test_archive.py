@@ -277,7 +277,7 @@ def test_interrupted_import(
     assert everything(address)["totals"] == everything(filled.address)["totals"]
 
 
-def test_only_an_empty_store_is_replaced(filled: WrittenStore, archive: Path, new_address: NewAddress) -> None:
+def test_import_into_a_filled_store(filled: WrittenStore, archive: Path, new_address: NewAddress) -> None:
     with pytest.raises(StoreNotEmptyError, match="there is a store already"):
         import_store(archive, filled.address, silent)
     new = new_address()

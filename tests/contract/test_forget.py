@@ -152,7 +152,7 @@ def test_forget_row(written: WrittenStore) -> None:
     devices.check()
 
 
-def test_what_stands_is_said_to_stand(written: WrittenStore) -> None:
+def test_standing_text_is_told(written: WrittenStore) -> None:
     written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
     written.write({"r2": (A, "other")})
     seen = looked(written.address, TextTarget(SECRET))[A]
@@ -164,7 +164,7 @@ def test_what_stands_is_said_to_stand(written: WrittenStore) -> None:
     ]
 
 
-def test_what_stands_is_not_forgotten(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standing_text_is_kept(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_forget, "STREAM_PATIENCE", 0.0)
     written.publish({"r1": (A, SECRET), "r2": (A, SECRET)})
     written.write({"r2": (A, "other")})
@@ -175,7 +175,7 @@ def test_what_stands_is_not_forgotten(written: WrittenStore, monkeypatch: pytest
     assert looked(written.address, TextTarget(SECRET))[A].overruled == 1, "nothing was done"
 
 
-def test_what_is_written_meanwhile_is_told(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_meanwhile(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     written.publish({"r1": (A, SECRET)})
     written.write({"r1": (A, "other")})
     rewrite = Forgetter.rewrite

@@ -65,7 +65,7 @@ def test_history_end(lived: WrittenStore) -> None:
         assert taken == min(most, len(ids)) or (taken < most and upto in flushes)
 
 
-def test_a_reader_keeps_to_some_buckets(lived: WrittenStore) -> None:
+def test_history_filter(lived: WrittenStore) -> None:
     backend = open_store(lived.address)
     for where, expected in (
         (HistoryFilter(definitions=("todos",)), {A, B}),

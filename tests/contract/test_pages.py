@@ -49,7 +49,7 @@ def test_take_pages(writer: SourceWriter, reader: StoreReader) -> None:
     assert ("todos", "4") not in contents([assert_in_step(reader, A)])
 
 
-def test_a_taken_page_says_what_it_touched(writer: SourceWriter, reader: StoreReader) -> None:
+def test_page_touches(writer: SourceWriter, reader: StoreReader) -> None:
     before = writer.bootstrap({str(i): (A, "x") for i in range(4)})
     part = writer.additions({"1": (B, "y"), "2": (B, "z")})
     after = writer.store.take_page(writer.lease, part, 0, ())
@@ -194,7 +194,7 @@ def test_order_of_ops_and_pages(writer: SourceWriter, reader: StoreReader) -> No
     assert contents([assert_in_step(reader, B, device)]) == contents([fresh])
 
 
-def test_a_job_is_on_record(writer: SourceWriter) -> None:
+def test_record_of_a_job(writer: SourceWriter) -> None:
     record = BulkRecord("audit", SOURCE, "app-7", 3, 100, 0, 5.0, 9.5)
     writer.store.note_job(record)
     assert writer.store.bulk_records() == [record]

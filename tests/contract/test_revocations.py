@@ -39,7 +39,7 @@ def test_newest_revocations(writer: SourceWriter, open_reading: Callable[[Source
         assert newest.revoked == made.seq
 
 
-def test_a_listener_wakes(writer: SourceWriter, reader: StoreReader) -> None:
+def test_listener_wakes(writer: SourceWriter, reader: StoreReader) -> None:
     with closing(reader.listen()) as listener:
         writer.store.revoke(RevokedKind.STREAMS, "{}", 60.0)
         assert select.select([listener.fileno()], [], [], 10)[0]
@@ -53,7 +53,9 @@ def test_expired_revocations(writer: SourceWriter, reader: StoreReader) -> None:
     assert reader.revocations(0) == [later]
 
 
-def test_it_outlives_whoever_made_it(writer: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]) -> None:
+def test_revocation_outlives_its_writer(
+    writer: SourceWriter, open_reading: Callable[[SourceWriter], StoreReader]
+) -> None:
     writer.bootstrap({"1": (A, "x")})
     made = writer.store.revoke(RevokedKind.USER, "u1", 600.0)
     with closing(open_store(writer.address).open_writer()) as other:

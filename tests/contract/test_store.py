@@ -38,7 +38,7 @@ def test_published_rows(writer: SourceWriter, reader: StoreReader) -> None:
     assert contents([a, b]) == {("todos", row_id): {"text": text} for row_id, (_, text) in rows.items()}
 
 
-def test_a_new_bucket_begins_with_a_clear(writer: SourceWriter, reader: StoreReader) -> None:
+def test_new_bucket_begins_with_a_clear(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": (A, "x")})
     checkpoint = writer.write({"2": (B, "y")})
     for bucket in (A, B):
@@ -46,7 +46,7 @@ def test_a_new_bucket_begins_with_a_clear(writer: SourceWriter, reader: StoreRea
         assert first["op"] == "CLEAR"
 
 
-def test_an_unknown_bucket_is_empty(writer: SourceWriter, reader: StoreReader) -> None:
+def test_unknown_bucket(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": (A, "x")})
     assert totals(reader, "nobody[]")[1:] == (0, 0)
     assert reader.chunk("nobody[]", OpId(0), OpId(2**53)).size == 0

@@ -20,7 +20,7 @@ WIDER = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (*RELATION.colum
 OTHER = Relation(2, "public", "lists", ReplicaIdentity.FULL, (Column("name", 25, -1, False),))
 
 
-def test_a_row_is_found_by_its_id(writer: SourceWriter) -> None:
+def test_find_row(writer: SourceWriter) -> None:
     long = "x" * 5_000
     writer.bootstrap({"1": (A, "one"), "2": (A, "two")})
     writer.write({"2": (B, "more"), long: (A, "long")})
@@ -70,7 +70,7 @@ def test_add_layout(writer: SourceWriter) -> None:
     assert (again.layouts, again.fingerprint) == ((RELATION, WIDER), "rebuilt")
 
 
-def test_a_resync_is_marked_and_unmarked(writer: SourceWriter) -> None:
+def test_mark_resync(writer: SourceWriter) -> None:
     writer.bootstrap({"1": (A, "x")})
     for reason in (ResyncReason(Cause.LEFT_OUT, "0/1"), ResyncReason(Cause.ASKED), None):
         writer.store.mark_resync(writer.lease, [writer.table], reason)
@@ -170,7 +170,7 @@ def test_drop_table(writer: SourceWriter, reader: StoreReader) -> None:
     assert lookups(reader, ["k"]) == {"k": []}
 
 
-def test_a_source_moves_to_another_slot(writer: SourceWriter) -> None:
+def test_move_source(writer: SourceWriter) -> None:
     writer.bootstrap({"1": (A, "x")})
     state = SourceState(SOURCE, Lsn(5), "other", "9", 3)
     writer.store.move_source(writer.lease, state)

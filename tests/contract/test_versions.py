@@ -30,7 +30,7 @@ def test_published_version(writer: SourceWriter, reader: StoreReader) -> None:
     assert writer.store.complete_definitions() == SIDES
 
 
-def test_the_same_text_is_no_new_version(writer: SourceWriter) -> None:
+def test_same_text(writer: SourceWriter) -> None:
     first = writer.store.deploy("one", Origin.FILE)
     assert writer.store.deploy("one", Origin.COMMAND) == first
     writer.bootstrap({"1": (A, "x")}, yaml="one")

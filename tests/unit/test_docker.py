@@ -112,7 +112,7 @@ def test_stages_end_unprivileged() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (400, 1)])
-def test_the_health_check_asks_the_service(status: int, code: int) -> None:
+def test_health_check(status: int, code: int) -> None:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == "/probes/liveness" else 500)
@@ -149,7 +149,7 @@ def compose_errors(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_a_compose_file_is_one(name: str) -> None:
+def test_compose_files(name: str) -> None:
     text = (DOCKER / name).read_text()
     assert compose_errors(text) == ""
     assert compose_errors(text.replace("    command:", "    commands:", 1)) != ""

@@ -61,7 +61,7 @@ def test_without_git_the_version_is_told(clone: Path) -> None:
     assert version(clone, **{told: ""}) == "0.0"
 
 
-def test_an_sdist_keeps_its_version(clone: Path) -> None:
+def test_version_of_an_sdist(clone: Path) -> None:
     for each in (".ci/hatch_build.py", "clients/web/dist/index.html"):
         (clone / each).parent.mkdir(parents=True)
     shutil.copy(ROOT / ".ci/hatch_build.py", clone / ".ci")

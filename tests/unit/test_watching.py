@@ -59,7 +59,7 @@ def exported() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(("title", "expression"), list(expressions()), ids=lambda text: text if len(text) < 60 else "")
-def test_an_expression_names_what_there_is(title: str, expression: str, exported: dict[str, set[str]]) -> None:
+def test_expressions_name_known_metrics(title: str, expression: str, exported: dict[str, set[str]]) -> None:
     found = selectors(expression)
     names = set(re.findall(r"\b(?:headwater|powersync|process)_\w+", expression))
     assert {each.name for each in found} == names, "each is found by the parser, too"

@@ -91,7 +91,7 @@ def test_overtaken_checkpoint(compacted: CompactedStore) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_what_a_truncate_left_behind_goes(compacted: CompactedStore) -> None:
+def test_left_by_a_truncate(compacted: CompactedStore) -> None:
     compacted.hand.publish({str(n): (A, "x") for n in range(3_000)})
     compacted.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
     before = compacted.reader.newest()

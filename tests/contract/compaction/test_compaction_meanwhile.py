@@ -168,7 +168,7 @@ def test_bucket_that_is_gone(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_only_one_at_a_time_compacts(compacted: CompactedStore) -> None:
+def test_one_compaction_at_a_time(compacted: CompactedStore) -> None:
     other = open_store(compacted.address).open_compaction()
     lease = compacted.compaction.acquire("here:1", 30.0)
     with pytest.raises(LeaseHeldError):

@@ -73,7 +73,7 @@ def all_ok(results: Iterable[Result]) -> bool:
     return {each.level for each in results} == {Level.OK}
 
 
-def test_a_service_config_with_mistakes(tmp_path: Path) -> None:
+def test_config_mistakes(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("port: x\nstorage: {type: mongodb}\n")
     found, results = check_config(ConfigSource(), {}, tmp_path)
     assert found is None
@@ -144,7 +144,7 @@ def test_unreachable_keys(tmp_path: Path) -> None:
         assert all_ok(looked(issuer.url()))
 
 
-def test_a_store_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = config(tmp_path, SOURCE.replace("PORT", "5432"))
     assert isinstance(there.storage, SqliteAddress)
     assert all_ok(each for each in check_store(there)[1] if each.area == "store")
@@ -164,7 +164,7 @@ def test_a_store_that_can_not_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("free", "level"), [(100 << 20, Level.FAIL), (1 << 30, Level.WARN), (50 << 30, Level.OK)], ids=str
 )
-def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, level: Level) -> None:
+def test_full_disk(tmp_path: Path, free: int, level: Level) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=free)
     with mock.patch.object(shutil, "disk_usage", return_value=usage):
         (found,) = [each for each in check_store(config(tmp_path))[1] if each.area == "disk"]
@@ -268,7 +268,7 @@ class _Headwater(BaseHTTPRequestHandler):
         ("telemetry.prometheus_port", "port: FREE\ntelemetry: {prometheus_port: PORT}\n"),
     ],
 )
-def test_a_port_that_is_taken(setting: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port(setting: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_ANSWER_SECONDS", 0.5)  # the stranger does not speak
 
     def looked(port: int, *, running: bool) -> list[Result]:

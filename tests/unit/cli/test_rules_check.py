@@ -81,7 +81,7 @@ def test_place_over_lines(headwater_here: Run, tmp_path: Path) -> None:
     assert (place["line"], place["column"], place["end_line"], place["end_column"]) == (5, 29, 6, 12)
 
 
-def test_a_workflow_gets_annotations(headwater_here: Run, tmp_path: Path) -> None:
+def test_annotations(headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(WRONG)
     (tmp_path / "c.yaml").write_text(WARNED)
     outcome = headwater_here("rules", "check", "a.yaml", "c.yaml", "--format", "github")
@@ -93,7 +93,7 @@ def test_a_workflow_gets_annotations(headwater_here: Run, tmp_path: Path) -> Non
     assert warning.startswith("::warning file=c.yaml,line=4,col=12,")
 
 
-def test_a_config_can_come_through_a_pipe(headwater_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_through_a_pipe(headwater_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, code in ((GOOD, 0), (WRONG, 1)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         outcome = headwater_here("rules", "check", "-")
@@ -127,9 +127,7 @@ def test_schema_file(headwater_here: Run, tmp_path: Path) -> None:
         ((), "Missing argument 'FILE"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_said(
-    headwater_here: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_arguments(headwater_here: Run, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     (tmp_path / "b.yaml").write_text(GOOD)
     outcome = headwater_here("rules", "check", *arguments)
     assert outcome.code != 0

@@ -145,7 +145,7 @@ def test_claims_and_parameters_count(ruled: RuledStore, headwater_here: Run) -> 
     assert found["warnings"] == []
 
 
-def test_what_a_request_has_wrong_is_told(ruled: RuledStore, headwater_here: Run) -> None:
+def test_wrong_request(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     options = ("--params", '{"it": 1}', "--subscribe", "ones", "--subscribe", 'one={"list": "l1", "lust": 2}')
     assert previewed(headwater_here, STREAM_ADDED + CLAIMS.removeprefix(SERVED), *options)["warnings"] == [
@@ -220,7 +220,7 @@ def test_wrong_arguments(
     assert said in outcome.err
 
 
-def test_a_preview_is_of_a_user(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
+def test_preview_needs_a_user(ruled: RuledStore, headwater_here: Run, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(WRONG)
     assert "Missing option '--user'" in headwater_here("rules", "preview", "new.yaml").err
     outcome = headwater_here("rules", "preview", "new.yaml", "--user", "u1")

@@ -30,7 +30,7 @@ def test_forget_arguments(headwater_here: Run, options: tuple[str, ...]) -> None
     assert "--table and --id" in outcome.err
 
 
-def test_a_short_text_is_refused(ruled: RuledStore, headwater_here: Run) -> None:
+def test_short_text(ruled: RuledStore, headwater_here: Run) -> None:
     outcome = headwater_here("store", "forget", "--contains", "Ann", "--yes")
     assert outcome.code == 1
     assert "fewer than 5 characters" in outcome.err

@@ -41,7 +41,7 @@ def test_figures_are_those_of_the_store(ruled: RuledStore, headwater_here: Run) 
     assert sizes["file"] >= sum(file.stat().st_size for file in (ruled.folder / "store").glob("store.db"))
 
 
-def test_what_grows_comes_first(ruled: RuledStore, headwater_here: Run) -> None:
+def test_order_of_growth(ruled: RuledStore, headwater_here: Run) -> None:
     ruled.serve(SERVED)
     grown = stats(headwater_here, "--top", "2")["buckets"]
     assert [len(found) for found in grown.values()] == [2, 2, 2]

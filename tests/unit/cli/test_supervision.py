@@ -95,7 +95,7 @@ def test_signal_ends_all(run: Callable[..., Run], number: int) -> None:
     assert not any(alive(pid) for pid in service.started("a") + service.started("b"))
 
 
-def test_a_second_signal_is_passed_on(run: Callable[..., Run]) -> None:
+def test_second_signal(run: Callable[..., Run]) -> None:
     waits = "import signal, time; told = []; signal.signal(signal.SIGTERM, lambda *_: told.append(1)); " + NOTED
     waits += "[time.sleep(0.01) for _ in iter(lambda: len(told), 1)]; "
     waits += "pathlib.Path(sys.argv[1], f'told-{os.getpid()}').touch(); "
@@ -116,7 +116,7 @@ def test_crashed_child(run: Callable[..., Run]) -> None:
     assert len(service.started("b")) == 1
 
 
-def test_a_child_that_hangs_is_replaced(run: Callable[..., Run]) -> None:
+def test_hanging_child(run: Callable[..., Run]) -> None:
     beats = "from headwater.cli import supervise; import time; beat = supervise.beats(); beat(); " + NOTED
     service = run(beats + "[(beat(), time.sleep(0.05)) for _ in iter(int, 1)]", STAYS)  # the other never began
     wait_until(lambda: bool(service.started("a") and service.started("b")), "both to start")

@@ -70,7 +70,7 @@ def test_claims_lifetime_and_audience(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "lifetime"), [("45", 45), ("90s", 90), ("15m", 900), ("24h", 86_400), ("1d", 86_400)]
 )
-def test_a_lifetime_has_a_unit(tmp_path: Path, asked: str, lifetime: int) -> None:
+def test_lifetime_units(tmp_path: Path, asked: str, lifetime: int) -> None:
     write_config(tmp_path, SECRET)
     claims = claims_of(made(tmp_path, "u", "--expires", asked), tmp_path)
     assert (claims["iat"], claims["exp"]) == (claims["iat"], int(str(claims["iat"])) + lifetime)

@@ -38,7 +38,7 @@ def test_empty_variable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "FALSE"])
-def test_a_variable_can_be_a_truth_value(tmp_path: Path, value: str) -> None:
+def test_boolean_variable(tmp_path: Path, value: str) -> None:
     text = "sync_config: {content: 'x', exit_on_error: !env STRICT::boolean}"
     config = load(tmp_path, text, STRICT=value).sync_config
     assert config is not None

@@ -84,7 +84,7 @@ def test_every_published_key_is_documented() -> None:
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row[0]}: {row[1]}")
-def test_a_key_does_what_the_document_says(row: Row, tmp_path: Path) -> None:
+def test_documented_keys(row: Row, tmp_path: Path) -> None:
     key, example, here = row
     place = key.replace("[]", "[0]")
     with (tmp_path / "headwater.yaml").open("w") as file:

@@ -120,5 +120,5 @@ upload:
         ("{role: a, tables: {t: {}}, max_body_mb: 0}", "must be a number from 1 to 1024"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(tmp_path: Path, section: str, said: str) -> None:
+def test_mistakes_of_upload(tmp_path: Path, section: str, said: str) -> None:
     assert said in mistakes(tmp_path, f"{MINIMAL}upload: {section}")

@@ -64,7 +64,7 @@ def test_no_row_looks_like_a_stub(line: str) -> None:
 
 
 @pytest.mark.parametrize(("character", "size"), [("x", 1), ('"', 2), ("é", 2), ("\x01", 6)])
-def test_an_op_is_measured_as_it_is_sent(character: str, size: int) -> None:
+def test_size_of_an_op(character: str, size: int) -> None:
     data = character * ((OP_LIMIT - 2) // size)
     fits, too_large = (Put(0, 'b["1"]', "t", "1", text) for text in (data, data + character * 2))
     size_of_op = len(orjson.dumps(data)) + 2 * size

@@ -11,7 +11,7 @@ from tests.contract.source_writer import SOURCE, SourceWriter
 MB = 1 << 20
 
 
-def test_it_shrinks(tmp_path: Path) -> None:
+def test_write_ahead_file_shrinks(tmp_path: Path) -> None:
     with closing(SqliteWriter(tmp_path)) as store:
         writer = SourceWriter(store.address, store, store.acquire(SOURCE, "test:1", 60.0))
         writer.bootstrap({})

@@ -145,7 +145,7 @@ def test_trailer_is_no_header(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize(
     "sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x02\x00"]
 )
-def test_what_is_not_http_is_400(endpoint: Endpoint, sent: bytes) -> None:
+def test_malformed_request_is_400(endpoint: Endpoint, sent: bytes) -> None:
     with connected(endpoint) as connection:
         connection.send(sent)
         refused(connection.answer(), 400, "HW_6021")

@@ -60,12 +60,12 @@ def decoder(coding: Coding) -> Decoder:
         (" , gzip ;q=1.000,", "gzip"),
     ],
 )
-def test_the_coding_is_the_one_the_client_likes_most(header: str | None, chosen: str) -> None:
+def test_preferred_coding(header: str | None, chosen: str) -> None:
     assert choose_coding(header, (ZSTD, GZIP)).name == chosen
 
 
 @pytest.mark.parametrize("header", ["identity;q=0", "*;q=0", "br, *;q=0"])
-def test_a_client_that_takes_no_coding_of_ours_is_refused(header: str) -> None:
+def test_no_acceptable_coding(header: str) -> None:
     with pytest.raises(ApiError, match="HW_6003"):
         choose_coding(header, (ZSTD, GZIP))
 
@@ -88,7 +88,7 @@ texts = st.builds(
 @by_name
 @settings(max_examples=examples(100), deadline=None)
 @given(texts=st.lists(texts, max_size=8))
-def test_a_stream_decodes_to_what_was_sent_each_piece_as_it_arrives(coding: Coding, texts: list[bytes]) -> None:
+def test_pieces_decode_as_they_arrive(coding: Coding, texts: list[bytes]) -> None:
     decode, wrapping = decoder(coding), coding.open()
     decode(wrapping.begin())
     for text in texts:
@@ -97,7 +97,7 @@ def test_a_stream_decodes_to_what_was_sent_each_piece_as_it_arrives(coding: Codi
 
 
 @given(texts=st.lists(texts, max_size=8))
-def test_a_gzip_stream_ends_with_the_sum_and_length_of_all_of_it(texts: list[bytes]) -> None:
+def test_gzip_trailer(texts: list[bytes]) -> None:
     wrapping = GZIP.open()
     pieces = b"".join(wrapping.wrap(GZIP.encode(text)) for text in texts)
     sent = wrapping.begin() + pieces + wrapping.end()
@@ -105,12 +105,12 @@ def test_a_gzip_stream_ends_with_the_sum_and_length_of_all_of_it(texts: list[byt
 
 
 @given(st.binary(max_size=5000), st.binary(max_size=5000))
-def test_the_sum_of_two_texts_follows_from_theirs(first: bytes, second: bytes) -> None:
+def test_combined_crc(first: bytes, second: bytes) -> None:
     assert joined_crc(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
 @by_name
-def test_a_piece_is_the_same_for_every_stream_and_at_any_place_in_it(coding: Coding) -> None:
+def test_pieces_are_shared(coding: Coding) -> None:
     shared = coding.encode(b"a line that all get\n" * 500)
     for before in ([], [b"one\n"], [b"two\n", b"three\n" * 9999]):
         decode, wrapping = decoder(coding), coding.open()
@@ -122,7 +122,7 @@ def test_a_piece_is_the_same_for_every_stream_and_at_any_place_in_it(coding: Cod
 
 @by_name
 @pytest.mark.parametrize("raw", [True, False])
-def test_lines_and_chunks_keep_their_order_and_small_ones_go_together(coding: Coding, raw: bool) -> None:
+def test_order_of_lines_and_chunks(coding: Coding, raw: bool) -> None:
     form = WireForm(Ndjson(raw), coding)
     small = Chunk(b'{"op_id":"1"}', 1, OpId(1), more=False)
     large = Chunk(b'{"op_id":"2","text":"%b"}' % (b"x" * SMALL), 1, OpId(2), more=False)

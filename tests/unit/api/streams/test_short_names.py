@@ -22,7 +22,7 @@ def leaving_out() -> Callable[[str], object]:
 
 
 @pytest.mark.parametrize("use", [leaving_out(), network_of], ids=["device", "address"])
-def test_a_long_name_takes_little_memory(use: Callable[[str], object]) -> None:
+def test_memory_of_a_long_name(use: Callable[[str], object]) -> None:
     tracemalloc.start()
     try:
         gc.collect()

@@ -77,7 +77,7 @@ def test_membership_adds_and_removes_rows(endpoint: Endpoint, memory_store: Memo
         assert stream.completed(4).rows == {}
 
 
-def test_only_concerned_streams_read_the_store(endpoint: Endpoint, memory_store: MemoryStore) -> None:
+def test_unconcerned_streams_read_nothing(endpoint: Endpoint, memory_store: MemoryStore) -> None:
     mine = {user: endpoint.bucket("mine", user) for user in ("u1", "u2")}
     with endpoint.stream("u1") as one, endpoint.stream("u2") as two:
         one.completed()

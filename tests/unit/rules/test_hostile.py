@@ -20,7 +20,7 @@ MOST_MEMORY, MOST_CPU = 300, 60
 
 # Processes are copies of one that has the compiler and nothing else: to start each anew takes longer than most texts
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.unit.rules.test_rules_hostile"])
+CONTEXT.set_forkserver_preload(["tests.unit.rules.test_hostile"])
 
 
 def child(text: str, told: Connection) -> None:

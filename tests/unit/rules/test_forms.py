@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.rules.rules_forms import Asked, Held, Rows, check, form
+from tests.unit.rules.forms import Asked, Held, Rows, check, form
 
 STREAMS = [
     form("a claim", "SELECT * FROM shelves WHERE branch = auth.parameter('branch')",
@@ -205,5 +205,5 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("config", "rows", "held", "asked"), STREAMS)
-def test_a_form_of_a_stream_gives_its_rows(config: str, rows: Rows, held: Held, asked: Asked) -> None:
+def test_forms_of_a_stream(config: str, rows: Rows, held: Held, asked: Asked) -> None:
     check(3, config, rows, held, asked)

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from headwater_rules.testing import RulesTest
-from tests.unit.rules.rules_forms import Asked, Held, Rows, check, form
+from tests.unit.rules.forms import Asked, Held, Rows, check, form
 
 ALL_EDITIONS_1_AND_2 = [
     form("one bucket for everybody, and an event", """
@@ -312,23 +312,21 @@ EDITION_1 = [
 
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize(("config", "rows", "held", "asked"), ALL_EDITIONS_1_AND_2)
-def test_a_form_of_a_bucket_definition_gives_its_rows(
-    config: str, rows: Rows, held: Held, asked: Asked, edition: int
-) -> None:
+def test_forms_of_bucket_definitions(config: str, rows: Rows, held: Held, asked: Asked, edition: int) -> None:
     check(edition, config, rows, held, asked)
 
 
 @pytest.mark.parametrize(("config", "rows", "held", "asked"), EDITION_2)
-def test_a_form_of_edition_2_gives_its_rows(config: str, rows: Rows, held: Held, asked: Asked) -> None:
+def test_forms_of_edition_2(config: str, rows: Rows, held: Held, asked: Asked) -> None:
     check(2, config, rows, held, asked)
 
 
 @pytest.mark.parametrize(("config", "rows", "held", "asked"), EDITION_1)
-def test_a_form_of_edition_1_gives_its_rows(config: str, rows: Rows, held: Held, asked: Asked) -> None:
+def test_forms_of_edition_1(config: str, rows: Rows, held: Held, asked: Asked) -> None:
     check(1, config, rows, held, asked)
 
 
-def test_a_bucket_is_as_urgent_as_its_definition_or_the_query_that_leads_to_it() -> None:
+def test_priority_of_a_bucket() -> None:
     rules = RulesTest.of_text(
         dedent("""
         bucket_definitions:
