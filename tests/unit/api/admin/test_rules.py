@@ -48,7 +48,7 @@ CLIENTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture
-def world(tmp_path: Any) -> Iterator[RuledStore]:
+def served(tmp_path: Any) -> Iterator[RuledStore]:
     """Lists, to-dos of which half are done, members of which some are not active, and codes with ids of their own."""
     ruled = RuledStore(tmp_path)
     lists = [[f"l{i}", f"u{i % 4}", f"name {i}"] for i in range(12)]
@@ -67,8 +67,8 @@ def world(tmp_path: Any) -> Iterator[RuledStore]:
 
 
 @pytest.fixture
-def admin(world: RuledStore) -> Iterator[AdminEndpoint]:
-    with running_admin(AdminSettings((TOKEN,), world.store.address, (NOWHERE,))) as endpoint:
+def admin(served: RuledStore) -> Iterator[AdminEndpoint]:
+    with running_admin(AdminSettings((TOKEN,), served.store.address, (NOWHERE,))) as endpoint:
         yield endpoint
 
 

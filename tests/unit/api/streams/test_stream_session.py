@@ -118,69 +118,69 @@ steps = st.one_of(
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(steps, max_size=40))
 def test_no_order_of_steps_loses_a_change(script: list[tuple[object, ...]]) -> None:
-    world = LateHub()
+    late = LateHub()
     for name, *arguments in script:
-        getattr(world, str(name))(*arguments)
-    world.settle()
-    held = list(world.store.outputs("member", OpId(10**9)))
-    assert world.client.rows == world.store.rows(held)
+        getattr(late, str(name))(*arguments)
+    late.settle()
+    held = list(late.store.outputs("member", OpId(10**9)))
+    assert late.client.rows == late.store.rows(held)
 
 
 def test_line_covers_everything_up_to_its_op_id() -> None:
-    world = LateHub()
-    world.join(["a", "b"])
-    world.hub_looks()
-    world.client_turns()
-    world.write("a", "1", 1)
-    world.hub_looks()
-    world.write("b", "1", 2)  # between the wake-up and the client's turn
-    world.client_turns()
-    assert world.client.rows == world.store.rows(["a", "b"])
+    late = LateHub()
+    late.join(["a", "b"])
+    late.hub_looks()
+    late.client_turns()
+    late.write("a", "1", 1)
+    late.hub_looks()
+    late.write("b", "1", 2)  # between the wake-up and the client's turn
+    late.client_turns()
+    assert late.client.rows == late.store.rows(["a", "b"])
 
 
 def test_turn_reads_totals_of_touched_buckets() -> None:
-    world = LateHub()
-    world.join(["a", "b", "c"])
-    world.hub_looks()
-    world.client_turns()
-    world.write("b", "1", 2)
-    world.hub_looks()
-    world.store.reads.clear()
-    world.client_turns()
-    assert [read for read in world.store.reads if read.startswith("total")] == ["total b"]
+    late = LateHub()
+    late.join(["a", "b", "c"])
+    late.hub_looks()
+    late.client_turns()
+    late.write("b", "1", 2)
+    late.hub_looks()
+    late.store.reads.clear()
+    late.client_turns()
+    assert [read for read in late.store.reads if read.startswith("total")] == ["total b"]
 
 
 def test_write_checkpoint_at_the_start() -> None:
-    world = LateHub()
-    world.store.create_write_checkpoint(["u"], {"default": Lsn(1)})
-    world.connect()
-    assert world.client.write_checkpoint == 1
-    assert world.session.awaited is None
-    world.store.create_write_checkpoint(["u"], {"default": Lsn(2)})
-    world.connect()
-    assert world.client.kinds()[-1] == "checkpoint_complete"
-    assert "write_checkpoint" not in str(world.client.lines[-2])
-    assert world.session.awaited == world.store.write_checkpoint("u")
+    late = LateHub()
+    late.store.create_write_checkpoint(["u"], {"default": Lsn(1)})
+    late.connect()
+    assert late.client.write_checkpoint == 1
+    assert late.session.awaited is None
+    late.store.create_write_checkpoint(["u"], {"default": Lsn(2)})
+    late.connect()
+    assert late.client.kinds()[-1] == "checkpoint_complete"
+    assert "write_checkpoint" not in str(late.client.lines[-2])
+    assert late.session.awaited == late.store.write_checkpoint("u")
 
 
 def test_config_replaced() -> None:
-    world = LateHub()
-    world.store.replace_config("streams: {}")
-    with open_snapshot(world.reader) as reading, pytest.raises(ConfigReplacedError):
-        world.session.turn(reading, anything(OpId(0)))
+    late = LateHub()
+    late.store.replace_config("streams: {}")
+    with open_snapshot(late.reader) as reading, pytest.raises(ConfigReplacedError):
+        late.session.turn(reading, anything(OpId(0)))
 
 
 def test_turn_without_lookups() -> None:
-    world = LateHub()
-    told = world.store.commit().op_id
-    world.join(["a", "b"])
+    late = LateHub()
+    told = late.store.commit().op_id
+    late.join(["a", "b"])
     news = News(told, frozenset({"a"}))
-    before = world.session.op_id
-    with open_snapshot(world.reader) as reading:
-        assert world.session.turn(reading, news) is None
-        assert world.session.op_id == before
-        assert world.session.turn(reading, replace(news, lookups=True)) is not None
-    assert world.session.interest.buckets == {"a", "b"}
+    before = late.session.op_id
+    with open_snapshot(late.reader) as reading:
+        assert late.session.turn(reading, news) is None
+        assert late.session.op_id == before
+        assert late.session.turn(reading, replace(news, lookups=True)) is not None
+    assert late.session.interest.buckets == {"a", "b"}
 
 
 def test_streams_share_lines_only_where_equal() -> None:
