@@ -49,7 +49,6 @@ from tests.contract.source_writer import (
     totals,
     write_batch,
 )
-from tests.support.fix_headwater import wait_until
 from tests.support.model_device import contents
 from tests.support.waiting import wait_until
 

@@ -8,12 +8,12 @@ import pytest
 
 from headwater.storage.address import StoreAddress
 from headwater.storage.shared import segments
-from tests.contract.compaction.compacted_store import CompactedStore
+from tests.contract.compaction.compaction_setup import CompactionSetup
 
 
 @pytest.fixture
-def compacted(new_address: Callable[[], StoreAddress]) -> Iterator[CompactedStore]:
-    made = CompactedStore(new_address())
+def compacted(new_address: Callable[[], StoreAddress]) -> Iterator[CompactionSetup]:
+    made = CompactionSetup(new_address())
     yield made
     made.close()
 

@@ -7,11 +7,11 @@ import pytest
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
 from headwater.storage.shared.compaction import CompactionPolicy
-from tests.contract.compaction.compacted_store import LAVISH, A, B, CompactedStore, kinds
+from tests.contract.compaction.compaction_setup import LAVISH, A, B, CompactionSetup, kinds
 from tests.support.model_device import ModelBucket
 
 
-def test_moves_and_clear(compacted: CompactedStore) -> None:
+def test_moves_and_clear(compacted: CompactionSetup) -> None:
     compacted.hand.publish({str(n): (A, "first") for n in range(4)})
     compacted.hand.write({"0": (A, "second"), "1": (A, "second")})
     compacted.hand.write({"3": (A, "second"), "9": (A, "new")})
@@ -26,7 +26,7 @@ def test_moves_and_clear(compacted: CompactedStore) -> None:
     compacted.assert_whole({}, {A: old})
 
 
-def test_segments_are_chunks(compacted: CompactedStore) -> None:
+def test_segments_are_chunks(compacted: CompactionSetup) -> None:
     compacted.hand.publish({str(n): (A, "first") for n in range(3_000)})
     for n in range(3_000, 4_000, 250):
         compacted.hand.write({str(n + i): (A, "later") for i in range(250)})
@@ -40,7 +40,7 @@ def test_segments_are_chunks(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_middle_of_a_segment(compacted: CompactedStore) -> None:
+def test_middle_of_a_segment(compacted: CompactionSetup) -> None:
     compacted.hand.publish({str(n): (A, "first") for n in range(2_500)})
     compacted.hand.write({str(n): (A, "second") for n in range(500, 700)})
     ops = compacted.ops(A)
@@ -55,7 +55,7 @@ def test_middle_of_a_segment(compacted: CompactedStore) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_row_behind_dead_ops(compacted: CompactedStore) -> None:
+def test_row_behind_dead_ops(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"lives": (A, "x")})
     for n in range(0, 2_000, 500):
         compacted.hand.write({str(n + i): (A, "short-lived") for i in range(500)})
@@ -67,7 +67,7 @@ def test_row_behind_dead_ops(compacted: CompactedStore) -> None:
     compacted.assert_whole({}, {A: old})
 
 
-def test_rows_put_again_are_touched(compacted: CompactedStore) -> None:
+def test_rows_put_again_are_touched(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"lives": (A, "x"), "other": (B, "x")})
     for n in range(20):
         compacted.hand.write({"busy": (A, str(n))})
@@ -79,7 +79,7 @@ def test_rows_put_again_are_touched(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_overtaken_checkpoint(compacted: CompactedStore) -> None:
+def test_overtaken_checkpoint(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"1": (A, "x"), "2": (A, "x"), "3": (B, "x")})
     early = compacted.hand.write({"9": (A, "y")}).op_id
     late = compacted.hand.write({"2": (A, "z")}).op_id
@@ -91,7 +91,7 @@ def test_overtaken_checkpoint(compacted: CompactedStore) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_left_by_a_truncate(compacted: CompactedStore) -> None:
+def test_left_by_a_truncate(compacted: CompactionSetup) -> None:
     compacted.hand.publish({str(n): (A, "x") for n in range(3_000)})
     compacted.hand.write({str(n): (A, "y") for n in range(5_000, 7_100)})
     before = compacted.reader.newest()
@@ -105,7 +105,7 @@ def test_left_by_a_truncate(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_unsettled_history(compacted: CompactedStore) -> None:
+def test_unsettled_history(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"1": (A, "x"), "2": (A, "x")})
     upto = compacted.hand.write({"1": (A, "y")}).op_id
     compacted.hand.write({"1": (A, "z")})
@@ -116,13 +116,13 @@ def test_unsettled_history(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_compaction_is_no_replicator(compacted: CompactedStore) -> None:
+def test_compaction_is_no_replicator(compacted: CompactionSetup) -> None:
     compacted.hand.store.release(compacted.hand.lease)
     compacted.compaction.acquire("here:1", 30.0)
     assert not compacted.reader.replicator_alive()
 
 
-def test_old_flushes(compacted: CompactedStore) -> None:
+def test_old_flushes(compacted: CompactionSetup) -> None:
     first = compacted.hand.publish({"1": (A, "x")})
     for n in range(30):
         compacted.hand.write({"1": (A, str(n))})

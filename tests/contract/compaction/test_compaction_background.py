@@ -27,11 +27,11 @@ from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.store import Store
-from tests.contract.compaction.compacted_store import A, B, CompactedStore, kinds
-from tests.support.fix_headwater import wait_until
+from tests.contract.compaction.compaction_setup import A, B, CompactionSetup, kinds
+from tests.support.waiting import wait_until
 
 
-def test_background_compaction(compacted: CompactedStore) -> None:
+def test_background_compaction(compacted: CompactionSetup) -> None:
     now = [0.0]
     compaction = Compactor(compacted.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
     compacted.hand.publish({"lives": (A, "x")} | {f"b{n}": (B, "x") for n in range(10)})
@@ -50,7 +50,7 @@ def test_background_compaction(compacted: CompactedStore) -> None:
     compacted.assert_whole({}, {A: old})
 
 
-def test_busy_bucket(compacted: CompactedStore) -> None:
+def test_busy_bucket(compacted: CompactionSetup) -> None:
     now = [0.0]
     compaction = Compactor(compacted.address, "here:1", schedule=Schedule(min_age=60.0), clock=lambda: now[0])
     compacted.hand.publish({"lives": (A, "x")})
@@ -66,7 +66,7 @@ def test_busy_bucket(compacted: CompactedStore) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_seal_alone(compacted: CompactedStore) -> None:
+def test_seal_alone(compacted: CompactionSetup) -> None:
     compacted.hand.publish({str(n): (A, "x") for n in range(1_500)})
     compacted.compact()
     sealed = compacted.compaction.pieces(compacted.key(A), compacted.compaction.checkpoint())
@@ -101,7 +101,7 @@ class _Watched:
 
 
 @pytest.mark.usefixtures("form")
-def test_shares(compacted: CompactedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "LARGE_OPS", 100)
     monkeypatch.setattr(compactor, "_OPS_A_SHARE", 150)
     compacted.hand.publish({f"a{n}": (A, "x") for n in range(200)} | {f"b{n}": (B, "x") for n in range(100)})
@@ -129,7 +129,7 @@ def test_shares(compacted: CompactedStore, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_thread_goes_on(
-    compacted: CompactedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headwater.compaction.compactor")
     compacted.hand.publish({"lives": (A, "x")})
@@ -157,7 +157,7 @@ def test_thread_goes_on(
     compacted.assert_whole({})
 
 
-def test_thread_stops(compacted: CompactedStore) -> None:
+def test_thread_stops(compacted: CompactionSetup) -> None:
     compaction = Compactor(compacted.address, "here:1", schedule=Schedule(interval=0.001, min_age=0.0))
     compacted.hand.publish({str(n): (A, "x") for n in range(2_000)})
     compacted.hand.write({str(n): (A, "y") for n in range(2_000)})

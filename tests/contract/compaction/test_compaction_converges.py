@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.compaction.compactor import CompactionStoppedError
 from headwater.storage.address import StoreAddress
 from headwater.storage.shared import segments
-from tests.contract.compaction.compacted_store import LAVISH, A, B, CompactedStore
+from tests.contract.compaction.compaction_setup import LAVISH, A, B, CompactionSetup
 from tests.support.examples import examples
 from tests.support.model_device import ModelBucket
 
@@ -35,7 +35,7 @@ def test_devices_converge_after_compaction(
     steps: list[dict[str, tuple[str, str] | None] | str],
     least_run: int,
 ) -> None:
-    compacted = CompactedStore(new_address())
+    compacted = CompactionSetup(new_address())
     try:
         with patch.object(segments, "RUN_OPS", least_run):
             _live(compacted, first, steps)
@@ -44,7 +44,7 @@ def test_devices_converge_after_compaction(
 
 
 def _live(
-    compacted: CompactedStore, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
+    compacted: CompactionSetup, first: dict[str, tuple[str, str]], steps: list[dict[str, tuple[str, str] | None] | str]
 ) -> None:
     compacted.hand.publish(first)
     devices: list[dict[str, ModelBucket]] = [{A: compacted.device(A), B: compacted.device(B)}]
@@ -67,7 +67,7 @@ def _live(
     compacted.assert_whole({}, *devices)
 
 
-def interrupted(compacted: CompactedStore) -> None:
+def interrupted(compacted: CompactionSetup) -> None:
     """Compaction that is ended after its second transaction."""
     left = iter([False, False, True])
     try:
@@ -76,7 +76,7 @@ def interrupted(compacted: CompactedStore) -> None:
         pass
 
 
-def partial(compacted: CompactedStore, devices: list[dict[str, ModelBucket]]) -> None:
+def partial(compacted: CompactionSetup, devices: list[dict[str, ModelBucket]]) -> None:
     """Devices that were cut off after so many ops, wherever that is."""
     for bucket in (A, B):
         ops = compacted.ops(bucket)

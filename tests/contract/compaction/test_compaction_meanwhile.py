@@ -19,12 +19,12 @@ from headwater.storage.open import open_store
 from headwater.storage.shared import compaction, segments
 from headwater.storage.shared.compaction import Cut
 from headwater.storage.sql.compaction import CompactionStore
-from tests.contract.compaction.compacted_store import FREE, LAVISH, A, CompactedStore
+from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, CompactionSetup
 from tests.support.model_device import ModelBucket, parse_ops
 
 
 @pytest.mark.usefixtures("form")
-def test_changed_row(compacted: CompactedStore) -> None:
+def test_changed_row(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
     for n in range(30):
         compacted.hand.write({"busy": (A, str(n))})
@@ -39,7 +39,7 @@ def test_changed_row(compacted: CompactedStore) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_rows_with_newer_ops(compacted: CompactedStore) -> None:
+def test_rows_with_newer_ops(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
     bucket, seen = compacted.state(A), compacted.compaction.checkpoint()
     run = compacted.compaction.read(bucket.key, compacted.compaction.pieces(bucket.key, seen)[-1])
@@ -53,7 +53,7 @@ def test_rows_with_newer_ops(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_flush_between_statements(compacted: CompactedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_between_statements(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "RUN_OPS", 2)
     compacted.hand.publish({"stays": (A, "x"), "goes": (A, "x")})
     bucket, seen = compacted.state(A), compacted.compaction.checkpoint()
@@ -76,7 +76,7 @@ def test_flush_between_statements(compacted: CompactedStore, monkeypatch: pytest
     assert goes in early | late or not written
 
 
-def test_cleared_bucket(compacted: CompactedStore) -> None:
+def test_cleared_bucket(compacted: CompactionSetup) -> None:
     compacted.hand.publish({str(n): (A, "x") for n in range(50)})
     bucket = compacted.state(A)
     pieces = compacted.compaction.pieces(bucket.key, compacted.compaction.checkpoint())
@@ -93,7 +93,7 @@ def test_cleared_bucket(compacted: CompactedStore) -> None:
 class _Meddled:
     """An compaction store beside which something happens before each of the next so many calls of a method."""
 
-    def __init__(self, compacted: CompactedStore, method: str, meddle: Callable[[], None], times: int) -> None:
+    def __init__(self, compacted: CompactionSetup, method: str, meddle: Callable[[], None], times: int) -> None:
         self._world = compacted
         self._method = method
         self._meddle = meddle
@@ -109,19 +109,19 @@ class _Meddled:
         return cast("CompactionStore", self)
 
 
-def busy(compacted: CompactedStore) -> set[int]:
+def busy(compacted: CompactionSetup) -> set[int]:
     """A bucket with ops that later ones overrule; which these are."""
     compacted.hand.publish({str(n): (A, "x") for n in range(50)})
     compacted.hand.write({str(n): (A, "y") for n in range(50)})
     return {int(str(op["op_id"])) for op in compacted.ops(A)}
 
 
-def cleared(compacted: CompactedStore) -> None:
+def cleared(compacted: CompactionSetup) -> None:
     compacted.hand.truncate()
     compacted.hand.write({str(n): (A, "x") for n in range(50)})
 
 
-def test_cleared_during_compaction(compacted: CompactedStore) -> None:
+def test_cleared_during_compaction(compacted: CompactionSetup) -> None:
     busy(compacted)
     bucket, meddled = compacted.state(A), _Meddled(compacted, "replace", lambda: cleared(compacted), 1)
     with CompactionPass(meddled.as_store(), "here:1", lambda _: False) as work:
@@ -131,7 +131,7 @@ def test_cleared_during_compaction(compacted: CompactedStore) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 1_000])
-def test_changed_bucket_is_begun_anew(compacted: CompactedStore, times: int) -> None:
+def test_changed_bucket_is_begun_anew(compacted: CompactionSetup, times: int) -> None:
     busy(compacted)
     lease = compacted.compaction.acquire("here:1", 600.0)
     store = _Meddled(compacted, "replace", lambda: cleared(compacted), times).as_store()
@@ -142,7 +142,7 @@ def test_changed_bucket_is_begun_anew(compacted: CompactedStore, times: int) -> 
 
 
 @pytest.mark.parametrize("times", [1, 1_000])
-def test_compacted_while_classified(compacted: CompactedStore, times: int) -> None:
+def test_compacted_while_classified(compacted: CompactionSetup, times: int) -> None:
     ops = busy(compacted)
     compacted.compact()
     texts = itertools.count()
@@ -159,7 +159,7 @@ def test_compacted_while_classified(compacted: CompactedStore, times: int) -> No
     compacted.assert_whole({})
 
 
-def test_bucket_that_is_gone(compacted: CompactedStore) -> None:
+def test_bucket_that_is_gone(compacted: CompactionSetup) -> None:
     compacted.hand.publish({"1": (A, "x")})
     lease = compacted.compaction.acquire("here:1", 600.0)
     assert classify(compacted.compaction, compacted.key("gone[]"), {1}) is None
@@ -168,7 +168,7 @@ def test_bucket_that_is_gone(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def test_one_compaction_at_a_time(compacted: CompactedStore) -> None:
+def test_one_compaction_at_a_time(compacted: CompactionSetup) -> None:
     other = open_store(compacted.address).open_compaction()
     lease = compacted.compaction.acquire("here:1", 30.0)
     with pytest.raises(LeaseHeldError):
@@ -179,7 +179,7 @@ def test_one_compaction_at_a_time(compacted: CompactedStore) -> None:
     other.close()
 
 
-def test_download_during_compaction(compacted: CompactedStore) -> None:
+def test_download_during_compaction(compacted: CompactionSetup) -> None:
     """A reader and a writer at work while the same bucket is compacted over and over."""
     compacted.hand.publish({str(n): (A, "first") for n in range(1_200)})
     stop = threading.Event()
@@ -205,7 +205,7 @@ def test_download_during_compaction(compacted: CompactedStore) -> None:
     compacted.assert_whole({})
 
 
-def follow(compacted: CompactedStore) -> None:
+def follow(compacted: CompactionSetup) -> None:
     """One device: chunk by chunk to the newest checkpoint; on to a newer one whenever a chunk is overtaken."""
     model = ModelBucket()
     while True:

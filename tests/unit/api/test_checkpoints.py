@@ -21,6 +21,7 @@ from headwater.source.connect import SourceUnreachableError
 from headwater.storage.contract.reader import WriteCheckpoint
 from tests.support.fix_api import RULES, Endpoint, PlayedHead, make_token, running
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import StartEndpoint
 
 

@@ -13,9 +13,9 @@ import pytest
 from headwater.replication.versions import FILE_KEY, deploy_file, was_taken, why_served
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, command, environment
-from tests.support.fix_headwater import wait_until
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore, write_config
+from tests.support.waiting import wait_until
 
 Run = Callable[..., Outcome]
 

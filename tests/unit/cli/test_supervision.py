@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from headwater.cli.supervise import Child
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 
 SUPERVISOR = """
 import sys

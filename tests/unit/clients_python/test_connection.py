@@ -18,7 +18,7 @@ from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import Tokens
 from headwater_client.sync.status import SyncStatus
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 from tests.unit.clients_python.little_server import App, LittleServer, checkpoint, row, serving, upload_all
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from headwater_client import ConnectOptions, Database
 from headwater_client.errors import FileError
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, checkpoint, noted_pauses, row, serving
 
 SCHEMA = {"todos": {"title": "text"}}

@@ -18,7 +18,7 @@ from headwater_client.database import app_calls
 from headwater_client.database.database import CrudBatch
 from headwater_client.errors import ClientError, ConnectError, NotSyncedError
 from headwater_client.storage import connection as connections
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, checkpoint, row, serving
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT ?, max(i) FROM n"

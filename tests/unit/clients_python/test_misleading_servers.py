@@ -13,7 +13,7 @@ import pytest
 
 from headwater_client import ConnectOptions, Database, RawTable, Schema
 from headwater_client.errors import ProtocolError, RefusedError
-from tests.support.fix_headwater import wait_until
+from tests.support.waiting import wait_until
 from tests.unit.clients_python.little_server import (
     COMPLETE,
     App,

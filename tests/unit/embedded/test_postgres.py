@@ -29,8 +29,8 @@ from headwater.embedded.postgres import (
     reachable_copy,
 )
 from headwater.errors import HeadwaterError
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_postgres import able_postgres
+from tests.support.waiting import wait_until
 
 FAST = {"fsync": "off"}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")

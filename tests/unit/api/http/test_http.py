@@ -21,6 +21,7 @@ from headwater.codes import CODES
 from headwater.storage.contract.store import StoreUnreachableError
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import StartEndpoint
 
 JSON = "application/json"

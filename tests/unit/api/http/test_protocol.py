@@ -24,6 +24,7 @@ from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import Answer, connected
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import MEBIBYTE, StartEndpoint
 
 GET = b"GET /probes/liveness HTTP/1.1\r\nhost: x\r\n"

@@ -18,11 +18,11 @@ from headwater.api.http import connections, websocket
 from headwater.api.http.limits import HttpLimits
 from headwater.api.http.websocket import FRAMES_AT_ONCE, MAX_FIRST_MESSAGE, MAX_MESSAGE, MOST_FIRST_FRAMES
 from tests.support.fix_api import Endpoint
-from tests.support.fix_headwater import wait_until
 from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import RawConnection, connected
+from tests.support.waiting import wait_until
 from tests.unit.api import by_hand
 from tests.unit.api.by_hand import MEBIBYTE, StartEndpoint
 

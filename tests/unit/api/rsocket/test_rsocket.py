@@ -18,10 +18,10 @@ from headwater.api.streams.service import StreamLimits
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import Requester, requester
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import StartEndpoint
 
 

@@ -25,6 +25,7 @@ from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak
 from tests.support.memory_store import MemoryStore
 from tests.support.rsocket_client import Received, Requester, requester
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import KEEPALIVE, MEBIBYTE, StartEndpoint, masked, read_until, request_stream, upgrade
 
 LARGE = 8 * MEBIBYTE

@@ -19,8 +19,8 @@ import pytest
 from headwater.api.http.limits import HttpLimits
 from headwater.telemetry.log_facts import facts_of
 from tests.support.fix_api import Endpoint, Stream, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import StartEndpoint
 
 STREAMS = 30

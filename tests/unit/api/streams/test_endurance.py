@@ -12,9 +12,9 @@ import pytest
 from headwater.storage.contract.reader import Newest
 from headwater.storage.contract.store import StoreBusyError
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_headwater import wait_until
 from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import StartEndpoint, post
 
 

@@ -17,9 +17,9 @@ from headwater.api.http.limits import HttpLimits
 from headwater.api.streams import stream as streams
 from headwater.api.streams.service import StreamLimits
 from tests.support.fix_api import RULES, Endpoint
-from tests.support.fix_headwater import wait_until
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import connected
+from tests.support.waiting import wait_until
 from tests.unit.api import by_hand
 from tests.unit.api.by_hand import StartEndpoint
 

@@ -18,6 +18,7 @@ from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import KEEPALIVE, MEBIBYTE, StartEndpoint, post, request_stream, upgrade
 
 LARGE = 12 * MEBIBYTE

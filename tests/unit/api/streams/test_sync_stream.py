@@ -20,6 +20,7 @@ from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
 from tests.support.rsocket_client import requester
+from tests.support.waiting import wait_until
 from tests.unit.api.by_hand import StartEndpoint
 
 

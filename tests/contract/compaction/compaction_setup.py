@@ -22,7 +22,7 @@ FREE = CompactionPolicy(budget=0)
 LAVISH = CompactionPolicy(spare=0.0, budget=1 << 40, price=1e9, least=1)
 
 
-class CompactedStore:
+class CompactionSetup:
     """A store with a hand that writes, an eye that reads as devices do, and the compaction of it."""
 
     def __init__(self, address: StoreAddress) -> None:
