@@ -27,7 +27,8 @@ class StreamEvent(IntEnum):
     """NEWS: something changed that concerns the stream. LOOKUPS: the same, and its request has to be resolved again.
     READ: there are lines for the task to send. SENT: the client has everything. MORE: it has not, and the task reads
     on. TICK: it is time to send the client how long its token is valid. FULL: the client has no room now for what was
-    offered. END: the stream is to end normally. GONE: the client has disconnected."""
+    offered. FAILED: what was done while the task sleeps has failed. END: the stream is to end normally. GONE: the
+    client has disconnected."""
 
     NEWS = auto()
     LOOKUPS = auto()
@@ -36,6 +37,7 @@ class StreamEvent(IntEnum):
     MORE = auto()
     TICK = auto()
     FULL = auto()
+    FAILED = auto()
     END = auto()
     GONE = auto()
 
@@ -79,6 +81,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, tuple[StreamState, 
         _E.LOOKUPS: (_S.SENDING, _A.WAKE),  # resolving waits its turn, which a callback can't
         _E.TICK: (_S.RESTING, _A.OFFER),
         _E.FULL: (_S.SENDING, _A.WAKE),
+        _E.FAILED: (_S.SENDING, _A.WAKE),
         _E.END: (_S.ENDING, _A.INTERRUPT),
         _E.GONE: (_S.ENDING, _A.INTERRUPT),
     },
@@ -89,6 +92,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, tuple[StreamState, 
         _E.SENT: (_S.RESTING, _A.NOTHING),
         _E.TICK: (_S.AHEAD, _A.OFFER),
         _E.FULL: (_S.AHEAD, _A.NOTHING),
+        _E.FAILED: (_S.SENDING, _A.WAKE),
         _E.END: (_S.ENDING, _A.INTERRUPT),
         _E.GONE: (_S.ENDING, _A.INTERRUPT),
     },

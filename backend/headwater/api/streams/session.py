@@ -74,7 +74,7 @@ class SyncSession:
         self.interest = Interest()
         self.op_id = OpId(0)
         self.operations = 0
-        """How many ops were read for the client."""
+        """How many ops the client was sent. The stream counts them."""
         self.awaited: WriteCheckpoint | None = None
         self.left_out: tuple[OmittedSubscription, ...] = ()
 
@@ -143,7 +143,6 @@ class SyncSession:
         if shared is not None and shared.reasons == reasons:
             self._state.repeat(step, total[bucket], shared.position)
             self.op_id = step.upto
-            self.operations += shared.batch.ops
             return shared.batch
         batch = self._fill(self._advance(snapshot, None, frozenset([bucket]), None), snapshot)
         if batch.done:
@@ -183,7 +182,6 @@ class SyncSession:
                 break
             step = self._state.next()
             if step is None:
-                self.operations += ops
                 return Batch(pieces.all(), ops)
             if not isinstance(step, BucketDownload):
                 pieces.add(self.form.format.line(step))
@@ -195,7 +193,6 @@ class SyncSession:
             ops += written.chunk.size
             if written.content is not None:
                 pieces.add(written.content)
-        self.operations += ops
         return Batch(pieces.all(), ops, done=False)
 
     def _upcoming(self) -> Sequence[str]:

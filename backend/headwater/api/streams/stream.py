@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.errors import TokenExpiredError
@@ -134,11 +134,20 @@ class StreamContext:
     read_timeout: float
 
 
+class Ending(NamedTuple):
+    """Why a stream ends, until when, by the loop's clock, it waits for a client that does not read, and whether the
+    client has read nothing for too long already."""
+
+    reason: str
+    limit: float
+    stalled: bool = False
+
+
 class SyncStream:
     """One open stream. The hub, timers and finished reads call it; one task runs it."""
 
     __slots__ = (
-        "_change", "_client", "_context", "_deadline", "_news", "_reason", "_session", "_sink", "_state", "_tick_due",
+        "_change", "_client", "_context", "_deadline", "_ending", "_news", "_session", "_sink", "_state", "_tick_due",
         "_timer", "_wakeup",
     )  # fmt: skip
 
@@ -150,7 +159,7 @@ class SyncStream:
         self._state = StreamState.READING
         self._news: News | None = None
         self._change: SourceChange | None = None  # at the source, that the client is being sent
-        self._reason: str | None = None  # for the end
+        self._ending: Ending | None = None  # once it is to end
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakeup: asyncio.Future[Batch | None] | None = None  # what the sleeping task waits for
@@ -185,12 +194,13 @@ class SyncStream:
 
     def end(self, reason: str) -> None:
         """End normally, at the next line boundary."""
-        if self._reason is not None:
+        if self._ending is not None:
             return
-        self._reason = reason
+        now = asyncio.get_running_loop().time()
+        self._ending = Ending(reason, now + STUCK_SECONDS)
         if self._sink is not None:
             self._sink.stop()
-        self._interrupt(STUCK_SECONDS if self._on(StreamEvent.END) is StreamAction.LIMIT else 0)
+        self._interrupt(self._ending.limit if self._on(StreamEvent.END) is StreamAction.LIMIT else now)
 
     # the task
 
@@ -221,22 +231,32 @@ class SyncStream:
 
     async def _serve(self, sink: Sink) -> str:
         """Serve until the end. Returns the reason for it."""
-        deadline = self._deadline = asyncio.timeout(None)
         try:
-            async with deadline:
-                if self._reason is None:
-                    await self._send_all(sink, await self._open())  # no variable of this long frame keeps the batch
+            in_time = await self._send_lines(sink) and await self._finish(sink)
         except GoneError:
             return CLIENT_GONE
         except Exception as error:
-            if not deadline.expired():  # otherwise `_interrupt` was called
-                if not sink.is_open:
-                    raise
-                await _fail(sink, error)
-                return self._log_failed(error)
-        if deadline.expired() and self._state is StreamState.SENDING:
-            return await self._cut_off(sink)
-        return await self._finish(sink)
+            if not sink.is_open:
+                raise
+            await _fail(sink, error)
+            return self._log_failed(error)
+        assert self._ending is not None
+        if in_time or self._ending.reason == CLIENT_GONE:
+            return self._ending.reason
+        return await self._cut_off(sink, self._ending.reason)
+
+    async def _send_lines(self, sink: Sink) -> bool:
+        """Send lines until the stream is to end. Returns whether it can end normally: whether its client reads."""
+        deadline = self._deadline = asyncio.timeout(None)
+        try:
+            async with deadline:
+                if self._ending is None:
+                    await self._send_all(sink, await self._open())  # no variable of this long frame keeps the batch
+        except Exception as error:
+            if isinstance(error, GoneError) or not deadline.expired():  # otherwise `_interrupt` was called
+                raise
+        assert self._ending is not None
+        return not self._ending.stalled and not (deadline.expired() and self._state is StreamState.SENDING)
 
     async def _open(self) -> Batch:
         """Read the first checkpoint."""
@@ -257,10 +277,10 @@ class SyncStream:
 
     async def _send_all(self, sink: Sink, batch: Batch | None) -> None:
         """Begin the answer, and send lines until the stream is to end."""
-        if self._reason is None:
+        if self._ending is None:
             await sink.open()
         complete = True  # whether the client was sent its whole checkpoint
-        while self._reason is None:
+        while self._ending is None:
             if batch is not None:
                 await self._send_batch(sink, batch, was_complete=complete)
                 complete, batch = batch.done, None  # a sleeping stream must not keep what it sent last
@@ -274,13 +294,17 @@ class SyncStream:
                 batch = await self._wakeup
 
     async def _send_batch(self, sink: Sink, batch: Batch, *, was_complete: bool) -> None:
-        self._context.traffic.operations += batch.ops
+        self._count(batch)
         for piece in batch.pieces:
             self._context.traffic.sent(piece.length, await sink.send(piece))
         if batch.done and was_complete and not batch.pieces:
             self._change = None  # the change did not concern this client
-        elif batch.done and self._reason is None:
+        elif batch.done and self._ending is None:
             self._deliver()
+
+    def _count(self, batch: Batch) -> None:
+        self._session.operations += batch.ops
+        self._context.traffic.operations += batch.ops
 
     def _deliver(self) -> None:
         """Record that the client was sent its whole checkpoint."""
@@ -327,33 +351,34 @@ class SyncStream:
         assert batch is not None
         return batch
 
-    async def _finish(self, sink: Sink) -> str:
-        """End normally, or cut the stream off if its client does not read. Returns the reason for the end."""
-        if self._reason == CLIENT_GONE:
-            return CLIENT_GONE
+    async def _finish(self, sink: Sink) -> bool:
+        """End normally. Returns whether the client has read all in time."""
+        assert self._ending is not None
+        reason, limit, _ = self._ending
+        if reason == CLIENT_GONE:
+            return True
+        deadline = self._deadline = asyncio.timeout_at(limit)
         try:
-            async with asyncio.timeout(STUCK_SECONDS) as self._deadline:
+            async with deadline:
                 if not sink.is_open:
                     await sink.open()
                 if self._tick_due:
                     await self._send_tick(sink)
-                await (sink.expire() if self._reason == EXPIRED else sink.end())
-        except GoneError:
-            return CLIENT_GONE
+                await (sink.expire() if reason == EXPIRED else sink.end())
         except TimeoutError:
-            return await self._cut_off(sink)
-        return self._reason or "ended"
+            if not deadline.expired():
+                raise
+            return False
+        return True
 
-    async def _cut_off(self, sink: Sink) -> str:
+    async def _cut_off(self, sink: Sink, reason: str) -> str:
         """Cut the stream off, since its client does not read. Returns the reason for the end."""
-        if self._reason == CLIENT_GONE:
-            return CLIENT_GONE
-        if self._reason == EXPIRED:  # `sink.expire` may wait for the client without limit
+        if reason == EXPIRED:  # `sink.expire` may wait for the client without limit
             await _fail(sink, TokenExpiredError("the token has expired", fix="fetch a new one"))
         else:
             what = "the stream was cut off, since the client did not read it"
             await _fail(sink, HeadwaterError(what, fix="connect again", code="HW_6020"))
-        return ", ".join(filter(None, (self._reason, NOT_READING)))
+        return reason if reason == NOT_READING else f"{reason}, {NOT_READING}"
 
     def _log_failed(self, error: Exception) -> str:
         """Log that an error cut the stream off. Returns the reason for the end."""
@@ -380,7 +405,14 @@ class SyncStream:
             return  # the stream is ending
         if isinstance(read, Failure):
             self._on_failure(read.error)
-        elif read is None:
+            return
+        try:
+            self._on_batch(news, read)
+        except Exception as error:  # noqa: BLE001 - nobody else would end the stream
+            self._on_failure(error)
+
+    def _on_batch(self, news: News, read: Batch | None) -> None:
+        if read is None:
             self._on(StreamEvent.SENT)
             self.notify(replace(news, lookups=True))
         elif self._offer_batch(read):
@@ -393,11 +425,13 @@ class SyncStream:
             self._wake(read)
 
     def _on_failure(self, error: Exception) -> None:
+        """End the stream because of an error while its task sleeps."""
         if type(error) in OVER:
             self.end(OVER[type(error)])
-        elif self._wakeup is not None and not self._wakeup.done():
-            self._on(StreamEvent.READ)
-            self._wakeup.set_exception(error)
+            return
+        wakeup, self._wakeup = self._wakeup, None
+        if self._on(StreamEvent.FAILED) is StreamAction.WAKE and wakeup is not None and not wakeup.done():
+            wakeup.set_exception(error)
 
     def _wake(self, batch: Batch | None) -> None:
         """Wake the task, and give it what to send."""
@@ -414,7 +448,7 @@ class SyncStream:
             return True
         if not self._offer(batch.pieces[0]):
             return False
-        self._context.traffic.operations += batch.ops
+        self._count(batch)
         self._deliver()
         return True
 
@@ -443,6 +477,8 @@ class SyncStream:
 
     def _call_on_tick(self, seconds: float) -> None:
         """Call `_on_tick` so many seconds from now, or when the token expires."""
+        if self._timer is not None:
+            self._timer.cancel()
         soon = max(0.0, min(seconds, self._client.user.expires_in()))
         self._timer = asyncio.get_running_loop().call_later(soon, self._on_tick)
 
@@ -452,28 +488,34 @@ class SyncStream:
             self.end(EXPIRED)
             return
         again = self._context.read_timeout  # what is being read now may be sent before the tick is
+        self._call_on_tick(again)  # first: whatever fails here, the stream must not outlive its token
         match self._on(StreamEvent.TICK):
             case StreamAction.OFFER:
-                if self._offer(self._tick()):
-                    self._tick_due = False
-                    self._schedule_tick()
-                    return
-                if self._on(StreamEvent.FULL) is StreamAction.WAKE:
-                    self._wake(None)
+                self._offer_tick()
             case StreamAction.CHECK_CLIENT if self._sink is not None and self._sink.waits_since is not None:
                 again += self._sink.waits_since - time.monotonic()
-                if again <= 0:
-                    user_id, facts = self._client.user.user_id, {"reason": "not reading"}
-                    self._context.traffic.refusals.note("HW_6020", user_id, "a stream was cut off", facts)
-                    self._interrupt()
-                    return
-        self._call_on_tick(again)
+                if again > 0:
+                    self._call_on_tick(again)
+                else:
+                    self._on_stalled()
+
+    def _offer_tick(self) -> None:
+        try:
+            offered = self._offer(self._tick())
+        except Exception as error:  # noqa: BLE001 - nobody else would end the stream
+            self._on_failure(error)
+            return
+        if offered:
+            self._tick_due = False
+            self._schedule_tick()
+        elif self._on(StreamEvent.FULL) is StreamAction.WAKE:
+            self._wake(None)
 
     async def _send_tick(self, sink: Sink) -> None:
         self._tick_due = False
         if self._timer is not None:
             self._timer.cancel()
-        if self._reason is None:
+        if self._ending is None:
             self._schedule_tick()
         tick = self._tick()
         self._context.traffic.sent(tick.length, await sink.send(tick))
@@ -484,15 +526,24 @@ class SyncStream:
     # its end
 
     def _on_gone(self) -> None:
-        self._reason = CLIENT_GONE
+        now = asyncio.get_running_loop().time()
+        self._ending = Ending(CLIENT_GONE, now)
         self._on(StreamEvent.GONE)
-        self._interrupt()
+        self._interrupt(now)
 
-    def _interrupt(self, after: float = 0) -> None:
-        """Interrupt the task after so many seconds."""
+    def _on_stalled(self) -> None:
+        """Cut the stream off, since its client has read nothing for too long."""
+        now = asyncio.get_running_loop().time()
+        self._ending = Ending(NOT_READING if self._ending is None else self._ending.reason, now, stalled=True)
+        self._interrupt(now)
+        facts = {"reason": "not reading"}
+        self._context.traffic.refusals.note("HW_6020", self._client.user.user_id, "a stream was cut off", facts)
+
+    def _interrupt(self, at: float) -> None:
+        """Interrupt the task at a time of the loop."""
         if self._deadline is not None:
             with suppress(RuntimeError):  # it is interrupted already, or is not waiting
-                self._deadline.reschedule(asyncio.get_running_loop().time() + after)
+                self._deadline.reschedule(at)
 
     def _on(self, event: StreamEvent) -> StreamAction:
         self._state, action = TRANSITIONS[self._state][event]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.api.streams import stream as stream_module
 from headwater.api.streams.encoding import Batch, EncodedPiece
 from headwater.api.streams.stream import StreamContext, SyncStream
 from headwater.oplog.op import OpId
@@ -39,6 +42,7 @@ class Scene:
     turns: list[Turn]
     newest: int = 1
     sent: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     stream: SyncStream = field(init=False)
 
@@ -53,7 +57,7 @@ class Scene:
     is_open: bool = False
     operations: int = 0
     sent_bytes: int = 0
-    waits_since: None = None
+    waits_since: float | None = None
     left: list[EncodedPiece] = field(default_factory=list)
     resolves: bool = False
 
@@ -130,6 +134,13 @@ class Scene:
         self.sent.append(piece.content.decode())
         return len(piece)
 
+    async def end(self) -> None: ...
+
+    async def fail(self, error: Exception) -> None:
+        self.ended.append(f"cut off: {getattr(error, 'code', error)}")
+
+    def stop(self) -> None: ...
+
     def on_disconnect(self, _: object) -> None: ...
 
     def delivered(self, *_: object) -> None: ...
@@ -153,7 +164,8 @@ def ignore(*_: object) -> None: ...
 def stream_of(scene: Scene) -> SyncStream:
     user = SimpleNamespace(user_id="ann", expires_in=lambda: 1e6)
     client = SimpleNamespace(user=user, client_id="phone", user_agent="", app_metadata={}, log_names={})
-    traffic = SimpleNamespace(operations=0, refusals=None, sent=ignore, delivered=ignore, end=ignore)
+    refusals = SimpleNamespace(note=ignore)
+    traffic = SimpleNamespace(operations=0, refusals=refusals, sent=ignore, delivered=ignore, end=scene.ended.append)
     parts = cast("tuple[Any, Any, Any]", (scene, client, scene))
     return SyncStream(*parts[:2], StreamContext(scene, scene, cast("Any", traffic), 60.0))  # type: ignore[arg-type]
 
@@ -181,3 +193,104 @@ def test_lines_come_in_order_and_none_is_lost(turns: list[Turn]) -> None:
     asyncio.run(lived(scene))
     assert scene.sent == scene.made
     assert scene.op_id == scene.newest
+
+
+def test_operations_are_those_that_were_sent() -> None:
+    scene = Scene([])
+    asyncio.run(lived(scene))
+    assert scene.operations == len(scene.sent) > 0
+
+
+def fails(*_: object) -> Any:
+    raise RuntimeError("a bug")
+
+
+async def failing(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
+async def ended(scene: Scene, act: Callable[[], Awaitable[None]]) -> list[str]:
+    """How a stream ends that serves while `act` runs."""
+    scene.stream = stream_of(scene)
+    async with asyncio.timeout(10):
+        task = asyncio.create_task(scene.stream.run(cast("Any", _Sink(scene))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        scene.is_open = True
+        await act()
+        await task
+    return scene.ended
+
+
+CUT_OFF = ["cut off: a bug", "failed"]
+
+
+def test_an_error_while_the_task_sleeps_ends_the_stream() -> None:
+    scene = Scene([])
+    scene.offer = fails  # type: ignore[method-assign, assignment]
+
+    async def act() -> None:
+        scene.commit(1)
+
+    assert asyncio.run(ended(scene, act)) == CUT_OFF
+
+
+def test_an_error_of_a_tick_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "next_tick", lambda *_: 0.01)
+    scene = Scene([])
+    scene.form = SimpleNamespace(piece=fails)  # type: ignore[attr-defined]
+    assert asyncio.run(ended(scene, lambda: asyncio.sleep(0))) == CUT_OFF
+
+
+def test_an_error_of_the_end_cuts_the_stream_off() -> None:
+    scene = Scene([])
+    scene.end = failing  # type: ignore[method-assign]
+
+    async def act() -> None:
+        scene.stream.end("shutting down")
+
+    assert asyncio.run(ended(scene, act)) == CUT_OFF
+
+
+@dataclass
+class Stalled(Scene):
+    """A client that reads nothing until `room` is set."""
+
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, piece: EncodedPiece) -> int:
+        self.waits_since = time.monotonic() - 100
+        await self.room.wait()
+        self.waits_since = None
+        return len(piece)
+
+
+LARGE = Turn(1, False, False, False, 0, 0, 0)
+
+
+def test_an_ending_stream_waits_for_its_client_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "STUCK_SECONDS", 0.6)
+    scene = Stalled([LARGE])
+    scene.end = lambda: asyncio.sleep(60)  # type: ignore[method-assign]
+
+    async def act() -> None:
+        scene.commit(1)
+        await asyncio.sleep(0.1)
+        scene.stream.end("shutting down")
+        asyncio.get_running_loop().call_later(0.5, scene.room.set)
+
+    began = time.monotonic()
+    assert asyncio.run(ended(scene, act)) == ["cut off: HW_6020", "shutting down, client not reading"]
+    assert time.monotonic() - began < 1.1
+
+
+def test_a_client_that_stalled_is_cut_off_even_if_it_reads_at_that_moment() -> None:
+    scene = Stalled([LARGE])
+
+    async def act() -> None:
+        scene.commit(1)
+        await asyncio.sleep(0.1)
+        scene.room.set()
+        scene.stream._on_tick()
+
+    assert asyncio.run(ended(scene, act)) == ["cut off: HW_6020", "client not reading"]
