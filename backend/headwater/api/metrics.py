@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.keys import Unfetched
-from headwater.api.errors import ApiError
+from headwater.api.errors import REFUSALS
 from headwater.api.http.requests import RequestCounts
 from headwater.api.refusals import Refusals
 from headwater.api.streams.hub import REPLACED
@@ -261,7 +261,7 @@ class EndpointCollector(Collector):
         refused = CounterMetricFamily(
             "headwater_requests_refused", "Requests refused, and streams left out or cut off", labels=["code"]
         )
-        for code, count in {**dict.fromkeys(sorted(_codes(ApiError)), 0), **self.refusals.counts()}.items():
+        for code, count in {**dict.fromkeys(sorted(REFUSALS), 0), **self.refusals.counts()}.items():
             refused.add_metric([code], count)
         yield refused
         unknown = CounterMetricFamily(
@@ -283,12 +283,6 @@ def _delays(delays: Delays) -> HistogramMetricFamily:
         buckets=list(zip(bounds, accumulate(counts), strict=True)),
         sum_value=delays.seconds,
     )
-
-
-def _codes(kind: type[ApiError]) -> set[str]:
-    """The codes of this class and all its subclasses."""
-    own = {kind.code} if kind is not ApiError else set()
-    return own.union(*(_codes(each) for each in kind.__subclasses__()))
 
 
 METRICS = "metrics"

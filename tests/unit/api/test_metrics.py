@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import headwater.api
 from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, reported_totals
 from headwater.replication.health import SourceStatuses
 from headwater.source.connect import SourceSettings
@@ -64,6 +67,36 @@ def test_initial_values(page: MetricsPage) -> None:
     assert found["headwater_streams_ended_total", "client not reading"] == 0
     assert ("powersync_replication_lag_seconds", "default") not in found, "it is not known"
     assert found["process_resident_memory_bytes",] > 1e6
+
+
+REFUSED = (
+    "HW_6002 HW_6003 HW_6006 HW_6020 HW_6021 HW_6022 HW_6023 HW_6024 HW_6025 HW_6026 "
+    "HW_6027 HW_6028 HW_6029 HW_6030 HW_6031 HW_6032 HW_6101 HW_6102 HW_6103 HW_6104 "
+    "HW_6131 HW_6201 HW_6202 HW_6203 HW_6204 HW_6205 PSYNC_R0001 PSYNC_S2001 PSYNC_S2002 PSYNC_S2003 "
+    "PSYNC_S2004 PSYNC_S2101 PSYNC_S2103 PSYNC_S2104 PSYNC_S2105 PSYNC_S2106 PSYNC_S2202 PSYNC_S2203 PSYNC_S2204 PSYNC_S2302 "
+    "PSYNC_S2304 PSYNC_S2305 PSYNC_S4104 PSYNC_S4105 PSYNC_S4106 "
+).split()
+
+
+def test_each_code_of_a_refusal_is_counted_from_the_beginning(page: MetricsPage) -> None:
+    found = samples(ask(page))
+    counted = {
+        labels[0]: count for (name, *labels), count in found.items() if name == "headwater_requests_refused_total"
+    }
+    assert counted == dict.fromkeys(REFUSED, 0)
+
+
+NO_REFUSALS = {"HW_6001", "HW_6004", "HW_6005", "PSYNC_S2201"}
+"""Codes that end a stream normally, or with which a process does not start."""
+
+_RAISED = re.compile(r'^ *code = "(\w+)"|ApiError\([^()]*?code="(\w+)"', re.MULTILINE)
+
+
+def test_the_api_refuses_with_no_other_code() -> None:
+    texts = [path.read_text() for path in Path(headwater.api.__path__[0]).rglob("*.py")]
+    raised = {code for text in texts for found in _RAISED.findall(text) for code in found if code}
+    assert len(raised) > 20
+    assert raised - NO_REFUSALS <= set(REFUSED)
 
 
 def test_store_sizes(page: MetricsPage) -> None:

@@ -58,6 +58,10 @@ def test_malformed_body_is_refused(endpoint: Endpoint, body: bytes, said: str) -
     assert said in str(error["description"])
 
 
+def test_unknown_code_is_an_error_of_the_service() -> None:
+    assert error_response(ApiError("none", code="HW_6999")).status_code == 500
+
+
 def test_missing_token_is_refused_before_the_body(endpoint: Endpoint) -> None:
     with socket.create_connection(endpoint.address, 10) as connection:
         connection.sendall(b"POST /sync/stream HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\n")
