@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.insight.explain import RequestLimits
+from headwater.sync.request import RequestLimits
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import Device, DeviceFactory
 from tests.support.memory_store import MemoryStore

@@ -18,8 +18,8 @@ from jsonschema import Draft202012Validator
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
+from headwater.api.limits import HttpLimits
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_store

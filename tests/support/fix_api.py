@@ -18,8 +18,8 @@ from starlette.routing import BaseRoute
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.http.limits import HttpLimits
 from headwater.api.http.server import ApiServer, bind
+from headwater.api.limits import HttpLimits
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
 from headwater_rules.compiler.compile import compile_config

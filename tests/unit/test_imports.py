@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
@@ -20,6 +22,16 @@ def test_no_import_cycles() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "libraries"),
+    [("headwater.cli.config", {"starlette", "uvicorn", "sqlglot"}), ("headwater.cli.main", {"asyncio"})],
+)
+def test_a_command_starts_without_what_it_does_not_need(module: str, libraries: set[str]) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    assert not libraries & set(done.stdout.split())
 
 
 def test_modules_per_folder() -> None:

@@ -22,9 +22,9 @@ from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointBatcher, WriteCheckpointRoute
 from headwater.api.error_answers import exception_handlers
-from headwater.api.http.limits import HttpLimits
 from headwater.api.http.middleware import RequestMiddleware, address_quota, with_cors
 from headwater.api.http.requests import RequestCounts
+from headwater.api.limits import HttpLimits, StreamLimits
 from headwater.api.parsing import Parsing
 from headwater.api.probes import ProbeState, probe_routes
 from headwater.api.refusals import Refusals
@@ -32,7 +32,7 @@ from headwater.api.rsocket.connection import RSocketEndpoint
 from headwater.api.streams.cache import ChunkCache
 from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
-from headwater.api.streams.service import StreamLimits, Streams
+from headwater.api.streams.service import Streams
 from headwater.api.streams.session import PlanCache
 from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
@@ -40,11 +40,10 @@ from headwater.api.streams.traffic import DeviceTraces, Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.api.workers import Answers
-from headwater.insight.explain import RequestLimits
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import Revocation
-from headwater.sync.request import BodyLimits
+from headwater.sync.request import BodyLimits, RequestLimits
 
 UNREAD_SECONDS = 15.0
 """How long the store may be unreadable until the process counts as unable to serve."""

@@ -15,20 +15,18 @@ from typing import Annotated
 from msgspec import Meta
 
 from headwater.api.auth.settings import ClientAuth, read_client_auth
-from headwater.api.http.limits import HttpLimits, Network
-from headwater.api.streams.service import StreamLimits
+from headwater.api.limits import HttpLimits, Network, StreamLimits
 from headwater.api.upload.settings import read_upload
 from headwater.cli.databases import read_sources, read_storage
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, ConfigWarning, redacted
 from headwater.config.origin import FoundConfig, find_config, find_sync_base64
 from headwater.config.schema import KNOWN_TO_ALL, MAKE_ONE, ConfigFindings, Section
-from headwater.insight.explain import RequestLimits
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.address import StoreAddress
-from headwater.sync.request import BodyLimits
+from headwater.sync.request import BodyLimits, RequestLimits
 from headwater.telemetry.trace_choice import TraceSettings
 
 _EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - as the PowerSync service

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -83,6 +82,8 @@ def discard(configs: ConfigSource, letters: tuple[int, ...]) -> None:
 
 def _with_letters(configs: ConfigSource, work: Callable[[DeadLetters], Awaitable[Result]]) -> Result:
     """The result of `work` on the dead letters of the configured source."""
+    import asyncio
+
     from headwater.source.upload.apply import Uploads
     from headwater.source.upload.letters import DeadLetters
 

@@ -13,7 +13,7 @@ import orjson
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from headwater.insight.explain import RequestLimits, Served, open_served
+from headwater.insight.explain import Served, open_served
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
 from headwater.oplog.op import OpId
 from headwater.source.connect import SourceSettings, connect
@@ -21,6 +21,7 @@ from headwater.storage.address import StoreAddress
 from headwater.storage.contract.history import FlushRange
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.open import open_store
+from headwater.sync.request import RequestLimits
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import BucketPath, SentRows, StreamWords, explain
 from headwater_rules.results import ResolvedBucket, SyncRequest

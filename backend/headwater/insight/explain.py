@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Annotated
 
 import orjson
-from msgspec import Meta
 
 from headwater.errors import HeadwaterError
 from headwater.insight.rows import CurrentRows, table_name
@@ -26,10 +24,10 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
+from headwater.sync.request import RequestLimits
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why
-from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.plan import RowSource, Star, SyncPlan
 from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, StreamStatus, SyncRequest
 
@@ -46,14 +44,6 @@ class NothingServedYetError(HeadwaterError):
     """No version of the sync config is active yet, so no device gets anything."""
 
     code = "HW_8108"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one connection may ask for."""
-
-    max_buckets: Annotated[int, Meta(ge=1, extra={"key": "max_buckets_per_connection"})] = MOST_BUCKETS
-    max_results: Annotated[int, Meta(ge=1, extra={"key": "max_parameter_query_results"})] = MOST_RESULTS
 
 
 @dataclass(frozen=True, slots=True)

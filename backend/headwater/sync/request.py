@@ -1,4 +1,4 @@
-"""Parses the body of a stream request, which is untrusted."""
+"""The limits of a stream request, and the parser of its body, which is untrusted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from msgspec import Meta
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import user_in_key
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.results import Subscription
 
 MAX_NESTING = 100
@@ -47,6 +48,14 @@ class InvalidRequestError(HeadwaterError):
     """The request is invalid. Nothing was done."""
 
     code = "PSYNC_S2001"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one connection may ask for."""
+
+    max_buckets: Annotated[int, Meta(ge=1, extra={"key": "max_buckets_per_connection"})] = MOST_BUCKETS
+    max_results: Annotated[int, Meta(ge=1, extra={"key": "max_parameter_query_results"})] = MOST_RESULTS
 
 
 @dataclass(frozen=True, slots=True)

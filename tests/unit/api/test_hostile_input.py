@@ -18,8 +18,7 @@ import uvloop
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.http.limits import HttpLimits
-from headwater.api.streams.service import StreamLimits
+from headwater.api.limits import HttpLimits, StreamLimits
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from headwater.api.limits import StreamLimits
 from headwater.api.refusals import MOST_LINES, SECONDS, Refusals
-from headwater.api.streams.service import StreamLimits
-from headwater.insight.explain import RequestLimits
+from headwater.sync.request import RequestLimits
 from tests.support.fix_api import SECRET, Endpoint, make_token
 from tests.support.fix_logs import facts_said, line_of
 from tests.support.memory_store import MemoryStore

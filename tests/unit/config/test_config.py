@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from headwater.api.http.limits import HttpLimits
+from headwater.api.limits import HttpLimits
 from headwater.cli.databases import source_of
 from headwater.config.document import ConfigError
 from headwater.storage.address import PostgresAddress, SqliteAddress

@@ -32,11 +32,11 @@ from headwater.api.errors import ApiError, UnsupportedMediaTypeError
 from headwater.api.http.requests import read_body
 from headwater.api.quota import Quota
 from headwater.api.workers import Workers
-from headwater.insight.explain import RequestLimits
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import StoreAddress
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
+from headwater.sync.request import RequestLimits
 
 REFUSED, NOT_FOUND, TOO_LONG, TOO_LARGE, BUSY = "PSYNC_S2101", "HW_6202", "HW_6203", "HW_6204", "HW_6205"
 INVALID_RULES, NOTHING_SERVED, DEPLOY_CLOSED, DEPLOY_BUSY = "PSYNC_R0001", "PSYNC_S4104", "PSYNC_S4105", "PSYNC_S4106"

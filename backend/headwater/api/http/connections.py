@@ -14,7 +14,7 @@ from types import MappingProxyType
 import uvicorn
 
 from headwater.api.errors import ApiError, TooManyFromAddressError
-from headwater.api.http.limits import HttpLimits, address_of, network_of
+from headwater.api.limits import HttpLimits, address_of, network_of
 from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals
 

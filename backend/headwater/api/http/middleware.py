@@ -13,9 +13,9 @@ from starlette.websockets import WebSocketClose
 
 from headwater.api.error_answers import error_response
 from headwater.api.errors import TooManyFromAddressError
-from headwater.api.http.limits import HttpLimits, network_of
 from headwater.api.http.requests import CountedSend, RequestCounts
 from headwater.api.http.takeover import on_request_end
+from headwater.api.limits import HttpLimits, network_of
 from headwater.api.quota import Quota
 from headwater.api.refusals import Refusals, facts_of, proven
 from headwater.telemetry.log_facts import log_extra

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.api.app import ApiApp
 from headwater.api.http.connections import ConnectionLimiter, LimitedConfig, Turns
-from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.websocket import BoundedWebSocket
+from headwater.api.limits import HttpLimits
 from headwater.api.refusals import Refusals
 from headwater.errors import HeadwaterError
 

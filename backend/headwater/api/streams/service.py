@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import orjson
-from msgspec import Meta
 
 from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocations, Revoked, TokenRevocation
 from headwater.api.errors import ApiError
 from headwater.api.http.requests import RequestName
+from headwater.api.limits import StreamLimits
 from headwater.api.parsing import Parsing
 from headwater.api.quota import user_quota
 from headwater.api.streams.encoding import WireForm
@@ -33,17 +32,6 @@ REVOKED = "token revoked"
 TERMINATED = "ended by an operator"
 SHUTTING_DOWN = "shutting down"
 """Why a stream ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """Limits per process, in all and per user. Open streams, websockets, and HTTP requests for a stream that are being
-    read are each counted by themselves. A device has one stream, or two for a moment when it connects again.
-    `stalled_seconds` is how long a client may read nothing while data waits for it."""
-
-    streams: Annotated[int, Meta(ge=1, extra={"key": "max_concurrent_connections"})] = 200
-    per_user: Annotated[int, Meta(ge=1, extra={"key": "max_streams_per_user"})] = 50
-    stalled_seconds: Annotated[float, Meta(ge=1, extra={"key": "client_read_timeout_seconds"})] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

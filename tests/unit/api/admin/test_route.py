@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.http.limits import HttpLimits
+from headwater.api.limits import HttpLimits
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.fix_logs import line_of

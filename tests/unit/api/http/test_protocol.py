@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from headwater.api import checkpoints
 from headwater.api.http import connections
-from headwater.api.http.limits import HttpLimits
 from headwater.api.http.protocol import MOST_CALLS, BoundedProtocol
-from headwater.api.streams.service import StreamLimits
+from headwater.api.limits import HttpLimits, StreamLimits
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak

@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from headwater.api.http import connections, websocket
-from headwater.api.http.limits import HttpLimits
 from headwater.api.http.websocket import FRAMES_AT_ONCE, MAX_FIRST_MESSAGE, MAX_MESSAGE, MOST_FIRST_FRAMES
+from headwater.api.limits import HttpLimits
 from tests.support.fix_api import Endpoint
 from tests.support.loop_turns import in_each_turn
 from tests.support.memory import forget_peak, peak

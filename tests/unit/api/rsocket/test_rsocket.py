@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
+from headwater.api.limits import StreamLimits
 from headwater.api.rsocket import connection, frames
-from headwater.api.streams.service import StreamLimits
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token

@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed
 
 from headwater.api.http import connections
 from headwater.api.http.websocket import FRAMES_AT_ONCE
+from headwater.api.limits import StreamLimits
 from headwater.api.rsocket import connection, frames
 from headwater.api.rsocket.sink import FRAGMENT_BYTES
 from headwater.api.streams import stream
-from headwater.api.streams.service import StreamLimits
 from headwater.sync import ticks
 from tests.support import rsocket_client as client
 from tests.support.fix_api import Endpoint, make_token

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
-from headwater.api.http.limits import HttpLimits
+from headwater.api.limits import HttpLimits
 from headwater.telemetry.log_facts import facts_of
 from tests.support.fix_api import Endpoint, Stream, make_token
 from tests.support.memory_store import MemoryStore
@@ -70,7 +70,7 @@ _SERVER = """
 import socket, sys
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
-from headwater.api.http.limits import HttpLimits
+from headwater.api.limits import HttpLimits
 from headwater.api.http.server import serve_app
 from tests.support.fix_api import AUDIENCE, RULES, PlayedHead, jwk
 from tests.support.memory_store import MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.api.streams.session import LeftOutMemory
-from headwater.insight.explain import RequestLimits
+from headwater.sync.request import RequestLimits
 from tests.support.fix_api import Endpoint
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient

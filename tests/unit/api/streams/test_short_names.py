@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.api.http.limits import network_of
+from headwater.api.limits import network_of
 from headwater.api.streams.session import LeftOutMemory
 
 NAMES = 300

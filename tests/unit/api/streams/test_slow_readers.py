@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from headwater.api.limits import StreamLimits
 from headwater.api.streams import stream
-from headwater.api.streams.service import StreamLimits
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks

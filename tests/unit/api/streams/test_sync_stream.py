@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.api.streams.service import StreamLimits
+from headwater.api.limits import StreamLimits
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json

@@ -1,4 +1,4 @@
-"""Limits on connections and requests that apply before a token is verified."""
+"""The limits of the API on connections and requests, before a token is verified, and on streams."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ class HttpLimits:
     max_connections_per_address: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
     trusted_proxies: tuple[Network, ...] = ()
     drain_seconds: Annotated[float, Meta(ge=0, le=20)] = 3  # supervisors such as systemd have to wait longer
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Limits per process, in all and per user. Open streams, websockets, and HTTP requests for a stream that are being
+    read are each counted by themselves. A device has one stream, or two for a moment when it connects again.
+    `stalled_seconds` is how long a client may read nothing while data waits for it."""
+
+    streams: Annotated[int, Meta(ge=1, extra={"key": "max_concurrent_connections"})] = 200
+    per_user: Annotated[int, Meta(ge=1, extra={"key": "max_streams_per_user"})] = 50
+    stalled_seconds: Annotated[float, Meta(ge=1, extra={"key": "client_read_timeout_seconds"})] = 60.0
 
 
 _LONGEST = 64  # characters that are kept of a host that is no address: a proxy may forward anything
