@@ -29,6 +29,11 @@ class HttpLimits:
     trusted_proxies: tuple[Network, ...] = ()
     drain_seconds: Annotated[float, Meta(ge=0, le=20)] = 3  # supervisors such as systemd have to wait longer
 
+    @property
+    def most_per_address(self) -> int | None:
+        """The limit for one address; None when there is none."""
+        return self.max_connections_per_address or None
+
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:

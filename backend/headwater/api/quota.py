@@ -16,10 +16,10 @@ class RefuseCallback(Protocol):
 
 
 class Quota:
-    """Counts what is in use, in all and by key, such as a user or an address; a limit of 0 is no limit. Not
-    thread-safe: use it in one event loop."""
+    """Counts what is in use, in all and by key, such as a user or an address; a limit of None is no limit, and
+    one of 0 refuses all. Not thread-safe: use it in one event loop."""
 
-    def __init__(self, total: int, per_key: int, refuse: RefuseCallback) -> None:
+    def __init__(self, total: int | None, per_key: int | None, refuse: RefuseCallback) -> None:
         self.total = total
         self.per_key = per_key
         self.used = 0
@@ -28,9 +28,9 @@ class Quota:
 
     def check(self, key: str | None, count: int = 1) -> None:
         """Raise the error of `refuse` if `take` would."""
-        if self.total and self.used + count > self.total:
+        if self.total is not None and self.used + count > self.total:
             raise self._refuse(of_key=False)
-        if self.per_key and key is not None and self._by_key.get(key, 0) + count > self.per_key:
+        if self.per_key is not None and key is not None and self._by_key.get(key, 0) + count > self.per_key:
             raise self._refuse(of_key=True)
 
     def take(self, key: str | None = None, count: int = 1) -> None:
@@ -61,7 +61,7 @@ class Quota:
             self.release(key)
 
 
-def user_quota(what: str, per_user: int, total: int = 0) -> Quota:
+def user_quota(what: str, per_user: int, total: int | None = None) -> Quota:
     """A quota of users. `what` names what is counted in messages."""
 
     def refuse(*, of_key: bool) -> TooManyRequestsError:

@@ -142,7 +142,7 @@ class AdminThreads:
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING) -> None:
         self._pool = ThreadPoolExecutor(running, thread_name_prefix="headwater-admin")
-        self._quota = Quota(running + waiting, 0, _busy)
+        self._quota = Quota(running + waiting, None, _busy)
 
     async def run(self, job: Callable[[], Result]) -> Result:
         """Run a job in a thread. Raises HW_6205 when too many wait already."""

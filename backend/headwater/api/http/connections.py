@@ -26,7 +26,7 @@ class ConnectionLimiter:
     def __init__(self, limits: HttpLimits, refusals: Refusals) -> None:
         self.limits = limits
         self.refusals = refusals
-        self._quota = Quota(limits.max_connections, limits.max_connections_per_address, self._too_many)
+        self._quota = Quota(limits.max_connections, limits.most_per_address, self._too_many)
 
     def enter(self, host: str) -> str | None:
         """Accept a connection. Returns the key that `leave` needs. Raises ApiError."""

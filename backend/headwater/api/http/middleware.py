@@ -39,12 +39,12 @@ def with_cors(app: ASGIApp) -> ASGIApp:
 def address_quota(limits: HttpLimits) -> Quota:
     """A quota of requests in progress by client address, as a trusted proxy reports it. Clients that connect directly
     are already limited by their connections."""
-    most = limits.max_connections_per_address
+    most = limits.most_per_address
 
     def refuse(*, of_key: bool) -> TooManyFromAddressError:
         return TooManyFromAddressError(f"{most} requests from this address are in progress", fix="try again later")
 
-    return Quota(0, most, refuse)
+    return Quota(None, most, refuse)
 
 
 class RequestMiddleware:
