@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """An error. `code` is stable; `details` says what to do."""
+    """An error. `code` is stable, `name` is not; `details` says what to do."""
 
     name: str
     code: str

@@ -15,10 +15,7 @@ import pytest
 from headwater.api.http import takeover
 from headwater.api.limits import HttpLimits, StreamLimits
 from headwater.api.streams import stream as streams
-from headwater.api.streams.service import StreamLimits
 from tests.support.fix_api import RULES, Endpoint
-from tests.support import rsocket_client as rsocket
-from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.raw_http import connected
 from tests.support.waiting import wait_until
