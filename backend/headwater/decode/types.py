@@ -233,10 +233,6 @@ class TypeCatalog:
         described = (_descriptor(row) for row in rows)
         return cls({each.oid: each for each in described if each.oid not in BUILTIN_TYPES})
 
-    def with_rows(self, rows: Iterable[TypeRow]) -> TypeCatalog:
-        """This catalog with what TYPE_QUERY returned, which replaces known types."""
-        return TypeCatalog({**self.custom, **self.from_rows(rows).custom})
-
     def get(self, oid: int) -> TypeDescriptor | None:
         return BUILTIN_TYPES.get(oid) or self.custom.get(oid)
 

@@ -108,11 +108,6 @@ def resolve(
     )
 
 
-def default_stream_names(plan: SyncPlan) -> tuple[str, ...]:
-    """The streams that a request gets by default, in the order of the config."""
-    return tuple(stream.name for stream in plan.streams if stream.auto_subscribe)
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is the

@@ -12,18 +12,10 @@ TEXT, TEXT_ARRAY, MOOD = 25, 1009, 16400
 
 def test_missing() -> None:
     assert TypeCatalog().missing([MOOD, TEXT, TEXT_ARRAY, 16399, MOOD]) == [16399, MOOD]
-    described = TypeCatalog().with_rows([(MOOD, "public", "mood", "e", 0, ",", [], [])])
+    described = TypeCatalog.from_rows([(MOOD, "public", "mood", "e", 0, ",", [], [])])
     assert described.missing([MOOD]) == []
     assert TypeCatalog().missing([MOOD]) == [MOOD]
     assert pickle.loads(pickle.dumps(described)) == described
-
-
-def test_later_description_wins() -> None:
-    first = TypeCatalog.from_rows([(MOOD, "public", "spot", "c", 0, ",", ["x"], [23])])
-    second = first.with_rows([(MOOD, "public", "spot", "c", 0, ",", ["x", "y"], [23, 25])])
-    spot = second.get(MOOD)
-    assert spot is not None
-    assert [(each.name, each.type_oid) for each in spot.attributes] == [("x", 23), ("y", 25)]
 
 
 def test_unknown_kind_of_type() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from headwater_rules.compiler.compile import compile_config
-from headwater_rules.evaluate.requests import default_stream_names, resolve
+from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import Subscription, SyncRequest
 from tests.unit.rules.rules_store import Rows, RuleStore, plan_of
 
@@ -34,7 +34,6 @@ def test_default_streams() -> None:
     plan = compile_config(CONFIG).plan
     found = resolve(plan, SyncRequest({"sub": "u1"}), nothing)
     declined = resolve(plan, SyncRequest({"sub": "u1"}, include_defaults=False), nothing)
-    assert default_stream_names(plan) == ("mine",)
     assert [(b.name.partition("[")[2], b.priority, b.reasons) for b in found.buckets] == [
         ('"u1"]', 1, ({"default": 0},))
     ]

@@ -92,12 +92,6 @@ def leaf_oids(shape: str) -> frozenset[int]:
     return frozenset() if known is None else frozenset(known.leaves)
 
 
-def same_columns(then: str, now: str) -> bool:
-    """Whether the columns' catalog rows were not written between two shapes."""
-    before, after = _decoded(then), _decoded(now)
-    return before is not None and after is not None and before.columns == after.columns
-
-
 def _alike(before: Shape, after: Shape) -> bool:
     return before.definition == after.definition and before.pinned == after.pinned
 
