@@ -29,7 +29,7 @@ from headwater.storage.contract.store import BucketKeyTakenError, SourceProgress
 from headwater.storage.open import open_store
 from headwater.storage.postgres.bulk import taken_keys
 from headwater.storage.shared.compaction import CompactionPolicy
-from headwater.storage.sql.buckets import KnownBuckets, Naming
+from headwater.storage.sql.bucket_keys import KnownBuckets, Naming
 from tests.contract.source_writer import RELATION, SIDES, A, B, Rows, SourceWriter, named, put, totals, write_batch
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket

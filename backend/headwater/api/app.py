@@ -88,7 +88,7 @@ class Endpoint:
         parsing, tasks = Parsing(), Tasks()
         threads = StoreThreads(ChunkCache(reader, settings.chunk_cache_bytes), settings.max_data_fetch_concurrency)
         self._hub = Hub(reader, threads, self.traffic, self._on_revocations, settings.sources)
-        context = StreamContext(threads, self._hub, self.traffic, settings.streams.stalled_seconds)
+        context = StreamContext(threads, self._hub, self.traffic, settings.streams.client_read_timeout_seconds)
         resolve = PlanCache(settings.requests).resolve
         self.streams = Streams(context, resolve, settings.streams, settings.body, revocations, parsing)
         writes = WriteCheckpointBatcher(reader, threads, head, self._hub.refresh, settings.keep_requests)

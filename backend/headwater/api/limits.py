@@ -39,11 +39,11 @@ class HttpLimits:
 class StreamLimits:
     """Limits per process, in all and per user. Open streams, websockets, and HTTP requests for a stream that are being
     read are each counted by themselves. A device has one stream, or two for a moment when it connects again.
-    `stalled_seconds` is how long a client may read nothing while data waits for it."""
+    `client_read_timeout_seconds` is how long a client may read nothing while data waits for it."""
 
     streams: Annotated[int, Meta(ge=1, extra={"key": "max_concurrent_connections"})] = 200
     per_user: Annotated[int, Meta(ge=1, extra={"key": "max_streams_per_user"})] = 50
-    stalled_seconds: Annotated[float, Meta(ge=1, extra={"key": "client_read_timeout_seconds"})] = 60.0
+    client_read_timeout_seconds: Annotated[float, Meta(ge=1)] = 60.0
 
 
 _LONGEST = 64  # characters that are kept of a host that is no address: a proxy may forward anything

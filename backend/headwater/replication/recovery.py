@@ -1,4 +1,4 @@
-"""What the next attempt to follow the source has to do, after the error of the last one, and how long it waits."""
+"""Reconnecting to the source: what the next attempt has to do after the error of the last one, and the back-off."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Access to a source: connections, slot, stream, catalog and single rows."""
+"""Access to Postgres as a source: connections, slot, stream, catalog and single rows."""

@@ -113,7 +113,7 @@ class ApiServer(BoundedServer):
             )  # with its own limit, so that operators can connect when devices have reached theirs
         everything = _PortRouter(app, by_port) if by_port else app
         super().__init__(everything, limits or settings.http, app.endpoint.refusals, "on", by_port)
-        self.config.ws_ping_timeout = max(PING_SECONDS, settings.streams.stalled_seconds)
+        self.config.ws_ping_timeout = max(PING_SECONDS, settings.streams.client_read_timeout_seconds)
         self._beat = beat
 
     async def on_tick(self, counter: int) -> bool:

@@ -13,10 +13,10 @@ from headwater.api.streams.threads import SharedStep, SnapshotCache
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
+from headwater.sync.client_state import BucketDownload, ClientState, View
 from headwater.sync.interest import Interest, News, reached
 from headwater.sync.lines import Line
 from headwater.sync.request import RequestLimits
-from headwater.sync.session import BucketDownload, ClientState, View
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan

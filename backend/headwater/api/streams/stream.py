@@ -125,13 +125,13 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamContext:
-    """What all streams of a process share. `read_timeout` is how many seconds a client may read nothing of what is
-    being sent."""
+    """What all streams of a process share. `client_read_timeout` is how many seconds a client may read nothing of what
+    is being sent."""
 
     threads: StoreThreads
     hub: Hub
     traffic: Traffic
-    read_timeout: float
+    client_read_timeout: float
 
 
 class Ending(NamedTuple):
@@ -487,7 +487,7 @@ class SyncStream:
         if self._client.user.expires_in() <= 0:
             self.end(EXPIRED)
             return
-        again = self._context.read_timeout  # what is being read now may be sent before the tick is
+        again = self._context.client_read_timeout  # what is being read now may be sent before the tick is
         self._call_on_tick(again)  # first: whatever fails here, the stream must not outlive its token
         match self._on(StreamEvent.TICK):
             case StreamAction.OFFER:

@@ -32,7 +32,7 @@ from headwater.storage.contract.reader import (
     Touched,
     WriteCheckpoint,
 )
-from headwater.sync.session import BucketDownload, BucketStep, Reasons
+from headwater.sync.client_state import BucketDownload, BucketStep, Reasons
 
 SHARED_JOBS = 64
 """The most jobs that run over one snapshot."""

@@ -1,4 +1,5 @@
-"""Dead letters: transactions of devices that could not be applied. An operator reads them, retries or discards them."""
+"""Dead letters: transactions of devices that could not be applied. An operator reads them, retries or discards them.
+Transactions of the source that can't be applied are in `replication.stream.failed`."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class StoreReader(Protocol):
 
     def write_checkpoint(self, key: str) -> WriteCheckpoint | None:
         """The newest of a client. Of a user who has too many clients, those that wrote longest ago are forgotten: for
-        them, this returns one that stands for all of them (see `storage.shared.writes`)."""
+        them, this returns one that stands for all of them (see `storage.sql.write_checkpoints`)."""
 
     def revocations(self, after_seq: int) -> list[Revocation]:
         """Those made after `after_seq` that are not over, in order of `seq`."""

@@ -37,8 +37,8 @@ from headwater.storage.postgres.migrate import read_secret
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.segments import Run, SegmentPacker
-from headwater.storage.sql import buckets as keyed
-from headwater.storage.sql.buckets import unseen
+from headwater.storage.sql import bucket_keys as keyed
+from headwater.storage.sql.bucket_keys import unseen
 from headwater.storage.sql.cursor import Row
 from headwater.storage.sql.retire import lock_state
 from headwater_rules.results import LookupEntry
@@ -383,7 +383,7 @@ def taken_staged(db: PostgresCursor, ids: Sequence[int]) -> list[Row]:
 
 
 def number(db: PostgresCursor, ids: Sequence[int], next_op: int) -> int:
-    """See `storage.sql.bulk.Number`; the segments are those of generations `ids`."""
+    """Give op ids to the staged segments of generations `ids`, and CLEARs to their buckets. Returns the next id."""
     bounds = {"next": next_op, "body": CLEAR_BODY, "tables": ids}
     next_op += db.connection.execute(_CLEAR_HELD, bounds).rowcount
     next_op += db.connection.execute(_MAKE_FRESH, {**bounds, "next": next_op}).rowcount

@@ -38,9 +38,9 @@ from headwater.storage.postgres.copying import (
 from headwater.storage.postgres.cursor import LINE_APART, POSTGRES, PostgresCursor, stored_id
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
 from headwater.storage.shared.segments import Run, number_ops
-from headwater.storage.sql import buckets as keyed
+from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import leases, tables
-from headwater.storage.sql.buckets import BucketSum, KnownBuckets, Naming
+from headwater.storage.sql.bucket_keys import BucketSum, KnownBuckets, Naming
 from headwater.storage.sql.cursor import named
 from headwater.storage.sql.tables import CHECKPOINT, as_checkpoint
 from headwater_rules.results import LookupEntry
@@ -132,7 +132,7 @@ def _held(answer: psycopg.Cursor, lease: Lease) -> Callable[[], None]:
 
 
 class PostgresFlush:
-    """See `storage.contract.store.Flush`. Has `connection` to itself."""
+    """See `storage.contract.flush.Flush`. Has `connection` to itself."""
 
     def __init__(
         self,

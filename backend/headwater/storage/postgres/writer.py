@@ -26,7 +26,7 @@ from headwater.storage.postgres.cursor import POSTGRES, PostgresCursor
 from headwater.storage.postgres.flush import PostgresFlush
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import told_key
-from headwater.storage.sql.buckets import KnownBuckets
+from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.control import set_meta
 from headwater.storage.sql.cursor import Cursor, Row
 from headwater.storage.sql.tables import checkpoint

@@ -21,7 +21,7 @@ from headwater.storage.contract.history import HistoryOp
 from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS, SEGMENT_BYTES, SEGMENT_OPS
-from headwater.storage.sql.buckets import BucketSum
+from headwater.storage.sql.bucket_keys import BucketSum
 
 _BUFFERED_BYTES = 64 << 20
 

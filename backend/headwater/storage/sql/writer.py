@@ -27,7 +27,7 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.shared.common import op_floor
-from headwater.storage.sql import buckets, control, leases, retire, write_checkpoints
+from headwater.storage.sql import bucket_keys, control, leases, retire, write_checkpoints
 from headwater.storage.sql import tables as generations
 from headwater.storage.sql.cursor import Cursor, Row
 
@@ -101,7 +101,7 @@ class StoreWriter(ABC):
     def keys(self) -> StoreKeys:
         """Makes the keys and digests of the store as of now: a bucket may be moved later."""
         with self._work() as db:
-            return buckets.keys(db, control.secret(db))
+            return bucket_keys.keys(db, control.secret(db))
 
     def bulk_records(self) -> list[BulkRecord]:
         with self._work() as db:
@@ -202,12 +202,12 @@ class StoreWriter(ABC):
         with self._work() as db:
             if not self._index(db, lease, tables):
                 raise StoreError("two rows of a bulk job have the same id", str(self.address))
-            with buckets.moving(db, lease), db.transaction(lease):
+            with bucket_keys.moving(db, lease), db.transaction(lease):
                 if db.dialect.plan_bulk:
                     db.execute(db.dialect.plan_bulk)
                 next_op = retire.lock_state(db)
                 failpoint("publish.before_segments")
-                buckets.refuse(self._taken(db, tables))
+                bucket_keys.refuse(self._taken(db, tables))
                 for table in generations.active(db, state.tag):
                     generations.drop_generation(db, table.id)
                 ids = [table.id for table in tables]

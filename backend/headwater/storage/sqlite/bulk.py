@@ -23,9 +23,9 @@ from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.pages import Openings, openings, without
 from headwater.storage.shared.segments import Run, SegmentPacker
 from headwater.storage.shared.values import as_int
-from headwater.storage.sql import buckets as keyed
+from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import tables
-from headwater.storage.sql.buckets import unseen
+from headwater.storage.sql.bucket_keys import unseen
 from headwater.storage.sqlite.connection import sorting, sqlite_errors
 from headwater.storage.sqlite.cursor import ROWS_INDEX, SqliteCursor, insert_run
 from headwater.storage.sqlite.migrate import read_secret
@@ -257,7 +257,7 @@ def taken_keys(some: str, beside: str) -> str:
 
 
 def number(db: SqliteCursor, next_op: int) -> int:
-    """See `storage.sql.bulk.Number`."""
+    """Give op ids to the staged segments, and CLEARs to their buckets. Returns the next id."""
     return _number_segments(db, _clear_buckets(db, next_op))
 
 

@@ -22,9 +22,9 @@ from headwater.storage.contract.store import Lease, SourceProgress
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
 from headwater.storage.shared.segments import number_ops
 from headwater.storage.shared.values import as_int
-from headwater.storage.sql import buckets as keyed
+from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import leases, tables
-from headwater.storage.sql.buckets import BucketSum, KnownBuckets, Naming
+from headwater.storage.sql.bucket_keys import BucketSum, KnownBuckets, Naming
 from headwater.storage.sqlite.connection import explained
 from headwater.storage.sqlite.cursor import SqliteCursor, insert_run
 from headwater_rules.results import LookupEntry
@@ -55,7 +55,7 @@ def _explaining(
 
 
 class SqliteFlush:
-    """See `storage.contract.store.Flush`."""
+    """See `storage.contract.flush.Flush`."""
 
     def __init__(self, cursor: SqliteCursor, lease: Lease, known: KnownBuckets, wake: Callable[[], None]) -> None:
         self._cursor = cursor

@@ -12,7 +12,7 @@ from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import StagedPart, StagedTable
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.store import Lease, StoreError
-from headwater.storage.sql.buckets import KnownBuckets
+from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.cursor import Cursor, Row
 from headwater.storage.sql.tables import checkpoint
 from headwater.storage.sql.writer import StoreWriter

@@ -246,7 +246,7 @@ def test_stalled_stream(
 ) -> None:
     """Its SDK takes a connection for alive as long as keepalives are answered."""
     monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
-    endpoint = start_endpoint(memory_store, streams=StreamLimits(stalled_seconds=0.3))
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(client_read_timeout_seconds=0.3))
     with requester(str(endpoint.http.base_url)) as found:
         found.set_up(make_token())
         found.request(credit=1)

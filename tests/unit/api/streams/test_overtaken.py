@@ -15,9 +15,9 @@ from headwater.api.streams.session import LeftOutMemory, SyncSession
 from headwater.api.streams.threads import open_snapshot
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk, StoredConfig
+from headwater.sync.client_state import BucketDownload, ClientState, View
 from headwater.sync.formats import Ndjson
 from headwater.sync.interest import News
-from headwater.sync.session import BucketDownload, ClientState, View
 from headwater_rules.results import LookupReader, Resolution, ResolvedBucket, SyncRequest
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore

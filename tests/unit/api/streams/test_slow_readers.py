@@ -44,7 +44,7 @@ def test_slow_client_gets_a_large_row(
     ask: Callable[[socket.socket], None],
 ) -> None:
     monkeypatch.setattr(ticks, "KEEPALIVE", STALLED / 4)
-    endpoint = start_endpoint(memory_store, streams=StreamLimits(stalled_seconds=STALLED))
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(client_read_timeout_seconds=STALLED))
     memory_store.put(endpoint.bucket("mine", "u1"), "large", json.dumps({"text": "x" * LARGE}))
     memory_store.commit()
     with socket.socket() as connection:
@@ -119,7 +119,7 @@ def test_client_that_stops_reading_is_cut_off(
     store = _SlowStore("u1")
     store.replace_config(RULES)
     store.commit()
-    endpoint = start_endpoint(store, streams=StreamLimits(stalled_seconds=stalled))
+    endpoint = start_endpoint(store, streams=StreamLimits(client_read_timeout_seconds=stalled))
     for row in range(2):
         store.put(endpoint.bucket("mine", "u1"), str(row), json.dumps({"text": "x" * MEBIBYTE}))
     store.commit()

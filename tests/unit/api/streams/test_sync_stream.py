@@ -261,7 +261,7 @@ def test_stalled_stream_is_cut_off_and_counted(
     memory_store: MemoryStore, start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
-    endpoint = start_endpoint(memory_store, streams=StreamLimits(stalled_seconds=0.3))
+    endpoint = start_endpoint(memory_store, streams=StreamLimits(client_read_timeout_seconds=0.3))
     bucket = endpoint.bucket("mine", "u1")
     for row in range(200):
         memory_store.put(bucket, str(row), json.dumps({"text": "x" * 100_000}))

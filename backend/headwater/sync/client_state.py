@@ -1,4 +1,5 @@
-"""One client's stream as a state machine: positions and successive views of the store in, lines and downloads out.
+"""What a device is sent next. One client's stream as a state machine: positions and successive views of the store in,
+lines and downloads out.
 
 The client holds every bucket up to a position. Each view that differs from the last for this client begins a new
 checkpoint; until every bucket has been sent up to it, more urgent ones first, the session owes downloads.

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketTotal, Chunk
+from headwater.sync.client_state import INTERRUPTIBLE_AFTER, BucketDownload, ClientState, View
 from headwater.sync.formats import Ndjson
 from headwater.sync.lines import Line
-from headwater.sync.session import INTERRUPTIBLE_AFTER, BucketDownload, ClientState, View
 from headwater_rules.results import Resolution, ResolvedBucket, StreamStatus
 from tests.support.examples import examples
 from tests.support.memory_store import MemoryStore
