@@ -17,7 +17,7 @@ from headwater.oplog.op import OpId
 from headwater.oplog.transform import Bucket, RowKeys, encode_memberships, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
-from headwater.storage.contract.store import Lease, SourceProgress, SourceState
+from headwater.storage.contract.store import Lease, ReplicationProgress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
@@ -89,7 +89,7 @@ def _write(store: StoreWriter, lease: Lease, table: int, rows: int, version: int
             drafts += ops
         flush.put_rows(table, put)
         flush.append(drafts, buckets)
-        flush.commit("default", SourceProgress(Lsn(2 + version * rows + numbers[-1])))
+        flush.commit("default", ReplicationProgress(Lsn(2 + version * rows + numbers[-1])))
 
 
 def _batches(rows: int) -> Iterator[Sequence[int]]:

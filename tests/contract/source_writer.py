@@ -13,7 +13,7 @@ from headwater.oplog.transform import Bucket, Buckets, DraftOp, RowKeys, decode_
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
 from headwater.storage.contract.reader import Checkpoint, StoreReader
-from headwater.storage.contract.store import Lease, SourceProgress, SourceState
+from headwater.storage.contract.store import Lease, ReplicationProgress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
@@ -105,13 +105,13 @@ class SourceWriter:
                 flush.put_rows(self.table, [CurrentRow(row_id, 0, line, encode_memberships(members, row_id), None)])
         flush.append(gathered, buckets)
         self.lsn = lsn or self.lsn + 10
-        return flush.commit(self.source, SourceProgress(Lsn(self.lsn), 5))
+        return flush.commit(self.source, ReplicationProgress(Lsn(self.lsn), 5))
 
     def truncate(self) -> Checkpoint:
         flush = self.store.begin(self.lease)
         self.table = flush.truncate(self.table, ["todos.1"])
         self.lsn += 10
-        return flush.commit(self.source, SourceProgress(Lsn(self.lsn)))
+        return flush.commit(self.source, ReplicationProgress(Lsn(self.lsn)))
 
     def rows(self) -> dict[str, CurrentRow]:
         """All current rows, by id."""

@@ -25,7 +25,7 @@ from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddre
 from headwater.storage.archive import export_store, import_store
 from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.contract.reader import Chunk, StoreReader
-from headwater.storage.contract.store import BucketKeyTakenError, SourceProgress
+from headwater.storage.contract.store import BucketKeyTakenError, ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.postgres.bulk import taken_keys
 from headwater.storage.shared.compaction import CompactionPolicy
@@ -122,7 +122,7 @@ def _add(writer: SourceWriter, rows: Rows, added: Rows) -> None:
         return
     flush = writer.store.begin(writer.lease)
     flush.put_rows(writer.table, [CurrentRow(key, 0, f"{key}\t{text}", "", None) for key, (_, text) in fresh.items()])
-    flush.commit(writer.source, SourceProgress(writer.state().lsn))
+    flush.commit(writer.source, ReplicationProgress(writer.state().lsn))
 
     def take() -> None:
         writer.store.discard_staged(writer.lease)

@@ -10,7 +10,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
 from headwater.storage.contract.reader import Newest, StoreReader
-from headwater.storage.contract.store import LeaseLostError, PartLostError, SourceProgress
+from headwater.storage.contract.store import LeaseLostError, PartLostError, ReplicationProgress
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from tests.contract.source_writer import (
@@ -81,7 +81,7 @@ def test_first_member(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"0": (A, "x")})
     flush = writer.store.begin(writer.lease)
     flush.put_rows(writer.table, [CurrentRow("1", 0, "1\ty", "", None)])
-    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
     writer.store.take_page(writer.lease, writer.additions({"1": (B, "y")}), 0, ())
     assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "y"}}
     flush = writer.store.begin(writer.lease)

@@ -30,7 +30,7 @@ from headwater.storage.contract.store import (
     LeaseHeldError,
     LeaseLostError,
     PartLostError,
-    SourceProgress,
+    ReplicationProgress,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
@@ -209,7 +209,7 @@ def test_flush_loses_its_connection(writer: SourceWriter, admin: psycopg.Connect
     flush.put_rows(writer.table, [CurrentRow("2", 0, "2\tlost", "", None)])
     assert end_connections(admin, "flush") == 1
     with pytest.raises(StoreUnreachableError):
-        flush.commit(SOURCE, SourceProgress(Lsn(999)))
+        flush.commit(SOURCE, ReplicationProgress(Lsn(999)))
     flush.rollback()
     writer.write({"3": (A, "kept")})
     assert set(writer.rows()) == {"1", "3"}
@@ -263,7 +263,7 @@ def test_vanished_writer(writer: SourceWriter, admin: psycopg.Connection, monkey
         second = SourceWriter(writer.address, store, store.acquire("other", "there:1", 30.0), "other")
         second.bootstrap({"9": (B, "y")})
     with pytest.raises(HeadwaterError):
-        frozen.commit(SOURCE, SourceProgress(Lsn(1)))
+        frozen.commit(SOURCE, ReplicationProgress(Lsn(1)))
 
 
 def _settings() -> dict[str, str]:
@@ -285,7 +285,7 @@ def test_frozen_holder(writer: SourceWriter) -> None:
         assert set(assert_in_step(reader, A).rows) == {("todos", "1", "1"), ("todos", "2", "1")}
     frozen.put_rows(gone, [CurrentRow("3", 0, "late", "", None)])  # is sent with the commit
     with pytest.raises(HeadwaterError):
-        frozen.commit(SOURCE, SourceProgress(Lsn(1)))
+        frozen.commit(SOURCE, ReplicationProgress(Lsn(1)))
 
 
 def test_busy_store(writer: SourceWriter, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, SourceProgress
+from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.shared import segments
 from headwater_rules.results import LookupEntry
@@ -120,7 +120,7 @@ def test_touched(writer: SourceWriter, reader: StoreReader) -> None:
     first = writer.bootstrap({"1": (A, "x"), "2": (B, "y")})
     flush = writer.store.begin(writer.lease)
     flush.replace_lookups(writer.table, "1", [LookupEntry('l["u"]', "[1]")])
-    middle = flush.commit(SOURCE, SourceProgress(Lsn(500)))
+    middle = flush.commit(SOURCE, ReplicationProgress(Lsn(500)))
     last = writer.write({"2": (B, "changed")}, lsn=510)
     assert reader.touched(first.op_id, middle.op_id).lookups == frozenset({'l["u"]'})
     assert reader.touched(middle.op_id, last.op_id).buckets == frozenset({B})
@@ -137,7 +137,7 @@ def test_lookups_follow_their_rows(writer: SourceWriter, reader: StoreReader) ->
     ):
         flush = writer.store.begin(writer.lease)
         flush.replace_lookups(writer.table, "1", entries)
-        flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+        flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
         assert lookups(reader, ["k"])["k"] == expected
 
 

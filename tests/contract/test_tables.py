@@ -11,7 +11,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader, Touched
 from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
-from headwater.storage.contract.store import LeaseLostError, SourceProgress, SourceState
+from headwater.storage.contract.store import LeaseLostError, ReplicationProgress, SourceState
 from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
 from tests.contract.source_writer import RELATION, SOURCE, A, B, SourceWriter, lookups, noise
@@ -35,7 +35,7 @@ def test_find_row(writer: SourceWriter) -> None:
 def put_lines(writer: SourceWriter, table: int, lines: dict[str, str]) -> None:
     flush = writer.store.begin(writer.lease)
     flush.put_rows(table, [CurrentRow(row_id, 0, line, "", None) for row_id, line in lines.items()])
-    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
 
 
 def read_all(writer: SourceWriter, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
@@ -163,7 +163,7 @@ def test_drop_table(writer: SourceWriter, reader: StoreReader) -> None:
     flush = writer.store.begin(writer.lease)
     flush.put_rows(made.id, [CurrentRow("r", 0, "v", "", None)])
     flush.replace_lookups(made.id, "r", [LookupEntry("k", "[1]")])
-    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
     assert lookups(reader, ["k"]) == {"k": ["[1]"]}
     writer.store.drop_table(writer.lease, made.id)
     assert [t.id for t in writer.store.tables(SOURCE)] == [writer.table]
@@ -275,7 +275,7 @@ def test_rows_come_back_as_they_were_put(writer: SourceWriter, many: bool) -> No
     flush = writer.store.begin(writer.lease)
     flush.put_rows(writer.table, rows)
     flush.put_rows(writer.table, [row._replace(subkey="again") for row in rows[:2]])
-    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
     expected = {row.row_id: row for row in [*rows, *(row._replace(subkey="again") for row in rows[:2])]}
     flush = writer.store.begin(writer.lease)
     assert flush.current(writer.table, [*expected, "nobody"]) == expected
@@ -297,11 +297,11 @@ def test_long_lookups(writer: SourceWriter, reader: StoreReader) -> None:
     assert flush.lookup_entries(writer.table, long_id) == [
         LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]"),
     ]  # fmt: skip
-    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
     assert lookups(reader, [long_key, long_key + "3"]) == {long_key: ["[1]"], long_key + "3": []}
     flush = writer.store.begin(writer.lease)
     flush.replace_lookups(writer.table, long_id, [])
-    flush.commit(SOURCE, SourceProgress(Lsn(writer.lsn)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
     assert lookups(reader, [long_key]) == {long_key: []}
 
 

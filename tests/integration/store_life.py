@@ -21,7 +21,7 @@ from headwater.oplog.transform import Bucket, Buckets, RowKeys, decode_membershi
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
-from headwater.storage.contract.store import SourceProgress, SourceState
+from headwater.storage.contract.store import ReplicationProgress, SourceState
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
@@ -114,7 +114,7 @@ class Life:
                 continue
             for row_id, text in changes.items():
                 self._change(flush, followed, row_id, text)
-        flush.commit(SOURCE, SourceProgress(Lsn(upto * LSN_EACH), upto))
+        flush.commit(SOURCE, ReplicationProgress(Lsn(upto * LSN_EACH), upto))
         self._reached(upto)
 
     def _change(self, flush: Flush, followed: list[str], row_id: str, text: str | None) -> None:

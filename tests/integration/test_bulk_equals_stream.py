@@ -40,7 +40,7 @@ from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord
-from headwater.storage.contract.store import SourceProgress, SourceState
+from headwater.storage.contract.store import ReplicationProgress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
@@ -210,7 +210,7 @@ class Place:
             )
             fold.apply([(table, change) for change in changes[start : start + 4]])
             self._lsn += 10
-            flush.commit(TAG, SourceProgress(Lsn(self._lsn), 1))
+            flush.commit(TAG, ReplicationProgress(Lsn(self._lsn), 1))
 
     def _live_table(self, plans: Sequence[SyncPlan]) -> LiveTable:
         (stored,) = self.store.tables(TAG)

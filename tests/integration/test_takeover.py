@@ -21,7 +21,7 @@ from headwater.storage.contract.store import (
     Lease,
     LeaseHeldError,
     LeaseLostError,
-    SourceProgress,
+    ReplicationProgress,
     StoreUnreachableError,
 )
 from headwater.storage.contract.versions import Origin, VersionState
@@ -241,7 +241,7 @@ def test_long_transaction_keeps_lease(tmp_path: Path) -> None:
     lease = first.acquire("default", "first", LEASE_SECONDS)
     flush = first.begin(lease)
     first._db.execute("update leases set expires_at = 0")  # as if it had taken longer than that
-    flush.commit("default", SourceProgress(Lsn(1000)))
+    flush.commit("default", ReplicationProgress(Lsn(1000)))
     with pytest.raises(LeaseHeldError):
         second.acquire("default", "second", LEASE_SECONDS)
     first.close()

@@ -21,7 +21,7 @@ from headwater.oplog.transform import (
 )
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import SourceProgress, SourceState, StoredTable
+from headwater.storage.contract.store import ReplicationProgress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
@@ -121,7 +121,7 @@ class RuledStore:
 
     def _commit(self, flush: Flush) -> None:
         self._lsn += 10
-        flush.commit(SOURCE, SourceProgress(Lsn(self._lsn)))
+        flush.commit(SOURCE, ReplicationProgress(Lsn(self._lsn)))
 
 
 def write_config(folder: Path, storage: str = EMBEDDED) -> None:

@@ -26,7 +26,7 @@ from headwater.oplog.transform import (
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.parts import BulkRecord, CurrentRow
 from headwater.storage.contract.reader import Checkpoint, StoreReader
-from headwater.storage.contract.store import SourceProgress, SourceState
+from headwater.storage.contract.store import ReplicationProgress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
@@ -112,7 +112,7 @@ class WrittenStore:
         flush.delete_rows(self.table, gone)
         flush.put_rows(self.table, standing)
         self.lsn += 10
-        return flush.commit(SOURCE, SourceProgress(Lsn(self.lsn), committed_us))
+        return flush.commit(SOURCE, ReplicationProgress(Lsn(self.lsn), committed_us))
 
     def truncate(self) -> Checkpoint:
         flush = self.store.begin(self.lease)
@@ -121,7 +121,7 @@ class WrittenStore:
         )
         self.rows.clear()
         self.lsn += 10
-        return flush.commit(SOURCE, SourceProgress(Lsn(self.lsn), 6_000_000))
+        return flush.commit(SOURCE, ReplicationProgress(Lsn(self.lsn), 6_000_000))
 
     def catch_up(self, device: dict[str, ModelBucket]) -> int:
         """As `catch_up`, by a reader that stays open."""

@@ -42,7 +42,7 @@ BROKEN_ROWS = "HW_5304"
 """Stored rows differ from the source, or are in other buckets than the rules give them."""
 
 
-class ProtocolError(HeadwaterError):
+class StreamProtocolError(HeadwaterError):
     """The stream's messages come in an order that the protocol does not allow."""
 
     code = "HW_5002"

@@ -29,7 +29,7 @@ from headwater.oplog.op import OpId
 from headwater.oplog.transform import Buckets, DraftOp
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import Lease, SourceProgress
+from headwater.storage.contract.store import Lease, ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.postgres import format as postgres_format
 from headwater.storage.shared.compaction import CompactionPolicy
@@ -110,7 +110,7 @@ def change(store: StoreWriter, lease: Lease, before: Notes, after: Notes) -> Non
     flush.append(ops, buckets)
     state = store.source_state(SOURCE)
     assert state is not None
-    flush.commit(SOURCE, SourceProgress(Lsn(state.lsn + 10)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(state.lsn + 10)))
 
 
 def _write(out: Path, name: str, stored: bytes, device: dict[str, object]) -> None:

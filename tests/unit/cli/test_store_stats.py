@@ -10,7 +10,7 @@ from typing import Any
 from headwater.oplog.limits import ROW_LIMIT, stored_line
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import SourceProgress
+from headwater.storage.contract.store import ReplicationProgress
 from tests.support.command import Outcome
 from tests.support.ruled_configs import LISTS, SERVED, TODOS
 from tests.support.ruled_store import SOURCE, RuledStore, write_config
@@ -71,7 +71,7 @@ def test_too_large_rows(ruled: RuledStore, headwater_here: Run) -> None:
     table = next(table for table in ruled.store.tables(SOURCE) if table.relation.name == "todos")
     flush = ruled.store.begin(ruled.lease)
     flush.put_rows(table.id, [CurrentRow("big", 0, stored_line(line), "", None)])
-    flush.commit(SOURCE, SourceProgress(Lsn(10_000)))
+    flush.commit(SOURCE, ReplicationProgress(Lsn(10_000)))
     found = next(each for each in stats(headwater_here)["tables"] if each["name"] == "public.todos")
     assert found["left_out_rows"] == 1
     assert found["left_out"] == [{"row_id": "big", "ops": 0, "size": len(line)}]

@@ -26,7 +26,7 @@ from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import SourceProgress
+from headwater.storage.contract.store import ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
@@ -179,7 +179,7 @@ class Rebuild(Job):
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
-            flush.commit(self._context.tag, SourceProgress(self._context.stream.position))
+            flush.commit(self._context.tag, ReplicationProgress(self._context.stream.position))
         except BaseException:
             flush.rollback()
             raise
@@ -273,7 +273,7 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
                         flush.replace_lookups(table_id, row.row_id, lookups)
             for row_id in gone:
                 flush.replace_lookups(table_id, row_id, ())
-        flush.commit(context.tag, SourceProgress(context.stream.position))
+        flush.commit(context.tag, ReplicationProgress(context.stream.position))
     except BaseException:
         flush.rollback()
         raise

@@ -21,7 +21,7 @@ import orjson
 from headwater.bulk.contract import EngineError
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError, MachineError, machine_errors
-from headwater.replication.errors import ProtocolError, SchemaChangedError, SourceReplacedError
+from headwater.replication.errors import SchemaChangedError, SourceReplacedError, StreamProtocolError
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.audit import Audit
 from headwater.replication.jobs.deploy import Deploy
@@ -411,7 +411,7 @@ _ABOUT_THE_STREAM = (
     StoreUnreachableError,
     LeaseLostError,
     SchemaChangedError,
-    ProtocolError,
+    StreamProtocolError,
     SourceReplacedError,
     BucketKeyTakenError,  # the stream, by which comparisons merge, has to learn the new keys
 )

@@ -23,7 +23,7 @@ from headwater.errors import HeadwaterError, machine_error
 from headwater.oplog.change import Begin, Commit, Delete, Insert, LogicalMessage, Message, Relation, Truncate, Update
 from headwater.oplog.limits import OVERSIZED_NAMED
 from headwater.oplog.lsn import ZERO, Lsn
-from headwater.replication.errors import PoisonError, ProtocolError
+from headwater.replication.errors import PoisonError, StreamProtocolError
 from headwater.replication.stream.flush import FlushBuilder
 from headwater.replication.tables.schema_watch import SchemaWatch
 from headwater.source.rows.generated import NotComputableError
@@ -63,8 +63,8 @@ class TransactionApplier:
 
     def apply(self, received: Received) -> None:
         """Apply a batch of messages, whose list is cleared, and commit the open flush if it is time. Raises
-        PoisonError, without `lsn` while it is not known which transaction fails; ProtocolError, SchemaChangedError, and
-        errors of the source and the store."""
+        PoisonError, without `lsn` while it is not known which transaction fails; StreamProtocolError,
+        SchemaChangedError, and errors of the source and the store."""
         with self._transaction_errors():
             try:
                 messages = self._decoder.decode(received.payloads)
@@ -126,7 +126,7 @@ class TransactionApplier:
     def _end_transaction(self, commit: Commit) -> None:
         flush = self._flush
         if not self.in_transaction:
-            raise ProtocolError("a commit without a begin", flush.tag)
+            raise StreamProtocolError("a commit without a begin", flush.tag)
         if self._isolating:
             flush.apply_pending()
         is_stored = self._skipping and flush.final_lsn < flush.position

@@ -30,7 +30,7 @@ from headwater.source.rows.generated import NotComputedLockedError
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.reader import FlushMark
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Lease, SourceProgress, StoredTable
+from headwater.storage.contract.store import Lease, ReplicationProgress, StoredTable
 from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
 
@@ -307,7 +307,7 @@ class FlushBuilder:
             return
         if self._reads.roots:
             self._check_names()
-        checkpoint = self._flush.commit(self.tag, SourceProgress(progress.reached, progress.committed_us))
+        checkpoint = self._flush.commit(self.tag, ReplicationProgress(progress.reached, progress.committed_us))
         self._flush = None
         progress.stored(self.tag, checkpoint.op_id)
         self._reads.reset()

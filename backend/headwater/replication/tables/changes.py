@@ -38,7 +38,7 @@ from headwater.source.catalog.shape import leaf_oids
 from headwater.source.slot import end_of_log
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Lease, SourceProgress, SourceState, StoredTable
+from headwater.storage.contract.store import Lease, ReplicationProgress, SourceState, StoredTable
 from headwater.storage.sql.writer import StoreWriter
 
 _log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: Live
     try:
         live = context.table(table.id, table.layouts)
         emptied = flush.truncate(table.id, ()) if live is None else empty(flush, live, context.keys)
-        flush.commit(state.tag, SourceProgress(state.lsn))
+        flush.commit(state.tag, ReplicationProgress(state.lsn))
     except BaseException:
         flush.rollback()
         raise

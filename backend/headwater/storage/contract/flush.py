@@ -14,7 +14,7 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import (
-    SourceProgress,
+    ReplicationProgress,
 )
 from headwater_rules.results import LookupEntry
 
@@ -70,7 +70,7 @@ class Flush(Protocol):
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
 
-    def commit(self, source: str, progress: SourceProgress) -> Checkpoint:
+    def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         """Commit everything, with the source's position, and return the new checkpoint. Durable on return."""
 
     def rollback(self) -> None: ...

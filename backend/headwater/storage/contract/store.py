@@ -131,7 +131,7 @@ class StoredTable:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceProgress:
+class ReplicationProgress:
     """The position in a source's log when a flush commits. `committed_us` is the time of its newest commit in
     microseconds since 2000-01-01, or 0 when there was none."""
 

@@ -24,7 +24,7 @@ from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, SourceProgress
+from headwater.storage.contract.store import Lease, ReplicationProgress
 from headwater.storage.postgres.connection import explained
 from headwater.storage.postgres.copying import (
     INSERT_RUN,
@@ -380,7 +380,7 @@ class PostgresFlush:
     # ending
 
     @_explaining
-    def commit(self, source: str, progress: SourceProgress) -> Checkpoint:
+    def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         failpoint("flush.before_totals")
         self._lookups.write()
         if self._lookups.touched and self._next_op is None:
@@ -566,7 +566,7 @@ select %(last_op)s, %(source)s, %(lsn)s, %(committed_us)s, case when %(buckets)s
 def note_flush(
     connection: psycopg.Connection,
     source: str,
-    progress: SourceProgress,
+    progress: ReplicationProgress,
     last_op: int,
     buckets: Collection[int],
     lookups: Collection[str],

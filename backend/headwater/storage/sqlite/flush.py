@@ -18,7 +18,7 @@ from headwater.oplog.transform import Bucket, DraftOp
 from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
-from headwater.storage.contract.store import Lease, SourceProgress
+from headwater.storage.contract.store import Lease, ReplicationProgress
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
 from headwater.storage.shared.segments import number_ops
 from headwater.storage.shared.values import as_int
@@ -256,7 +256,7 @@ class SqliteFlush:
     # ending
 
     @_explaining
-    def commit(self, source: str, progress: SourceProgress) -> Checkpoint:
+    def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         failpoint("flush.before_totals")
         self._write_sums()
         if self._touched_lookups and self._next_op == self._first_op:
@@ -288,7 +288,7 @@ class SqliteFlush:
         for total in self._sums.values():
             total.checksum = total.count = 0
 
-    def _note_touched(self, source: str, progress: SourceProgress, last_op: int) -> None:
+    def _note_touched(self, source: str, progress: ReplicationProgress, last_op: int) -> None:
         buckets = None
         if len(self._sums) <= NAMEABLE:
             sql = "select name from buckets where id = ?"
