@@ -3,6 +3,8 @@ nothing half-done is seen, and one that is sealed can't be written to any more."
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -203,6 +206,49 @@ def test_failed_export(filled: WrittenStore, tmp_path: Path) -> None:
         export(filled.address, tmp_path / "archive", seal=True)
     assert open_store(filled.address).seal_note() is None
     assert list(tmp_path.glob("*archive*")) == []
+
+
+def test_overlapping_exports(filled: WrittenStore, tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    first: list[bytes] = []
+
+    def meanwhile(*_: object) -> None:
+        if not first:
+            first.append(b"")
+            export(filled.address, path)
+            first[0] = path.read_bytes()
+
+    with pytest.raises(ArchiveError, match="exists already"):
+        export_store(filled.address, path, meanwhile)
+    assert path.read_bytes() == first[0]
+    assert [file.name for file in tmp_path.iterdir() if "archive" in file.name] == ["archive"]
+
+
+def test_no_seal_without_a_file(filled: WrittenStore, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled.store.release(filled.lease)
+    sealed: list[str] = []
+    monkeypatch.setattr(type(open_store(filled.address)), "seal", lambda _, note: sealed.append(note))
+    for file in (archive, archive / "below", archive.parent / "missing" / "archive"):
+        with pytest.raises(ArchiveError):
+            export(filled.address, file, seal=True)
+    assert sealed == []
+
+
+@pytest.mark.parametrize("part", ["compression", "header", "length"])
+def test_unreadable_contents(archive: Path, new_address: NewAddress, tmp_path: Path, part: str) -> None:
+    line = archive.read_bytes().partition(b"\n")[0] + b"\n"
+    packed = {
+        "compression": b"no zstd",
+        "header": zstandard.compress(struct.pack(">I", 1) + b"\xc0"),
+        "length": zstandard.compress(b"\0\0"),
+    }[part]
+    content = line + packed
+    copy = tmp_path / "copy"
+    copy.write_bytes(content + struct.pack(">Q32s", len(content), hashlib.sha256(content).digest()))
+    address = new_address()
+    with pytest.raises(ArchiveError, match="contents are not"):
+        import_store(copy, address, silent)
+    assert_no_store_at(address)
 
 
 def flipped(content: bytes, at: int) -> bytes:

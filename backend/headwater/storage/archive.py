@@ -11,10 +11,11 @@ import hashlib
 import os
 import re
 import struct
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -60,13 +61,13 @@ def export_store(address: StoreAddress, path: Path, report: ReportRows, *, seal:
     Raises ArchiveError, and LeaseHeldError when the store is to be sealed while a replicator writes to it.
     """
     path = path.resolve()
-    with (
-        _sealed(address, f"exported to {path}", seal=seal),
-        _new_file(path) as file,
-        open_store(address).dump() as dump,
-    ):
-        header = ArchiveHeader(version("headwater"), time.time(), str(address), dump.state, dump.counts)
-        _write(file, _messages(dump, header, path, report))
+    with _new_file(path) as (file, unfinished), _sealed(address, f"exported to {path}", seal=seal):
+        with open_store(address).dump() as dump, _content_errors(path):
+            header = ArchiveHeader(version("headwater"), time.time(), str(address), dump.state, dump.counts)
+            _write(file, _messages(dump, header, path, report))
+        file.flush()
+        os.fsync(file.fileno())
+        _give_name(unfinished, path)
         return header
 
 
@@ -85,24 +86,52 @@ def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file for its owner alone, which gets its name when it is complete and on disk."""
+def _new_file(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A new file beside `path`, for its owner alone since it will hold the store's secret, and its path. It is removed
+    unless it is given another name."""
     if path.exists():
-        raise ArchiveError("the file exists already", str(path), "name a new one")
-    unfinished = path.with_name(f".{path.name}.unfinished")
+        raise _exists(path)
     try:
-        unfinished.unlink(missing_ok=True)
-        with unfinished.open("xb") as file:
-            unfinished.chmod(0o600)  # it holds the store's secret
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        handle, name = tempfile.mkstemp(".unfinished", f".{path.name}.", path.parent)
+        try:
+            with open(handle, "wb") as file:
+                yield file, Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
     except OSError as error:
         raise ArchiveError(f"the file can't be written: {error.strerror}", str(path), "name another one") from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
+
+
+def _give_name(unfinished: Path, path: Path) -> None:
+    """Rename the file, on disk too. Raises ArchiveError when another process has made a file of that name."""
+    try:
+        path.open("xb").close()  # unlike a rename, this replaces no file; unlike a link, every file system can do it
+    except FileExistsError as error:
+        raise _exists(path) from error
+    try:
+        unfinished.rename(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _exists(path: Path) -> ArchiveError:
+    return ArchiveError("the file exists already", str(path), "name a new one")
+
+
+@contextmanager
+def _content_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the libraries that pack and unpack messages into ours."""
+    try:
+        yield
+    except (zstandard.ZstdError, msgspec.MsgspecError, struct.error) as error:
+        what = f"the archive's contents are not what this version writes: {error}"
+        raise ArchiveError(what, str(path), "export the store again") from error
 
 
 def _messages(dump: Dump, header: ArchiveHeader, path: Path, report: ReportRows) -> Iterator[object]:
@@ -141,7 +170,7 @@ def import_store(path: Path, address: StoreAddress, report: ReportRows) -> Archi
     Raises ArchiveError when the archive is not complete, StoreNotEmptyError when there is a store already.
     """
     backend = open_store(address)
-    with _opened(path) as file:
+    with _opened(path) as file, _content_errors(path):
         backend.check_empty()
         _verify(file, path)
         stream = zstandard.ZstdDecompressor().stream_reader(file)
