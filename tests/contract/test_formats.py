@@ -16,6 +16,7 @@ from headwater.storage import postgres, sqlite
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.store import StoreError
 from headwater.storage.open import open_store
+from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY
 from headwater.storage.store import Store
 from tests.contract.source_writer import A, SourceWriter
 from tests.support.fix_stores import LASTING
@@ -61,8 +62,8 @@ def test_newer_format(writer: SourceWriter, opener: str) -> None:
     writer.bootstrap({"1": (A, "x")})
     writer.store.release(writer.lease)
     writer.store.close()
-    note(writer.address, "format", "99")
-    note(writer.address, "format_by", "9.8.7")
+    note(writer.address, FORMAT_KEY, "99")
+    note(writer.address, GIVEN_BY_KEY, "9.8.7")
     own = re.escape(version("headwater"))
     expected = (
         f"the store has format 99, set by headwater 9.8.7; this is headwater {own}, which knows"
@@ -73,27 +74,40 @@ def test_newer_format(writer: SourceWriter, opener: str) -> None:
 
 
 def test_format_by(writer: SourceWriter) -> None:
-    assert writer.store.get_meta("format_by") == version("headwater")
+    assert writer.store.get_meta(GIVEN_BY_KEY) == version("headwater")
     writer.store.close()
-    note(writer.address, "format_by", "0.0.1")
+    note(writer.address, GIVEN_BY_KEY, "0.0.1")
     store = open_store(writer.address).open_writer()
-    assert store.get_meta("format_by") == "0.0.1", "opening it is not making it"
+    assert store.get_meta(GIVEN_BY_KEY) == "0.0.1", "opening it is not making it"
     store.close()
 
 
 def test_newer_format_of_unknown_version(writer: SourceWriter) -> None:
     writer.store.close()
-    note(writer.address, "format", "99")
-    note(writer.address, "format_by", "")
+    note(writer.address, FORMAT_KEY, "99")
+    note(writer.address, GIVEN_BY_KEY, "")
     with pytest.raises(StoreError, match=re.escape("use the version of headwater that made it")):
         open_store(writer.address).open_writer()
+
+
+@pytest.mark.parametrize("number", ["1", "2", "6"])
+def test_development_format_is_refused(writer: SourceWriter, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    writer.store.close()
+    note(writer.address, "format", number)  # where these versions noted it
+    write(writer.address, f"delete from meta where key = '{FORMAT_KEY}'")
+    back_end = sqlite if isinstance(writer.address, SqliteAddress) else postgres
+    for known in (back_end.format.FORMAT, 6, 9):
+        monkeypatch.setattr(back_end.format, "FORMAT", known)
+        expected = "written by a development version before 0.1.0.*start with an empty store"
+        with pytest.raises(StoreError, match=expected):
+            open_store(writer.address).open_writer()
 
 
 def test_older_format_is_migrated(writer: SourceWriter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writer.bootstrap({"1": (A, "x")})
     writer.store.release(writer.lease)
     writer.store.close()
-    note(writer.address, "format_by", "0.0.1")
+    note(writer.address, GIVEN_BY_KEY, "0.0.1")
     back_end = sqlite if isinstance(writer.address, SqliteAddress) else postgres
     now = back_end.format.FORMAT
     (tmp_path / f"{now + 1:03d}.sql").write_text(
@@ -105,7 +119,7 @@ def test_older_format_is_migrated(writer: SourceWriter, monkeypatch: pytest.Monk
     backend = open_store(writer.address)
     assert backend.older_format() == now
     with closing(backend.open_writer()) as store:
-        assert store.get_meta("format_by") == version("headwater")
+        assert store.get_meta(GIVEN_BY_KEY) == version("headwater")
         assert len(store.versions()) == 1
     write(writer.address, "update versions set author = 'ann'", "insert into news values (1)")
     assert backend.older_format() is None

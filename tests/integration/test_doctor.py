@@ -163,11 +163,11 @@ def test_doctor_leaves_newer_store_alone(deployed: Deployment, tmp_path: Path) -
     deployed.start()
     deployed.close()
     with closing(sqlite3.connect(deployed.directory / "store.db", isolation_level=None)) as store:
-        store.execute("update meta set value = '99' where key = 'format'")
+        store.execute("update meta set value = '99' where key = 'store_format'")
         _, found = doctor(tmp_path, config_of(deployed, free_port()))
         assert "format 99, set by" in str(found["FAIL"])
         assert "or newer" in str(found["FAIL"])
-        assert store.execute("select value from meta where key = 'format'").fetchall() == [("99",)]
+        assert store.execute("select value from meta where key = 'store_format'").fetchall() == [("99",)]
 
 
 def test_doctor_moved_store(deployed: Deployment, tmp_path: Path) -> None:

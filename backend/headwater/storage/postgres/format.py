@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_unknown
+from headwater.storage.shared.formats import NOTED, noted_format
 
 FORMAT = 1
 
@@ -17,8 +17,7 @@ def found_format(connection: psycopg.Connection, address: PostgresAddress) -> in
     there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
     if connection.execute(there, [address.schema]).fetchone() is None:
         return 0
-    query = "select key, value from meta where key in (%s, %s)"
-    kept: dict[str, str] = dict(connection.execute(query, [FORMAT_KEY, GIVEN_BY_KEY]).fetchall())
-    found = int(kept.get(FORMAT_KEY, 0))
-    refuse_unknown(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(address))
-    return found
+    noted: dict[str, str] = dict(
+        connection.execute("select key, value from meta where key in (%s, %s, %s)", NOTED).fetchall()
+    )
+    return noted_format(noted, FORMAT, str(address))

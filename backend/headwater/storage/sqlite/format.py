@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, refuse_unknown
+from headwater.storage.shared.formats import NOTED, noted_format
 
 FORMAT = 1
 
@@ -16,8 +16,6 @@ def found_format(connection: apsw.Connection, path: Path) -> int:
     read."""
     if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
         return 0
-    query = "select key, value from meta where key in (?, ?)"
-    kept = {str(key): str(value) for key, value in connection.execute(query, (FORMAT_KEY, GIVEN_BY_KEY))}
-    found = int(kept.get(FORMAT_KEY, 0))
-    refuse_unknown(found, FORMAT, kept.get(GIVEN_BY_KEY, ""), str(path))
-    return found
+    query = "select key, value from meta where key in (?, ?, ?)"
+    noted = {str(key): str(value) for key, value in connection.execute(query, NOTED)}
+    return noted_format(noted, FORMAT, str(path))
