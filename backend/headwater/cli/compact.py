@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +14,7 @@ import click
 from headwater.bulk.contract import EngineLostError
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Share, Summary, compact_share, selected, shared
+from headwater.compaction.compactor import LARGE_OPS, CompactionPass, Share, ShareTask, Summary, selected, shared
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import BucketState
@@ -33,16 +32,6 @@ _log = logging.getLogger(__name__)
 _TRIES = 3  # a person is waiting
 _LINE_SECONDS = 5.0
 _LEASE_WAIT_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class ShareTask:
-    """Compacts one share."""
-
-    share: Share
-
-    def run(self, job: None, number: int, attempt: str) -> Summary:
-        return compact_share(self.share)
 
 
 class SparkCompaction:

@@ -106,14 +106,14 @@ class CompactionPass:
         self._store = store
         self._stopping = stopping
         self._rest_seconds = rest
-        self._held_run_shares = under is not None
+        self._held_elsewhere = under is not None
         self.lease = under or store.acquire(owner, LEASE_SECONDS)
 
     def __enter__(self) -> CompactionPass:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._held_run_shares:
+        if not self._held_elsewhere:
             self._store.release(self.lease)
 
     def bucket(
@@ -217,6 +217,16 @@ def compact_share(share: Share) -> Summary:
             if bucket is not None:
                 summary.count(work.bucket(bucket, share.upto, share.policy, finish=share.finish))
     return summary
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTask:
+    """Compacts one share on an executor, which imports this module to run it. See `pipeline.engine.Task`."""
+
+    share: Share
+
+    def run(self, job: None, number: int, attempt: str) -> Summary:
+        return compact_share(self.share)
 
 
 def selected(buckets: Sequence[BucketState], name: str | None, definition: str | None) -> list[BucketState]:
