@@ -377,7 +377,7 @@ class StreamProgress:
     coalesced: bool = False
     """Whether the last flush had several transactions."""
     opened_at: float = 0.0
-    op_id: OpId | None = None
+    op_id: OpId = field(default=OpId(0))
     """Of the checkpoint after the last flush."""
     _reported: set[str] = field(default_factory=set)
 
