@@ -59,13 +59,13 @@ class Deploy(Job):
         known = list(context.stored().values())
         new = self._create_tables(plan)
         context.follow([*used.plans, plan])
-        try:
-            outcome = yield from self._reprocess(plan, missing, known)
-            yield from self._fill(plan, new)
-        finally:
-            context.stream.recording.watch(())
-            context.store.discard_staged(context.lease)
-        context.store.activate(context.lease, self._version.id, sides(plan))
+        with context.staging():
+            try:
+                outcome = yield from self._reprocess(plan, missing, known)
+                yield from self._fill(plan, new)
+            finally:
+                context.stream.recording.watch(())
+            context.store.activate(context.lease, self._version.id, sides(plan))
         _log.info("version %d of the sync config is active", self._version.id)
         if outcome.tasks:
             rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.decode.types import TypeCatalog
+from headwater.errors import HeadwaterError
 from headwater.replication.stream.access import StreamAccess
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import readable_tables
@@ -25,6 +28,8 @@ from headwater_rules.plan import SyncPlan
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
+
+_log = logging.getLogger(__name__)
 
 _ROWS_A_TASK = 250_000
 
@@ -91,6 +96,19 @@ class JobContext:
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         """What live tables are built from."""
         return LiveContext(self.tag, distinct(plans), self.types(stored), self.store.keys(), self.source.piece_bytes)
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Discards at the end what a job has staged. An error of that does not hide the one that ended the job."""
+        try:
+            yield
+        except BaseException:
+            try:
+                self.store.discard_staged(self.lease)
+            except (HeadwaterError, OSError) as error:
+                _log.warning("what was staged is discarded at the next start: %s", error)
+            raise
+        self.store.discard_staged(self.lease)
 
     def record(
         self, kind: JobKind, started: float, application: str = "", *, tasks: int = 0, rows: int = 0, ops: int = 0

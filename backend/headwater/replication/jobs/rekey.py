@@ -41,7 +41,7 @@ class Rekey(Job):
 
     def _run(self) -> Steps[JobOutcome]:
         context, table, started = self._context, self._table, time.time()
-        try:
+        with context.staging():
             pairs = [(table.relation, table.fingerprint)]
             (target,) = context.store.stage_tables(context.lease, context.tag, pairs, indexed=True)
             outcome = yield from self._evaluate(target.id)
@@ -56,8 +56,6 @@ class Rekey(Job):
             else:
                 context.store.mark_resync(context.lease, [table.id], ResyncReason(Cause.IDS_LOST))
                 _log.warning("the new replica identity of %s gives several rows one id: sending it again", self._name)
-        finally:
-            context.store.discard_staged(context.lease)
         return JobOutcome(follow=True)
 
     def _evaluate(self, target: int) -> Steps[BulkOutcome]:

@@ -99,9 +99,10 @@ class Resync(Job):
 
     def _run(self) -> Steps[JobOutcome]:
         context = self._context
+        name = temporary_slot_name(slot_of(context.source, context.store))
         log = ChangeLog(self._oids, context.stream.fill)
         context.stream.recording.logs.append(log)
-        opening = Background(self._open_snapshot, JobKind.SNAPSHOT)
+        opening = Background(partial(self._open_snapshot, name), JobKind.SNAPSHOT)
         comparison = self._compare(log, opening)
         try:
             while True:
@@ -118,9 +119,8 @@ class Resync(Job):
         result = None if self._changed & context.stored().keys() else self.findings.as_dict()
         return JobOutcome(follow=True, changed=self._changed, equal=self._equal, result=result)
 
-    def _open_snapshot(self) -> SnapshotKeeper:
-        """Called in a thread."""
-        name = temporary_slot_name(slot_of(self._context.source, self._context.store))
+    def _open_snapshot(self, name: str) -> SnapshotKeeper:
+        """Called in a thread, which may not use the store."""
         with connect(self._context.source) as conn:
             end_reader(conn, name)  # of an earlier comparison, whose slot may still be waiting for transactions to end
         keeper = SnapshotKeeper(self._context.source, name, temporary=True, stop=self._closed)

@@ -32,6 +32,7 @@ from headwater.replication.jobs.sampling import Sampling, SamplingSettings
 from headwater.replication.requests import RequestKind
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
+from headwater.source.connect import SourceUnreachableError
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import (
@@ -417,5 +418,6 @@ _ABOUT_THE_STREAM = (
 )
 """Errors that concern the stream or the store. They end the attempt to follow the source, not only the job."""
 
-_PASSING = (MachineError, PartLostError)
-"""Errors of this machine and its disk. The job is tried again until they are gone; no version or request fails."""
+_PASSING = (MachineError, PartLostError, SourceUnreachableError)
+"""Errors of this machine and its disk, and of the way to the source. The job is tried again until they are gone; no
+version or request fails."""
