@@ -92,7 +92,7 @@ def test_status_shows_current_work(deploy: Deploy, notes_source: SourceDb, tmp_p
         told = json.loads(headwater_here("source", "status", "--json", cwd=tmp_path).out)
         assert told["replicator"]["work"] == "starting Spark"
         store.release(lease)
-        assert "work" not in headwater_here("source", "status", cwd=tmp_path).out, "whoever began it is gone"
+        assert "\nwork " not in headwater_here("source", "status", cwd=tmp_path).out, "whoever began it is gone"
 
 
 def test_rebuilt_buckets_show_progress(deploy: Deploy, notes_source: SourceDb) -> None:

@@ -45,6 +45,8 @@ pytestmark = pytest.mark.spark
 class Passing(HeadwaterError):
     """An error that another attempt does not meet."""
 
+    code = "HW_5101"
+
 
 @dataclass(frozen=True)
 class Fails:

@@ -55,13 +55,14 @@ def context_with(**store: object) -> JobContext:
 
 
 class FailingJob(Job):
-    """Fails in its first step."""
+    """Fails in its second step."""
 
     kind = JobKind.DEPLOY
 
-    def __init__(self, context: JobContext, error: HeadwaterError) -> None:
+    def __init__(self, context: JobContext, error: HeadwaterError, *, prepared: bool) -> None:
         super().__init__(context)
         self._error = error
+        self.prepared = prepared
 
     def describe(self) -> str:
         return ""
@@ -72,13 +73,16 @@ class FailingJob(Job):
 
 
 @pytest.mark.parametrize(
-    ("error", "fails"),
+    ("error", "prepared", "fails"),
     [
-        (SourceUnreachableError("too many clients"), False),
-        (TableChangedError("the table changed"), True),
+        (SourceUnreachableError("too many clients"), False, False),
+        (SourceUnreachableError("too many clients"), True, True),
+        (TableChangedError("the table changed"), False, True),
     ],
 )
-def test_errors_that_fail_a_version(error: HeadwaterError, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_fail_a_version(
+    error: HeadwaterError, prepared: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marked: list[VersionState] = []
     context = context_with(
         discard_staged=nothing,
@@ -88,7 +92,9 @@ def test_errors_that_fail_a_version(error: HeadwaterError, fails: bool, monkeypa
     scheduler = JobScheduler(context, 60, SamplingSettings(), PollIntervals())
     monkeypatch.setattr(scheduler, "_queue", SimpleNamespace(look_again=nothing, follow=nothing, removing=False))
     for _ in range(8):
-        monkeypatch.setattr(scheduler, "_current", QueuedJob(FailingJob(context, error), version=VERSION))
+        monkeypatch.setattr(
+            scheduler, "_current", QueuedJob(FailingJob(context, error, prepared=prepared), version=VERSION)
+        )
         while scheduler.busy:
             scheduler.step()
         if marked:

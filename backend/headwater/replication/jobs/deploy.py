@@ -39,6 +39,7 @@ class Deploy(Job):
         self._reason = ResyncReason(Cause.NEW_IN_VERSION, str(version.id))
         self._pages = (0, 0)  # taken in, and in total
         self._resync: Resync | None = None
+        self.prepared = False
 
     def describe(self) -> str:
         if self._resync is not None:
@@ -90,6 +91,7 @@ class Deploy(Job):
         tables = [ReprocessTable(table, *context.places(table.id)) for table in read]
         tables = [table for table in tables if table.ranges]
         if not missing or not tables:
+            self.prepared = True
             return BulkOutcome((), "", 0)
         written = context.stream.recording.watch([table.stored.id for table in tables])
         job = ReprocessJob(
@@ -102,6 +104,7 @@ class Deploy(Job):
             directory=context.store.staging_directory(),
             batch_bytes=context.source.piece_bytes,
         )
+        self.prepared = True
         evaluate = partial(context.bulk.reprocess, job, self._report, self._closed)
         outcome = yield from Background(evaluate, JobKind.REPROCESS).steps()
         for problem in [problem for part in outcome.parts for problem in part.refused]:

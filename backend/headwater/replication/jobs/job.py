@@ -132,9 +132,11 @@ class JobOutcome:
 
 class Job(ABC):
     """Bulk work in small steps. All methods are called between flushes: `step` until it returns an outcome, or `close`
-    to cut the job short. Failed attempts are counted under `kind`."""
+    to cut the job short. Failed attempts are counted under `kind`; until a job is `prepared`, those do not count in
+    which the source can't be reached."""
 
     kind: JobKind
+    prepared: bool = True
 
     def __init__(self, context: JobContext) -> None:
         self._context = context

@@ -381,7 +381,8 @@ class JobScheduler:
         self._not_before = time.monotonic() + pause
 
     def _try_again(self, queued: QueuedJob, error: HeadwaterError) -> None:
-        if not isinstance(error, _PASSING):
+        unprepared = isinstance(error, SourceUnreachableError) and not queued.job.prepared
+        if not (unprepared or isinstance(error, _PASSING)):
             self._failures[queued.key] = self._failures.get(queued.key, 0) + 1
         if self._failures.get(queued.key, 0) >= _ATTEMPTS:
             self._give_up(queued, str(error))
@@ -418,6 +419,5 @@ _ABOUT_THE_STREAM = (
 )
 """Errors that concern the stream or the store. They end the attempt to follow the source, not only the job."""
 
-_PASSING = (MachineError, PartLostError, SourceUnreachableError)
-"""Errors of this machine and its disk, and of the way to the source. The job is tried again until they are gone; no
-version or request fails."""
+_PASSING = (MachineError, PartLostError)
+"""Errors of this machine and its disk. The job is tried again until they are gone; no version or request fails."""
