@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater.cli.config import load_config
-from headwater.cli.serve import OwnRules, own_rules, rules_that_fit
+from headwater.cli.startup import OwnRules, own_rules, rules_that_fit
 from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceSettings

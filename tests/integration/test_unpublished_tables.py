@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.serve import wait_for_source
+from headwater.cli.startup import wait_for_source
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_headwater import WATCHED, Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb

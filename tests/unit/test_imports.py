@@ -26,7 +26,12 @@ def test_no_import_cycles() -> None:
 
 @pytest.mark.parametrize(
     ("module", "libraries"),
-    [("headwater.cli.config", {"starlette", "uvicorn", "sqlglot"}), ("headwater.cli.main", {"asyncio"})],
+    [
+        ("headwater.cli.config", {"starlette", "uvicorn", "sqlglot"}),
+        ("headwater.cli.main", {"asyncio"}),
+        ("headwater.cli.replicate", {"starlette", "uvicorn"}),
+        ("headwater.cli.serve", {"bson"}),
+    ],
 )
 def test_a_command_starts_without_what_it_does_not_need(module: str, libraries: set[str]) -> None:
     script = f"import sys, {module}; print(*sys.modules)"

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from headwater.cli.compact import SparkCompaction
 from headwater.cli.config import ServiceConfig
 from headwater.cli.progress import BulkProgressDisplay
-from headwater.cli.serve import own_rules, rules_that_fit, wait_for_source
+from headwater.cli.startup import own_rules, rules_that_fit, wait_for_source
 from headwater.cli.watching import traces_of
 from headwater.compaction.compactor import Compactor
 from headwater.pipeline.jobs import BulkJobs

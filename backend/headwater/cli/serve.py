@@ -6,129 +6,15 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from headwater.cli.config import ServiceConfig
-from headwater.cli.existing_store import existing_store
+from headwater.cli.startup import own_rules, rules_that_fit, wait_for_source
 from headwater.cli.supervise import Child, stop_on_signals, supervise
 from headwater.cli.workers import endpoint_children, raise_if_in_use
-from headwater.codes import Kind
-from headwater.errors import HeadwaterError
-from headwater.replication.versions import was_taken
-from headwater.source.catalog.schema import see_schema
-from headwater.source.connect import SourceSettings, connect
-from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
-from headwater.storage.open import open_store
-from headwater_rules.compiler.compile import Compiled, compile_config
-from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
-from headwater_rules.plan import TablePattern
 
 _log = logging.getLogger(__name__)
-
-
-_PAUSE = 1.0
-
-
-def wait_for_source(
-    settings: SourceSettings, tables: Sequence[TablePattern], stop: threading.Event, timeout: float
-) -> None:
-    """Return when the source is reachable and ready, or `stop` is set.
-
-    Raises the last error after `timeout` seconds, and at once any error that waiting would not fix. With 0 the source
-    is tried once: it is the replicator that waits, and reports what for.
-    """
-    deadline = time.monotonic() + timeout
-    said = ""
-    while not stop.is_set():
-        try:
-            with connect(settings, application_name="headwater check") as conn:
-                findings = source_findings(conn, settings, tables)
-            raise_if_fatal([finding for finding in findings if finding.code not in SPARED], settings)
-            for finding in findings:
-                _log.warning("%s", finding)
-            return
-        except HeadwaterError as error:
-            if error.kind is Kind.RETRY and timeout <= 0:
-                return
-            if error.kind is not Kind.RETRY or time.monotonic() + _PAUSE > deadline:
-                raise
-            if str(error) != said:
-                said = str(error)
-                _log.warning("%s; trying again", said)
-            stop.wait(_PAUSE)
-
-
-_ABSENT_COLUMNS = {RuleCode.NO_COLUMN, RuleCode.COLUMN_NOT_SENT}
-"""A missing table is none of them: it may be made while the service runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRules:
-    """A sync config without errors."""
-
-    yaml: str
-    compiled: Compiled
-
-
-def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
-    """The sync config. With `exit_on_error: false`, errors in it are logged, unless `quiet`, and None is returned.
-
-    Raises SyncConfigError otherwise, and ConfigError when there is no sync config or it can't be read.
-    """
-    yaml = config.sync_text()
-    try:
-        return OwnRules(yaml, compile_config(yaml))
-    except SyncConfigError as error:
-        _refuse(config, error, quiet=quiet)
-        return None
-
-
-def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = False) -> OwnRules | None:
-    """The sync config, if the columns by which it decides who gets rows are in the source, or may be missing, or if the
-    store has taken this text already. With `exit_on_error: false`, the others are logged, and None is returned. Raises
-    SyncConfigError otherwise."""
-    assert config.sync_config is not None, "it has these rules"
-    seen = see_schema(config.sources)
-    if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml):
-        return rules
-    try:
-        compile_config(rules.yaml, schema=seen.schema)
-    except SyncConfigError as error:
-        absent = [_with_way_out(each) for each in error.errors if each.code in _ABSENT_COLUMNS]
-        if absent:
-            _refuse(config, SyncConfigError(absent), quiet=quiet)
-            return None
-    return rules
-
-
-def _refuse(config: ServiceConfig, error: SyncConfigError, *, quiet: bool) -> None:
-    if config.sync_config is None or config.sync_config.exit_on_error:
-        raise error
-    if not quiet:
-        _log.error("%s is not deployed, the served version stays (exit_on_error is false):\n%s",
-                   config.sync_config.origin, error.render())  # fmt: skip
-
-
-def _taken_already(config: ServiceConfig, yaml: str) -> bool:
-    """Whether the store has taken this text already; also true when that can't be read, since a start goes on then."""
-    try:
-        backend = open_store(config.storage)
-        if not backend.exists():
-            return False
-        if backend.older_format() is not None:
-            return True
-        with existing_store(config) as store:
-            return was_taken(store, yaml)
-    except HeadwaterError:
-        return True
-
-
-def _with_way_out(error: RuleError) -> RuleError:
-    hint = "if a migration will add it, set sync_config.allow_missing: true"
-    return RuleError(error.code, error.message, error.span, f"{error.suggestion}; {hint}")
 
 
 def run(

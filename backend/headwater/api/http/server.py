@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import Enum, auto
 from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.api.app import ApiApp
 from headwater.api.http.connections import ConnectionLimiter, LimitedConfig, Turns
 from headwater.api.http.protocol import BoundedProtocol
 from headwater.api.http.websocket import BoundedWebSocket
@@ -42,6 +41,9 @@ _IGNORED_MESSAGES = (
     "Invalid UTF-8",
     "Waiting for ",
 )
+
+if TYPE_CHECKING:
+    from headwater.api.app import ApiApp
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.options import to_json
-from headwater.cli.sync_config import compile_rules, missing_note, read_rules
+from headwater.cli.rules.sync_config import compile_rules, missing_note, read_rules
 from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema, schema_code

@@ -12,7 +12,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.options import to_json
 from headwater.cli.progress import ScanProgress
-from headwater.cli.sync_config import compare_rules, compile_rules, read_rules
+from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules
 from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size

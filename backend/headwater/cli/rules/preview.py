@@ -12,7 +12,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
 from headwater.cli.options import to_json
 from headwater.cli.progress import ScanProgress
-from headwater.cli.sync_config import compile_rules, read_rules
+from headwater.cli.rules.sync_config import compile_rules, read_rules
 from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, size

@@ -13,7 +13,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, find, served, when
 from headwater.cli.options import to_json
 from headwater.cli.progress import WaitDisplay
-from headwater.cli.sync_config import compare_rules, compile_rules, read_rules
+from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules
 from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.source.catalog.schema import see_schema

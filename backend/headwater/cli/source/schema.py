@@ -9,7 +9,7 @@ import click
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.options import load
-from headwater.cli.sync_config import read_text
+from headwater.cli.rules.sync_config import read_text
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.insight.words import count

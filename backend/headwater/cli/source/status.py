@@ -19,7 +19,7 @@ from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import CHECK_ADDRESS, JwksClient
 from headwater.api.auth.settings import ClientAuth
 from headwater.cli.config import ServiceConfig
-from headwater.cli.serve import own_rules
+from headwater.cli.startup import own_rules
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.health import LogEnd, ReplicationState, SourceStatus, ask_log_end, find_status
