@@ -69,6 +69,16 @@ def waiting(source: SourceDb) -> int:
     return int(source.fetch("select count(*) from pg_stat_activity where wait_event = 'SyncRep'")[0][0])
 
 
+def waiting_commit(source: SourceDb) -> Commit:
+    """A commit of the row 'early' that waits. The setting counts once Postgres' checkpointer has read it, too."""
+    while True:
+        commit = Commit(source, "insert into notes values ('early') on conflict (id) do update set body = 'again'")
+        while waiting(source) == 0 and commit.is_alive():
+            commit.join(0.01)
+        if commit.is_alive():
+            return commit
+
+
 def seen_now(deployment: Deployment) -> set[str]:
     """The ids of the notes that a device would be sent at this very moment."""
     return {row_id for _, row_id in contents(deployment.buckets("a").values())}
@@ -76,8 +86,7 @@ def seen_now(deployment: Deployment) -> set[str]:
 
 def test_commit_waits_for_store(deployment: Deployment) -> None:
     source = deployment.source
-    commit = Commit(source, "insert into notes values ('early')")
-    wait_until(lambda: waiting(source) == 1, "the commit to wait")
+    commit = waiting_commit(source)
     with connect(deployment.settings) as conn:
         (finding,) = look(conn, deployment.settings, slot_name(deployment.settings), ()).findings
     assert finding.code == "HW_2025"
@@ -92,8 +101,7 @@ def test_commit_waits_for_store(deployment: Deployment) -> None:
 
 
 def test_commits_resume_when_released(deployment: Deployment) -> None:
-    commit = Commit(deployment.source, "insert into notes values ('early')")
-    wait_until(lambda: waiting(deployment.source) == 1, "the commit to wait")
+    commit = waiting_commit(deployment.source)
     let_go(deployment.source)
     commit.ends()
 
