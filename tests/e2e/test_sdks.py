@@ -187,7 +187,8 @@ def test_reconnect_gets_only_news(endpoint: Endpoint, opened: Open, caplog: pyte
     endpoint.store.remove(endpoint.bucket("first", "u1"), "old 7")
     fill(endpoint, "last", "u1", "other")
     device.connect()
-    device.wait_for("SELECT count(*) AS n FROM todos", [{"n": 202}])
+    # The hub may still offer the first two alone, which would be 202 rows as well
+    device.wait_for("SELECT count(*) AS n, sum(id = 'old 7') AS old FROM todos", [{"n": 202, "old": 0}])
     device.wait_status(connected=True, downloading=False)  # rows show before the checkpoint is complete
     assert sent()["operations"] == 4
     device.connect()

@@ -94,6 +94,24 @@ def test_shared_todos_are_writable_by_both(lists: SharedLists, person: str) -> N
     assert lists.count("todos", todo) == 0
 
 
+def test_repeated_batch_changes_nothing(lists: SharedLists) -> None:
+    made, seat = new_list(lists.ada)
+    todo = put("todos", list_id=made["id"], title="Blanket", done=False)
+    writes = (made, seat, todo, patch("todos", todo["id"], done=True))
+    device = lists.uploads.device(lists.ada)
+    sent = device.transaction(*writes)
+    assert [device.answers(sent)[0]["outcome"] for _ in range(2)] == ["applied", "already_applied"]
+    lists.send(lists.ada, delete("todos", todo["id"]))
+    lists.send(lists.ada, delete("todos", todo["id"]))
+    assert (lists.count("lists", made["id"]), lists.count("todos", todo["id"])) == (1, 0)
+
+
+def test_refused_write_undoes_its_batch(lists: SharedLists) -> None:
+    todo = put("todos", list_id=lists.bens, title="Mine", done=False)
+    lists.refused(lists.ben, todo, patch("todos", lists.todo_of(lists.adas), title="Yours"))
+    assert lists.count("todos", todo["id"]) == 0
+
+
 def test_rows_of_others_are_not_writable(lists: SharedLists) -> None:
     secret = lists.todo_of(lists.adas)
     own = lists.todo_of(lists.bens)
@@ -156,6 +174,14 @@ def test_write_to_deleted_row_is_given_up(lists: SharedLists) -> None:
 def test_sharing_twice_is_refused(lists: SharedLists) -> None:
     again = lists.refused(lists.ada, put("list_members", list_id=lists.common, user_id=lists.ben, role="member"))
     assert again["sqlstate"] == "23505"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"title": ""}, {"title": None}, {"title": "x", "created_at": "yesterday-ish"}, {"title": "x", "done": None}],
+)
+def test_values_against_constraints_are_refused(lists: SharedLists, values: dict[str, object]) -> None:
+    lists.refused(lists.ada, put("todos", None, **{"list_id": lists.adas, **values}))
 
 
 def title_of(lists: SharedLists, todo: str) -> str:

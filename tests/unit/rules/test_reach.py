@@ -76,6 +76,11 @@ def test_engine_refuses(sql: str) -> None:
         engine().rows(sql, ())
 
 
+def test_engine_refuses_vacuum() -> None:
+    with pytest.raises(EvaluationError):
+        engine().rows("VACUUM", ())
+
+
 def test_engine_writes_no_file(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError):
         engine().rows(f"ATTACH '{tmp_path / 'x.db'}' AS other", ())
