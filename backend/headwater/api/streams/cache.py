@@ -7,17 +7,14 @@ uses cost nothing.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Sized
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
+from cachetools import LRUCache
+
 from headwater.oplog.op import OpId
-from headwater.storage.contract.reader import (
-    BucketMarks,
-    Chunk,
-    StoreReader,
-)
+from headwater.storage.contract.reader import BucketMarks, Chunk, StoreReader
 
 ENTRY_BYTES = 600
 """Memory that an entry takes besides its content."""
@@ -65,16 +62,14 @@ class ChunkCache:
 
     def __init__(self, reader: StoreReader, capacity: int) -> None:
         self.reader = reader
-        self._capacity = capacity
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Written[Sized]] = OrderedDict()
-        self._bytes = 0
+        self._kept: LRUCache[_Key, Written[Sized]] = LRUCache(capacity, _size)
         self._reading: dict[_Key, threading.Lock] = {}
 
     @property
-    def kept_bytes(self) -> int:
+    def kept_bytes(self) -> float:
         """Bytes kept now."""
-        return self._bytes
+        return self._kept.currsize
 
     def written(self, form: Form[T], bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written[T]:
         """Like `chunk`, in the requested form. Call it within a snapshot, with the marks seen in that snapshot; None
@@ -119,26 +114,19 @@ class ChunkCache:
             for key in (cut, ended):
                 found = self._kept.get(key)
                 if found is not None and found.chunk.next_after <= upto:
-                    self._kept.move_to_end(key)
                     return found
         return None
 
     def _keep(self, key: _Key, written: Written[T]) -> None:
-        size = _size(written)
-        if size > self._capacity:
+        if _size(written) > self._kept.maxsize:
             return
         with self._lock:
-            before = self._kept.pop(key, None)
             self._kept[key] = cast("Written[Sized]", written)
-            self._bytes += size - (_size(before) if before else 0)
-            while self._bytes > self._capacity:
-                self._bytes -= _size(self._kept.popitem(last=False)[1])
 
     def close(self) -> None:
         """Forget everything."""
         with self._lock:
             self._kept.clear()
-            self._bytes = 0
 
 
 def _size(written: Written[T]) -> int:

@@ -113,7 +113,7 @@ class JobContext:
     def record(
         self, kind: JobKind, started: float, application: str = "", *, tasks: int = 0, rows: int = 0, ops: int = 0
     ) -> None:
-        """StoreWriter what a job did that has ended now."""
+        """Store what a job did that has ended now."""
         self.store.note_job(BulkRecord(kind, self.tag, application, tasks, rows, ops, started, time.time()))
 
 

@@ -160,7 +160,7 @@ def _raise_if_published(address: PostgresAddress, publications: Sequence[str]) -
 
 
 def _missing_rights(address: PostgresAddress) -> list[MissingRight]:
-    """See `Store.lacking`."""
+    """See `Store.missing_rights`."""
     with connect_bare(address) as connection, postgres_errors(address):
         ((user, may_create, there, may_use),) = connection.execute(_RIGHTS, [address.schema]).fetchall()
         role, schema = sql.Identifier(user), sql.Identifier(address.schema)
