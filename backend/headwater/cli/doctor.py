@@ -177,19 +177,19 @@ def check_store(config: ServiceConfig) -> tuple[StoredState | None, list[Result]
     """What the store records, if there is one."""
     found = [*_disk(config)]
     try:
-        backend = open_store(config.storage)
+        store = open_store(config.storage)
         if config.sources:
-            backend.raise_if_published(config.source().publications)
-        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in backend.missing_rights()]
+            store.raise_if_published(config.source().publications)
+        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in store.missing_rights()]
         if lacking:
             return None, [*found, *lacking]
-        if not backend.exists():
+        if not store.exists():
             return None, [*found, ok("store", f"{config.storage}: none yet, and the first start may create it")]
-        if (older := backend.older_format()) is not None:
+        if (older := store.older_format()) is not None:
             fix = "start this version when no older one has to use the store any more"
             what = f"{config.storage}: format {older}, the next start upgrades it"
             return None, [*found, Result("store", Level.WARN, what, fix)]
-        note = backend.seal_note()
+        note = store.seal_note()
         if note is not None:
             fix = "use the store that it was exported to, or run `headwater store unseal`"
             return None, [*found, Result("store", Level.FAIL, f"{config.storage} is sealed: {note}", fix)]

@@ -110,13 +110,13 @@ def _refuse(config: ServiceConfig, error: SyncConfigError, *, quiet: bool) -> No
 def _taken_already(config: ServiceConfig, yaml: str) -> bool:
     """Whether the store has taken this text already; also true when that can't be read, since a start goes on then."""
     try:
-        backend = open_store(config.storage)
-        if not backend.exists():
+        store = open_store(config.storage)
+        if not store.exists():
             return False
-        if backend.older_format() is not None:
+        if store.older_format() is not None:
             return True
-        with existing_store(config) as store:
-            return was_taken(store, yaml)
+        with existing_store(config) as writer:
+            return was_taken(writer, yaml)
     except HeadwaterError:
         return True
 

@@ -405,9 +405,9 @@ class _Question:
     # rows of the source that may be meant
 
     def rows(self) -> Iterator[tuple[StoredTable, SourceRow]]:
-        backend = open_store(self.current.store.address)
+        store = open_store(self.current.store.address)
         for table in self.tables:
-            row = backend.find_row(table.id, self.row_id)
+            row = store.find_row(table.id, self.row_id)
             if row is not None:
                 yield table, self._source_row(table, row)
             if self.on_device and not self._ids_are_keys(table):
@@ -438,10 +438,10 @@ class _Question:
         """The rows to which some query gives this id on devices, at most _MOST_ROWS. Evaluates all rows of the
         table."""
         number, plan = 0, self.served.plan
-        backend = open_store(self.current.store.address)
+        store = open_store(self.current.store.address)
         for row_id, result in self.current.results(plan, self.current.pages(table, _PAGE), lambda: None):
             if row_id != self.row_id and any(p.id == self.row_id and p.table in self.names for p in result.puts):
-                row = backend.find_row(table.id, row_id)
+                row = store.find_row(table.id, row_id)
                 if row is not None:
                     yield table, self.current.source_row(plan, table, row)
                 number += 1

@@ -73,15 +73,15 @@ def export_store(address: StoreAddress, path: Path, report: ReportRows, *, seal:
 
 @contextmanager
 def _sealed(address: StoreAddress, note: str, *, seal: bool) -> Iterator[None]:
-    backend = open_store(address)
-    if not seal or backend.seal_note() is not None:
+    store = open_store(address)
+    if not seal or store.seal_note() is not None:
         yield
         return
-    backend.seal(note)
+    store.seal(note)
     try:
         yield
     except BaseException:
-        backend.unseal()
+        store.unseal()
         raise
 
 
@@ -169,15 +169,15 @@ def import_store(path: Path, address: StoreAddress, report: ReportRows) -> Archi
 
     Raises ArchiveError when the archive is not complete, StoreNotEmptyError when there is a store already.
     """
-    backend = open_store(address)
+    store = open_store(address)
     with _opened(path) as file, _content_errors(path):
-        backend.check_empty()
+        store.check_empty()
         _verify(file, path)
         stream = zstandard.ZstdDecompressor().stream_reader(file)
         header = msgspec.msgpack.decode(_payload(stream), type=ArchiveHeader)
         decode = msgspec.msgpack.Decoder(tuple[str, list[tuple[Any, ...]]]).decode
         done = 0
-        with backend.load() as load:
+        with store.load() as load:
             report(done, header.rows)
             while payload := _payload(stream):
                 dataset, rows = decode(payload)

@@ -250,10 +250,10 @@ def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[Mi
     """What keeps the first start from making the store, or would have the source send us our own writes."""
     if any(each.key.startswith("storage") for each in review.errors):
         return
-    backend = open_store(review.config.storage)
+    store = open_store(review.config.storage)
     try:
-        backend.raise_if_published(source.publications)
-        for each in backend.missing_rights():
+        store.raise_if_published(source.publications)
+        for each in store.missing_rights():
             fix = (
                 f"run {'; '.join(each.sql)}" if each.sql else "give the user that Headwater runs as the right to write"
             )
@@ -269,11 +269,11 @@ def _noted_slot(review: ConfigReview, source: SourceSettings) -> str:
     if any(each.key.startswith("storage") for each in review.errors):
         return ""
     try:
-        backend = open_store(review.config.storage)
-        if not backend.exists() or backend.older_format() is not None:
+        store = open_store(review.config.storage)
+        if not store.exists() or store.older_format() is not None:
             return ""
-        with existing_store(review.config) as store:
-            return slot_note(source, store).name
+        with existing_store(review.config) as writer:
+            return slot_note(source, writer).name
     except HeadwaterError:
         return ""
 

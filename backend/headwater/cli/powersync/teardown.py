@@ -47,23 +47,23 @@ def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SEC
     if word != WORD:
         fix = f"this permanently removes the slots and the store; to confirm: headwater teardown {WORD}"
         raise HeadwaterError("the teardown is not confirmed", word, fix, code="PSYNC_S0102")
-    backend = open_store(config.storage)
-    if not backend.exists():
+    store = open_store(config.storage)
+    if not store.exists():
         click.echo(f"there is no store at {config.storage}")
         return
     deadline = time.monotonic() + wait_seconds
     for source in config.sources:
-        _drop_slot(backend, source, deadline)
-    backend.remove()
+        _drop_slot(store, source, deadline)
+    store.remove()
     click.echo(f"removed the store at {config.storage}")
 
 
-def _drop_slot(backend: Store, source: SourceSettings, deadline: float) -> None:
-    store = backend.open_writer()
+def _drop_slot(store: Store, source: SourceSettings, deadline: float) -> None:
+    writer = store.open_writer()
     try:
-        lease = _acquire(store, source, deadline)
+        lease = _acquire(writer, source, deadline)
         try:
-            name = slot_note(source, store).name
+            name = slot_note(source, writer).name
             with connect(source, application_name="headwater teardown") as conn:
                 status = slot_status(conn, name) if name else None
                 if status is not None and status.database == conn.info.dbname:
@@ -73,9 +73,9 @@ def _drop_slot(backend: Store, source: SourceSettings, deadline: float) -> None:
                         raise HeadwaterError(f'the slot "{name}" is in use', source.address, fix, code="HW_8106")
                     click.echo(f'dropped the slot "{name}" of {source.address}')
         finally:
-            store.release(lease)
+            writer.release(lease)
     finally:
-        store.close()
+        writer.close()
 
 
 def _acquire(store: StoreWriter, source: SourceSettings, deadline: float) -> Lease:
