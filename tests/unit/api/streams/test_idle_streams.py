@@ -23,7 +23,8 @@ from tests.unit.api import by_hand
 from tests.unit.api.by_hand import StartEndpoint
 
 STREAMS = 100
-MOST_BYTES = 20_000
+# measured: 11,300 bytes for HTTP and 19,450 for a websocket, and up to 700 more that are not the streams'
+MOST_BYTES_HTTP, MOST_BYTES_WEBSOCKET = 13_000, 22_000
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/130.0.0.0 Safari/537.36"
 _BROWSER = f"host: sync.example.com\r\norigin: https://app.example.com\r\nuser-agent: {AGENT}"
 UPGRADE = by_hand.UPGRADE.replace(b"host: x", _BROWSER.encode())
@@ -73,8 +74,17 @@ def boastful_websocket(endpoint: Endpoint, user: str) -> socket.socket:
     return idle_websocket(endpoint, user, user * (30_000 // len(user)))
 
 
-@pytest.mark.parametrize("opened", [idle, idle_websocket, boastful_websocket])
-def test_memory_of_an_idle_stream(roomy: Endpoint, opened: Callable[[Endpoint, str], socket.socket]) -> None:
+@pytest.mark.parametrize(
+    ("opened", "most_bytes"),
+    [
+        (idle, MOST_BYTES_HTTP),
+        (idle_websocket, MOST_BYTES_WEBSOCKET),
+        (boastful_websocket, MOST_BYTES_WEBSOCKET),
+    ],
+)
+def test_memory_of_an_idle_stream(
+    roomy: Endpoint, opened: Callable[[Endpoint, str], socket.socket], most_bytes: int
+) -> None:
     with ExitStack() as stack:
         stack.enter_context(opened(roomy, "first"))
         tracemalloc.start()
@@ -82,7 +92,7 @@ def test_memory_of_an_idle_stream(roomy: Endpoint, opened: Callable[[Endpoint, s
             before = _traced()
             for number in range(STREAMS):
                 stack.enter_context(opened(roomy, f"u{number}"))
-            assert (_traced() - before) / STREAMS < MOST_BYTES
+            assert (_traced() - before) / STREAMS < most_bytes
         finally:
             tracemalloc.stop()
 
