@@ -22,7 +22,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.spark.engine import FailedTask, FinishedTask, explained, outcome_of
+from headwater.pipeline.spark.tasks import FailedTask, FinishedTask, explained, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"

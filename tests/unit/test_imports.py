@@ -31,9 +31,10 @@ def test_no_import_cycles() -> None:
         ("headwater.cli.main", {"asyncio"}),
         ("headwater.cli.replicate", {"starlette", "uvicorn"}),
         ("headwater.cli.serve", {"bson"}),
+        ("headwater.pipeline.spark.tasks", {"pyarrow"}),
     ],
 )
-def test_a_command_starts_without_what_it_does_not_need(module: str, libraries: set[str]) -> None:
+def test_a_process_starts_without_what_it_does_not_need(module: str, libraries: set[str]) -> None:
     script = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert not libraries & set(done.stdout.split())
