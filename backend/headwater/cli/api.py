@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from starlette.routing import BaseRoute
@@ -22,10 +22,17 @@ from headwater.api.metrics import METRICS
 from headwater.api.streams.traffic import DeviceTraces
 from headwater.api.workers import Answers, Workers, answering
 from headwater.cli.config import ServiceConfig
-from headwater.cli.metrics import SETTING, endpoint_page, metrics_of
-from headwater.cli.supervise import beats, supervise
+from headwater.cli.metrics import endpoint_page, metrics_of
+from headwater.cli.supervise import supervise
 from headwater.cli.watching import traces_of
-from headwater.cli.workers import Worker, endpoint_children, raise_if_in_use, this_worker, worker_count
+from headwater.cli.workers import (
+    METRICS_PORT,
+    endpoint_children,
+    listening_at,
+    raise_if_in_use,
+    this_worker,
+    worker_count,
+)
 from headwater.config.document import ConfigError
 from headwater.source.head import SourceHead
 from headwater.source.upload.settings import UploadSettings
@@ -110,50 +117,43 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
         return None
 
 
-def run(config: ServiceConfig, arguments: Sequence[str], environment: Mapping[str, str], *, unified: bool) -> None:
+def run(
+    config: ServiceConfig,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    unified: bool,
+    beat: Callable[[], None],
+) -> None:
     """Serve until SIGTERM or SIGINT, in this process or in several children, to which `arguments` and `environment`
-    pass the config. With `unified`, the metrics are those of the replicator beside it, too."""
+    pass the config. With `unified`, the metrics are those of the replicator beside it, too. `beat` is the heartbeat for
+    the supervisor."""
     worker = this_worker()
-    if worker is None:
-        raise_if_in_use(config)
-    if worker is None and worker_count(config) > 1:
-        command = [sys.executable, "-m", "headwater", "api", *(["--unified"] if unified else []), *arguments]
-        with endpoint_children(config, command, environment) as children:
-            supervise(children)
-        return
-    together = None
+    together, shared = None, Shared.NO
+    ports: Sequence[int] = [port for _, port, _ in listening_at(config)]
     if worker is not None:
         process_facts.update(worker=worker.number)
-        together = Workers(worker.directory, worker.of)
-    with traces_of(config) as traces:
-        _serve(config, build(config, traces=traces, together=together), worker, together, unified=unified)
-
-
-def _serve(
-    config: ServiceConfig, app: ApiApp, worker: Worker | None, together: Workers | None, *, unified: bool
-) -> None:
-    gc.collect()
-    gc.freeze()  # what the program itself consists of is there for good
-    gc.set_threshold(2_000, 10, 50)  # streams are freed without it; it only looks at each of thousands in vain
-    shared = Shared.LISTENING if worker else Shared.NO
-    ports = worker.ports if worker else (config.port, config.api.admin_port, config.prometheus_port)
-    sockets = [bind(config.host, ports[0] or 0, shared=shared, backlog=config.api.http.max_connections)]
-    if config.api.admin_port is not None:
-        host = config.api.admin_host or config.host
-        sockets.append(bind(host, ports[1] or 0, "api.admin_port", shared=shared))
-    beside = {}
-    if config.prometheus_port is not None:
-        listening = bind(config.metrics_host, ports[2] or 0, SETTING, shared=shared)
-        sockets.append(listening)
-        port = listening.getsockname()[1]
-        beside[port] = endpoint_page(config, port, app, together, unified=unified)
-    with _answering(worker, app):
-        serve_app(app, sockets, beside, beats())
-
-
-def _answering(worker: Worker | None, app: ApiApp) -> AbstractContextManager[None]:
-    """What the other processes of the endpoint may ask this one, answered while the context is open."""
-    if worker is None:
-        return nullcontext()
-    answers: Answers = {METRICS: lambda: metrics_of(app), **app.endpoint.answers}
-    return answering(worker.directory, worker.number, answers)
+        together, shared, ports = Workers(worker.directory, worker.of), Shared.LISTENING, worker.ports
+    else:
+        raise_if_in_use(config)
+        if worker_count(config) > 1:
+            command = [sys.executable, "-m", "headwater", "api", *(["--unified"] if unified else []), *arguments]
+            with endpoint_children(config, command, environment) as children:
+                supervise(children)
+            return
+    with ExitStack() as stack:
+        app = build(config, traces=stack.enter_context(traces_of(config)), together=together)
+        gc.collect()
+        gc.freeze()  # what the program itself consists of is there for good
+        gc.set_threshold(2_000, 10, 50)  # streams are freed without it; it only looks at each of thousands in vain
+        sockets, beside = [], {}
+        for (host, _, setting), port in zip(listening_at(config), ports, strict=True):
+            listening = bind(host, port, setting, shared=shared, backlog=config.api.http.max_connections)
+            sockets.append(listening)
+            if setting == METRICS_PORT:
+                taken = listening.getsockname()[1]
+                beside[taken] = endpoint_page(config, taken, app, together, unified=unified)
+        if worker is not None:
+            answers: Answers = {METRICS: lambda: metrics_of(app), **app.endpoint.answers}
+            stack.enter_context(answering(worker.directory, worker.number, answers))
+        serve_app(app, sockets, beside, beat)

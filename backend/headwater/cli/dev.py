@@ -155,7 +155,7 @@ _USER = "postgres"
 
 def run(host: str, port: int, rows: int, keep: Path | None) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. Port 0 chooses a free one; `keep` is a directory that is kept."""
-    files, stop = find_demo_files(), _stop()
+    files, stop = find_demo_files(), stop_on_signals(signal.SIGHUP)
     with ExitStack() as stack:
         reserved, address = _reserve(stack, host, port)
         workspace = stack.enter_context(open_workspace(keep))
@@ -189,7 +189,7 @@ class OwnDatabase:
 def run_own(database: OwnDatabase, host: str, port: int) -> None:
     """Show what happens over a database of one's own, until a signal. In the end the slot and the publication that were
     made for it are dropped."""
-    files, stop = replace(find_demo_files(), page="own.html"), _stop()
+    files, stop = replace(find_demo_files(), page="own.html"), stop_on_signals(signal.SIGHUP)
     with ExitStack() as stack:
         reserved, address = _reserve(stack, host, port)
         workspace = stack.enter_context(open_workspace(None))
@@ -217,14 +217,6 @@ def run_own(database: OwnDatabase, host: str, port: int) -> None:
         text = own_tables_text(address, source.address, files, rules)
         _serve(workspace, address, session, text, stop, proposal.people)
         _say("ending")
-
-
-def _stop() -> threading.Event:
-    """An event that SIGTERM, SIGINT and SIGHUP set."""
-    stop = threading.Event()
-    stop_on_signals(stop)
-    signal.signal(signal.SIGHUP, lambda *_: stop.set())
-    return stop
 
 
 def _reserve(stack: ExitStack, host: str, port: int) -> tuple[socket.socket, Address]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import traceback
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from headwater.cli.powersync import migrate_, teardown_, test_connection
 from headwater.cli.rules import rules
 from headwater.cli.source import source
 from headwater.cli.store import store
-from headwater.cli.supervise import ChildStoppedError, end_with_supervisor
+from headwater.cli.supervise import ChildStoppedError, end_with_supervisor, stop_on_signals
 from headwater.cli.upload import upload
 from headwater.cli.watching import set_up_logging
 from headwater.codes import Kind
@@ -155,11 +154,8 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
 @_unified
 def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool, unified: bool) -> None:
     """Only the replicator: follow the source into the store. A second one waits for the first to end."""
-    from headwater.cli.supervise import stop_on_signals
-
     config = load(configs)
-    stop = threading.Event()
-    stop_on_signals(stop)
+    stop = stop_on_signals()
     end_with_supervisor()
     from headwater.cli import replicate as command
 
@@ -174,8 +170,7 @@ def api(configs: ConfigSource, unified: bool) -> None:
     config = load(configs)
     from headwater.cli import api as command
 
-    end_with_supervisor()
-    command.run(config, *_for_children(configs), unified=unified)
+    command.run(config, *_for_children(configs), unified=unified, beat=end_with_supervisor())
 
 
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
@@ -214,11 +209,8 @@ def compact_(
 
     The service does this automatically, some time after changes. Devices in the middle of a download are not disturbed.
     """
-    from headwater.cli.supervise import stop_on_signals
-
     config = load(configs, warn=False)
-    stop = threading.Event()
-    stop_on_signals(stop)
+    stop = stop_on_signals()
     from headwater.cli import compact as command
 
     command.run(config, stop, bucket=bucket, definition=definition, budget=budget, spark=spark)

@@ -26,13 +26,12 @@ from headwater.api.metrics import (
 from headwater.api.refusals import Refusals
 from headwater.api.workers import Workers
 from headwater.cli.config import ServiceConfig
+from headwater.cli.workers import METRICS_PORT
 from headwater.replication.health import SourceStatuses
 from headwater.replication.meters import Figures
 from headwater.storage.open import open_store
 
 log = logging.getLogger(__name__)
-
-SETTING = "telemetry.prometheus_port"
 
 
 def endpoint_page(
@@ -72,7 +71,7 @@ def _own(app: ApiApp) -> EndpointCollector:
 @contextlib.contextmanager
 def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Iterator[None]:
     """Serve the metrics of a replicator alone, from a thread, while the context is open. Raises AddressInUseError."""
-    listening = bind(config.metrics_host, port, SETTING)
+    listening = bind(config.metrics_host, port, METRICS_PORT)
     sizes = StoreSizes(open_store(config.storage).disk_use)
     collector: Collector = SourceCollector(_standings(config), lambda _: figures.totals(), sizes)
     server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")

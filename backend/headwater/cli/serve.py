@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -31,8 +30,7 @@ def run(
 
     `arguments` and `environment` pass the config to the children. `take_slot` is described at `Replicator`.
     """
-    stop = threading.Event()
-    stop_on_signals(stop)
+    stop = stop_on_signals()
     if api:
         raise_if_in_use(config)
     headwater = [sys.executable, "-m", "headwater"]

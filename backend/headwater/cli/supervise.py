@@ -6,24 +6,26 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
 from headwater.errors import HeadwaterError
 
 
-def stop_on_signals(stop: threading.Event) -> None:
-    """Set `stop` on SIGTERM and SIGINT; the work ends at its next safe point."""
+def stop_on_signals(*others: signal.Signals) -> threading.Event:
+    """An event that SIGTERM, SIGINT and the others set; the work ends at its next safe point."""
+    stop = threading.Event()
+    _on_signals(stop.set, *others)
+    return stop
 
-    def on_signal(_: int, __: FrameType | None) -> None:
-        stop.set()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+def _on_signals(act: Callable[[], None], *others: signal.Signals) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, *others):
+        signal.signal(number, lambda *_: act())
 
 
 _log = logging.getLogger(__name__)
@@ -32,13 +34,10 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _STEADY_SECONDS = 60.0  # a child that ran this long begins with the shortest delay again
 _GRACE_SECONDS = 30.0
 _LEFT_BEHIND_SECONDS = 5.0  # time for processes that a dead child started to end by themselves
-_SILENT_SECONDS = 30.0  # a watched child that does not beat for so long hangs
+_SILENT_SECONDS = 30.0  # a child that has begun to beat, and does not for so long, hangs
 _LONGEST_STEP = 1.0  # of counted silence: when we did not run ourselves, children are not to blame
 SUPERVISED = "HEADWATER_SUPERVISED"
 """Set in the environment of a child, whose supervisor has already printed the config's warnings."""
-
-BEATS = "HEADWATER_HEARTBEAT_FD"
-"""Set in the environment of a watched child: the file descriptor of the pipe for its beats."""
 
 EXIT_STOP = 1
 """Exit code of a process that needs a person to act. It has printed why, and is not restarted."""
@@ -53,13 +52,13 @@ class ChildStoppedError(HeadwaterError):
     code = "HW_7002"
 
 
-class _Pulse:
-    """A pipe on which a child beats. `theirs` is its end of it."""
+class _Link:
+    """A socket between us and a child, which has it as its stdin: it beats there, and sees our end, even if we are
+    killed. `theirs` is its end of it."""
 
     def __init__(self) -> None:
-        self._ours, self.theirs = os.pipe()
-        os.set_blocking(self._ours, False)
-        os.set_blocking(self.theirs, False)
+        self._ours, self.theirs = socket.socketpair()
+        self._ours.setblocking(False)
         self._begun = False
         self._silent = 0.0
         self._asked = time.monotonic()
@@ -70,12 +69,12 @@ class _Pulse:
         step, self._asked = min(now - self._asked, _LONGEST_STEP), now
         self._silent += step
         with contextlib.suppress(BlockingIOError):
-            if os.read(self._ours, 4096):
+            if self._ours.recv(4096):
                 self._begun, self._silent = True, 0.0
         return self._silent if self._begun else 0.0
 
     def close(self) -> None:
-        os.close(self._ours)
+        self._ours.close()
 
 
 @dataclass
@@ -90,30 +89,21 @@ class Child:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     at_first: Sequence[str] = ()
-    watched: bool = False
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     due: float = 0.0
     delay: float = _FIRST_DELAY
-    _pulse: _Pulse | None = None
+    _link: _Link | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, **self.environment, SUPERVISED: "1"}
-        pulse = _Pulse() if self.watched else None
-        if pulse is not None:
-            environment[BEATS] = str(pulse.theirs)
-        try:
+        self._link = _Link()
+        with self._link.theirs as stdin:
             self.process = subprocess.Popen(
                 [*self.command, *self.at_first],
-                env=environment,
-                stdin=subprocess.PIPE,  # closes when we end, even if killed: see end_with_supervisor
+                env={**os.environ, **self.environment, SUPERVISED: "1"},
+                stdin=stdin.fileno(),
                 start_new_session=True,  # we pass the terminal's Ctrl-C on ourselves
-                pass_fds=[] if pulse is None else [pulse.theirs],
             )
-        finally:
-            if pulse is not None:
-                os.close(pulse.theirs)
-        self._pulse = pulse
         self.started, self.at_first = time.monotonic(), ()
 
     def check(self) -> None:
@@ -125,7 +115,7 @@ class Child:
             return
         code = self.process.poll()
         if code is None:
-            if self._pulse is not None and self._pulse.silent() > _SILENT_SECONDS:
+            if self._link is not None and self._link.silent() > _SILENT_SECONDS:
                 _log.warning("the %s hangs: it is killed", self.name)
                 self.process.kill()
             return
@@ -166,71 +156,54 @@ class Child:
             os.killpg(group, signal.SIGKILL)
 
     def _forget(self) -> None:
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-        if self._pulse is not None:
-            self._pulse.close()
-        self.process = self._pulse = None
+        if self._link is not None:
+            self._link.close()
+        self.process = self._link = None
 
 
 def supervise(children: Sequence[Child], stop: threading.Event | None = None) -> None:
     """Run the children until SIGTERM or SIGINT, or until one must not be restarted (ChildStoppedError).
 
-    A second signal ends the children at once. If the caller passes `stop`, it is responsible for setting it at
-    the first. Call it in the main thread, which alone may handle signals.
+    A second signal is passed on as another SIGTERM, at which an endpoint does not wait for its streams. If the caller
+    passes `stop`, it is responsible for setting it at the first. Call it in the main thread, which alone may handle
+    signals.
     """
-    if stop is None:
-        stop = threading.Event()
-        stop_on_signals(stop)
+    stop = stop or stop_on_signals()
     try:
         while not stop.is_set():
             for child in children:
                 child.check()
             stop.wait(0.1)
     finally:
-        _end_at_once_on_second_signal(children)
-        for child in children:
-            child.end()
+        _on_signals(lambda: _end_all(children))
+        _end_all(children)
         deadline = time.monotonic() + _GRACE_SECONDS
         for child in children:
             child.wait(deadline)
 
 
-def _end_at_once_on_second_signal(children: Sequence[Child]) -> None:
-    """Pass a second SIGTERM or SIGINT on as another SIGTERM, at which an endpoint does not wait for its streams."""
-
-    def on_signal(_: int, __: FrameType | None) -> None:
-        for child in children:
-            child.end()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+def _end_all(children: Sequence[Child]) -> None:
+    """Ask the children to end."""
+    for child in children:
+        child.end()
 
 
-def beats() -> Callable[[], None]:
-    """In a watched child: the heartbeat for the supervisor, to be called every few seconds. Does nothing
-    in other processes. Call this once."""
-    variable = os.environ.pop(BEATS, None)
-    if variable is None:
+def end_with_supervisor() -> Callable[[], None]:
+    """In a child: end as by SIGTERM when the supervisor has ended, even if it was killed. Returns a heartbeat for the
+    supervisor, which kills a child that has begun to beat and stops. Does nothing in other processes. Call this
+    once."""
+    if os.environ.pop(SUPERVISED, None) is None:
         return lambda: None
-    pipe = int(variable)
-    os.set_inheritable(pipe, False)
+    supervisor = socket.socket(fileno=0)
+
+    def wait() -> None:
+        with contextlib.suppress(ConnectionResetError):  # it has ended without reading all beats
+            supervisor.recv(1)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def beat() -> None:
         with contextlib.suppress(OSError):  # full, or the supervisor has ended
-            os.write(pipe, b".")
-
-    return beat
-
-
-def end_with_supervisor() -> None:
-    """In a child: end as by SIGTERM when the supervisor has ended, even if it was killed."""
-    if os.environ.pop(SUPERVISED, None) is None:
-        return
-
-    def wait() -> None:
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+            supervisor.send(b".", socket.MSG_DONTWAIT)
 
     threading.Thread(target=wait, name="supervisor", daemon=True).start()
+    return beat

@@ -19,7 +19,9 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.supervise import Child
 
 WORKER = "HEADWATER_WORKER"
-"""Set in the environment of a worker: its number, how many there are, the directory, and the ports."""
+"""Set in the environment of a worker: its number, how many there are, the ports, and the directory."""
+
+METRICS_PORT = "telemetry.prometheus_port"
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY = Path("/sys/fs/cgroup/memory.max")
@@ -32,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of several processes of the endpoint, numbered from 1. `ports` are those of devices, of operators and of
-    metrics; 0 stands for one that is not configured. `directory` is for their sockets."""
+    """One of several processes of the endpoint, numbered from 1. `ports` are those of `listening_at`, of which 0 is now
+    one that is free. `directory` is for their sockets."""
 
     number: int
     of: int
     directory: Path
-    ports: tuple[int, int, int]
+    ports: tuple[int, ...]
 
 
 def worker_count(config: ServiceConfig) -> int:
@@ -84,16 +86,16 @@ def this_worker() -> Worker | None:
     variable = os.environ.pop(WORKER, None)
     if variable is None:
         return None
-    number, of, devices, operators, metrics, directory = variable.split(":", 5)
-    return Worker(int(number), int(of), Path(directory), (int(devices), int(operators), int(metrics)))
+    number, of, ports, directory = variable.split(":", 3)
+    return Worker(int(number), int(of), Path(directory), tuple(map(int, ports.split(","))))
 
 
 def listening_at(config: ServiceConfig) -> list[tuple[str, int, str]]:
-    """Host, port and setting of all that an endpoint listens at."""
+    """Host, port and setting of all that an endpoint listens at: for devices, for operators and for metrics."""
     every = (
         (config.host, config.port, "port"),
         (config.api.admin_host or config.host, config.api.admin_port, "api.admin_port"),
-        (config.metrics_host, config.prometheus_port, "telemetry.prometheus_port"),
+        (config.metrics_host, config.prometheus_port, METRICS_PORT),
     )
     return [(host, port, setting) for host, port, setting in every if port is not None]
 
@@ -113,20 +115,16 @@ def endpoint_children(
     AddressInUseError."""
     count = worker_count(config)
     if count == 1:
-        yield [Child("endpoint", command, environment, watched=True)]
+        yield [Child("endpoint", command, environment)]
         return
     with ExitStack() as stack:
         directory = _directory(stack)
-        api = config.api
-        devices = _keep(stack, config.host, config.port, "port")
-        operators = _keep(stack, api.admin_host or config.host, api.admin_port, "api.admin_port")
-        metrics = _keep(stack, config.metrics_host, config.prometheus_port, "telemetry.prometheus_port")
+        ports = ",".join(str(_keep(stack, *each)) for each in listening_at(config))
         yield [
             Child(
                 f"endpoint {number} of {count}",
                 command,
-                {**environment, WORKER: f"{number}:{count}:{devices}:{operators}:{metrics}:{directory}"},
-                watched=True,
+                {**environment, WORKER: f"{number}:{count}:{ports}:{directory}"},
             )
             for number in range(1, count + 1)
         ]
@@ -143,10 +141,8 @@ def _directory(stack: ExitStack) -> str:
         return os.devnull
 
 
-def _keep(stack: ExitStack, host: str, port: int | None, setting: str) -> int:
-    """Bind a port without listening, so that it stays ours while no worker listens. Returns which it is; 0 for none."""
-    if port is None:
-        return 0
+def _keep(stack: ExitStack, host: str, port: int, setting: str) -> int:
+    """Bind a port without listening, so that it stays ours while no worker listens. Returns which it is."""
     with bind(host, port, setting) as alone:  # fails if another service listens, which a shared socket would not
         free: int = alone.getsockname()[1]
     kept = stack.enter_context(bind(host, free, setting, shared=Shared.KEPT))

@@ -22,7 +22,7 @@ from headwater.cli import supervise
 folder = sys.argv[1]
 supervise._SILENT_SECONDS = 1.0
 commands = [[sys.executable, "-c", code, folder] for code in sys.argv[2:]]
-children = [supervise.Child(name, command, watched=True) for name, command in zip("ab", commands)]
+children = [supervise.Child(name, command) for name, command in zip("ab", commands)]
 try:
     supervise.supervise(children)
 except supervise.ChildStoppedError as error:
@@ -117,7 +117,7 @@ def test_crashed_child(run: Callable[..., Run]) -> None:
 
 
 def test_hanging_child(run: Callable[..., Run]) -> None:
-    beats = "from headwater.cli import supervise; import time; beat = supervise.beats(); beat(); " + NOTED
+    beats = "from headwater.cli import supervise; import time; beat = supervise.end_with_supervisor(); beat(); " + NOTED
     service = run(beats + "[(beat(), time.sleep(0.05)) for _ in iter(int, 1)]", STAYS)  # the other never began
     wait_until(lambda: bool(service.started("a") and service.started("b")), "both to start")
     hung = service.started("a")[0]
@@ -156,6 +156,6 @@ def test_told_at_first() -> None:
     for _ in range(2):
         child.start()
         assert child.process is not None
-        with child.process as process:
-            codes.append(process.wait(DEADLINE))
+        codes.append(child.process.wait(DEADLINE))
+        child.wait(0.0)
     assert codes == [12, 11]
