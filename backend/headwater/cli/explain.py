@@ -84,14 +84,14 @@ def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, a
     the row.
     """
     from headwater.cli.existing_store import existing_store
-    from headwater.cli.progress import ScanProgress
+    from headwater.cli.progress import scan_progress
     from headwater.insight.explain import explain_row
     from headwater.insight.rows import CurrentRows
     from headwater.storage.open import open_store
 
     config = load(configs, warn=False)
     with existing_store(config) as store, closing(open_store(config.storage).open_reader()) as reader:
-        current = CurrentRows(store, config.source(), ScanProgress)
+        current = CurrentRows(store, config.source(), scan_progress)
         found = explain_row(reader, current, request, table, row_id, config.api.parameters.requests)
     click.echo(to_json(asdict(found)) if as_json else "\n".join(_row(found)))
     sys.exit(0 if found.included else 1)

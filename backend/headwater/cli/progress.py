@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.status import Status
 
 from headwater.bulk.contract import BulkProgress
+from headwater.storage.contract.store import StoreBusyError
 
 _log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 _LINE_SECONDS = 5.0
 
@@ -95,65 +99,64 @@ def _time_left(rows: int, expected: int, rate: float) -> str:
     return f"{(expected - rows) / rate:.0f} s left" if rows * 50 > expected else "time left unknown yet"
 
 
-class WaitDisplay:
-    """Shows what is waited for: a changing line on a terminal, a line every few seconds elsewhere."""
+_PAUSE = 0.2
 
-    def __init__(self) -> None:
+
+def polled(ask: Callable[[], Answer]) -> Iterator[Answer]:
+    """What the store answers, again and again: without end."""
+    while True:
+        with contextlib.suppress(StoreBusyError):  # a long transaction of the replicator
+            yield ask()
+        time.sleep(_PAUSE)
+
+
+class WaitDisplay:
+    """Shows what is waited for: a changing line on a terminal, a line every few seconds elsewhere. Whoever interrupts
+    it is told what goes on without the command."""
+
+    def __init__(self, goes_on: str) -> None:
+        self._goes_on = goes_on
         self._console = Console(stderr=True)
-        self._status: Status | None = None
+        self._status = self._console.status("")
         self._said = ""
         self._said_at = 0.0
 
     def __enter__(self) -> WaitDisplay:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._status.stop()
+        if kind is KeyboardInterrupt:
+            click.echo(self._goes_on, err=True)
+            raise click.Abort from None
 
     def say(self, text: str) -> None:
         if self._console.is_terminal:
-            if self._status is None:
-                self._status = self._console.status(text)
-                self._status.start()
             self._status.update(text)
+            self._status.start()
         elif text != self._said and (not self._said or time.monotonic() - self._said_at >= _LINE_SECONDS):
             self._said, self._said_at = text, time.monotonic()
             click.echo(f"waiting: {text}", err=True)
-
-    def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
 
 
 _QUIET_SECONDS = 1.0
 
 
-class ScanProgress:
-    """A bar on a terminal, for work of `total` pages that takes longer than a second. A context manager that returns a
-    function to call after each page."""
+@contextlib.contextmanager
+def scan_progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, for work of `total` pages that takes longer than a second. Gives a function to call after
+    each page."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    task, started = bar.add_task(what, total=total), time.monotonic()
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what = what
-        self._total = total
-        self._done = 0
-        self._started = time.monotonic()
-        self._bar: Progress | None = None
+    def page_done() -> None:
+        bar.advance(task)
+        if sys.stderr.isatty() and time.monotonic() - started >= _QUIET_SECONDS:
+            bar.start()
 
-    def __enter__(self) -> Callable[[], None]:
-        return self._page_done
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _page_done(self) -> None:
-        self._done += 1
-        if self._bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._started < _QUIET_SECONDS:
-                return
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._what, total=self._total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=self._done)
+    try:
+        yield page_done
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -11,7 +11,7 @@ import click
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.options import to_json
-from headwater.cli.progress import ScanProgress
+from headwater.cli.progress import scan_progress
 from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules
 from headwater.insight.diff import Diff, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
@@ -86,7 +86,7 @@ def _with_store(
                 name = f"version {version.id}, served since {when(version.activated or version.created)}"
                 other = compile_rules(version.yaml, f"version {version.id}").plan
         return diff_with_rows(
-            CurrentRows(store, config.source(), ScanProgress),
+            CurrentRows(store, config.source(), scan_progress),
             new,
             other,
             file=str(file),

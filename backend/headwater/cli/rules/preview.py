@@ -11,7 +11,7 @@ import click
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
 from headwater.cli.options import to_json
-from headwater.cli.progress import ScanProgress
+from headwater.cli.progress import scan_progress
 from headwater.cli.rules.sync_config import compile_rules, read_rules
 from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
@@ -40,7 +40,7 @@ def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, row
 def _preview(config: ServiceConfig, plan: SyncPlan, request: SyncRequest, shown: int) -> Preview:
     with existing_store(config) as store, closing(open_store(store.address).open_reader()) as reader:
         return preview(
-            CurrentRows(store, config.source(), ScanProgress),
+            CurrentRows(store, config.source(), scan_progress),
             reader,
             plan,
             request,

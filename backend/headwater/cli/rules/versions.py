@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,13 +12,12 @@ import click
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, find, served, when
 from headwater.cli.options import to_json
-from headwater.cli.progress import WaitDisplay
+from headwater.cli.progress import WaitDisplay, polled
 from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules
 from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
@@ -27,7 +26,6 @@ from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names
 
-_PAUSE = 0.2
 _NO_REPLICATOR = "no replicator is running; the version is processed once one does (`headwater serve`)"
 
 
@@ -104,44 +102,20 @@ def _deploy(store: StoreWriter, config: ServiceConfig, text: str, *, wait: bool)
 def _wait(store: StoreWriter, reader: StoreReader, number: int) -> None:
     """Wait until a version is served. Raises HW_8103 when it will not be."""
     started = time.monotonic()
-    with WaitDisplay() as progress:
-        try:
-            for version in _states(store, number):
-                match version.state:
-                    case VersionState.PROCESSING:
-                        progress.say(_activity(version) if reader.replicator_alive() else _NO_REPLICATOR)
-                    case VersionState.ACTIVE:
-                        break
-                    case VersionState.FAILED:
-                        raise HeadwaterError(f"version {number} failed: {version.note}", fix=_UNCHANGED, code="HW_8103")
-                    case VersionState.STOPPED:
-                        raise HeadwaterError(
-                            f"version {number} was stopped: {version.note}", fix=_UNCHANGED, code="HW_8103"
-                        )
-        except KeyboardInterrupt:
-            progress.close()
-            message = (
-                f"version {number} stays deployed and continues without this command; see `headwater rules versions`"
-            )
-            click.echo(message, err=True)
-            raise click.Abort from None
+    stays = f"version {number} stays deployed and continues without this command; see `headwater rules versions`"
+    with WaitDisplay(stays) as display:
+        for version in polled(lambda: find(store.versions(), number)):
+            match version.state:
+                case VersionState.PROCESSING:
+                    activity = version.note or "its new rows are being prepared"
+                    display.say(activity if reader.replicator_alive() else _NO_REPLICATOR)
+                case VersionState.ACTIVE:
+                    break
+                case VersionState.FAILED | VersionState.STOPPED as state:
+                    ended = "failed" if state is VersionState.FAILED else "was stopped"
+                    fix = "devices are served as before; see `headwater rules versions`"
+                    raise HeadwaterError(f"version {number} {ended}: {version.note}", fix=fix, code="HW_8103")
     click.echo(f"version {number} is served now ({time.monotonic() - started:.1f} s)")
-
-
-_UNCHANGED = "devices are served as before; see `headwater rules versions`"
-
-
-def _states(store: StoreWriter, number: int) -> Iterator[ConfigVersion]:
-    while True:
-        try:
-            yield find(store.versions(), number)
-        except StoreBusyError:
-            pass  # a long transaction of the replicator
-        time.sleep(_PAUSE)
-
-
-def _activity(version: ConfigVersion) -> str:
-    return version.note or "its new rows are being prepared"
 
 
 def list_versions(config: ServiceConfig, *, as_json: bool) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,16 +11,15 @@ import orjson
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.cli.progress import WaitDisplay
+from headwater.cli.progress import WaitDisplay, polled
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
 from headwater.replication.requests import RequestKind
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import Request, RequestState, StoreBusyError
+from headwater.storage.contract.store import Request, RequestState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 
-_PAUSE = 0.2
 _NO_REPLICATOR = "no replicator is running; the request waits until one does (`headwater serve`)"
 _SHOWN_ROWS = 20
 
@@ -87,33 +85,23 @@ def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: 
 
 
 def _wait(store: StoreWriter, reader: StoreReader, number: int) -> dict[str, Any]:
-    with WaitDisplay() as display:
-        try:
-            for request in _states(store, number):
-                match request.state:
-                    case RequestState.WAITING:
-                        display.say("waiting for its turn" if reader.replicator_alive() else _NO_REPLICATOR)
-                    case RequestState.RUNNING:
-                        display.say(request.progress if reader.replicator_alive() else _NO_REPLICATOR)
-                    case RequestState.FAILED:
-                        raise HeadwaterError(
-                            orjson.loads(request.result).get("error", "no reason given"), code="HW_8201"
-                        )
-                    case RequestState.DONE:
-                        break
-        except KeyboardInterrupt:
-            display.close()
-            click.echo(f"request {number} continues without this command", err=True)
-            raise click.Abort from None
+    with WaitDisplay(f"request {number} continues without this command") as display:
+        for request in polled(lambda: _request(store, number)):
+            match request.state:
+                case RequestState.WAITING:
+                    display.say("waiting for its turn" if reader.replicator_alive() else _NO_REPLICATOR)
+                case RequestState.RUNNING:
+                    display.say(request.progress if reader.replicator_alive() else _NO_REPLICATOR)
+                case RequestState.FAILED:
+                    raise HeadwaterError(orjson.loads(request.result).get("error", "no reason given"), code="HW_8201")
+                case RequestState.DONE:
+                    break
     result: dict[str, Any] = orjson.loads(request.result)
     return result
 
 
-def _states(store: StoreWriter, number: int) -> Iterator[Request]:
-    while True:
-        with contextlib.suppress(StoreBusyError):  # a long transaction of the replicator
-            request = store.request(number)
-            if request is None:
-                raise HeadwaterError("the request is gone", f"request {number}", "submit it again", code="HW_8201")
-            yield request
-        time.sleep(_PAUSE)
+def _request(store: StoreWriter, number: int) -> Request:
+    request = store.request(number)
+    if request is None:
+        raise HeadwaterError("the request is gone", f"request {number}", "submit it again", code="HW_8201")
+    return request
