@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import orjson
-
 from headwater.compaction.bucket import BucketFindings, Forgetter, by_bucket, classify
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
@@ -23,7 +21,6 @@ from headwater.storage.sql.forget import (
     FoundText,
     RowTarget,
     Searched,
-    SearchedFile,
     TextTarget,
 )
 from headwater.storage.sql.leases import process_owner
@@ -32,20 +29,17 @@ from headwater.storage.sql.writer import StoreWriter
 _LEASE_SECONDS = 600.0  # rewriting the files can take long, and the lease is not renewed meanwhile
 _LEASE_PATIENCE = 300.0
 STREAM_PATIENCE = 15.0
-_SAMPLES, _LEAST_SAMPLE = 500, 16
 
 
 @dataclass(slots=True)
 class ForgetPlan:
-    """Where the store holds what is to be forgotten. `orphans` are ops of no bucket; `samples` are texts of the row's
-    versions, to search the files for."""
+    """Where the store holds what is to be forgotten. `orphans` are ops of no bucket."""
 
     buckets: dict[int, BucketFindings] = field(default_factory=dict)
     named: frozenset[int] = frozenset()
     texts: list[FoundText] = field(default_factory=list)
     rows: int = 0
     orphans: int = 0
-    samples: tuple[str, ...] = ()
     searched: Searched = field(default_factory=Searched)
 
     @property
@@ -67,16 +61,6 @@ class ForgetPlan:
             elif key in self.named and found.rows:
                 held.append(f"the name of a bucket of {found.definition}, with {count(found.rows, 'row')} in it")
         return held
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetProof:
-    """What was searched without finding the value. `searchable` is False for a row of which the store had no version:
-    its files can't be searched."""
-
-    searched: Searched
-    files: tuple[SearchedFile, ...]
-    searchable: bool
 
 
 def tables_named(store: StoreWriter, tag: str, name: str | None) -> list[StoredTable]:
@@ -210,10 +194,8 @@ class Forgetting:
         if not isinstance(self._target, RowTarget):
             plan.texts = self._finder.texts(hints, plan.searched)
             plan.named = frozenset(self._finder.named_buckets(hints))
-            plan.samples = hints
         else:
             plan.rows = self._finder.rows(self._table, self._target.row_id)
-            plan.samples = _samples([op.line for op in found])
         ids = by_bucket((op.bucket, op.op_id) for op in found if op.bucket)
         for bucket in sorted({*ids, *plan.named}):
             seen = classify(self._compaction, bucket, ids.get(bucket, set()))
@@ -232,29 +214,18 @@ class Forgetting:
                     raise
                 time.sleep(0.5)
 
-    def prove(self, samples: Sequence[str]) -> ForgetProof:
-        """Search for the value again, and for `samples` in the files. Raises HW_8402 when it is found."""
+    def prove(self) -> Searched:
+        """Search for the value again, and return what was searched. Raises HW_8402 when it is found."""
         plan = self._look()
         left = plan.places + len(plan.held(by_id=self._by_id))
-        files = self._finder.files.search(samples) if samples else []
-        with_it = [file.name for file in files if file.found]
-        if left or with_it:
-            places = [*([count(left, "place")] if left else []), *with_it]
+        if left:
             raise HeadwaterError(
-                f"it is still there: {', '.join(places)}",
+                f"it is still there: {count(left, 'place')}",
                 str(self._address),
                 "it was written again meanwhile, or is part of data that must stay; run it again with --dry-run",
                 code="HW_8402",
             )
-        return ForgetProof(plan.searched, tuple(files), bool(samples))
-
-
-def _samples(ops: Sequence[str]) -> tuple[str, ...]:
-    """The data of PUTs as written in ops, if long enough not to occur in files by chance."""
-    found = dict.fromkeys(
-        orjson.dumps(data).decode()[1:-1] for op in ops if (data := orjson.loads(op).get("data")) is not None
-    )
-    return tuple(data for data in found if len(data) >= _LEAST_SAMPLE)[:_SAMPLES]
+        return plan.searched
 
 
 _PLACES = {

@@ -13,7 +13,6 @@ from headwater.cli.existing_store import existing_store
 from headwater.errors import HeadwaterError
 from headwater.insight.forget import (
     ForgetPlan,
-    ForgetProof,
     Forgetting,
     check_source,
     place_of,
@@ -23,7 +22,7 @@ from headwater.insight.forget import (
 from headwater.insight.words import count, size
 from headwater.storage.address import StoreAddress
 from headwater.storage.open import open_store
-from headwater.storage.sql.forget import LEAST_TEXT
+from headwater.storage.sql.forget import LEAST_TEXT, Searched
 
 
 def forget(
@@ -73,7 +72,7 @@ def _run(forgetting: Forgetting, where: StoreAddress, *, dry_run: bool, yes: boo
     if not yes:
         click.confirm("Remove it for good?", abort=True)
     forgetting.remove(plan, click.echo)
-    for line in _proof(forgetting.prove(plan.samples), where):
+    for line in _proof(forgetting.prove(), where):
         click.echo(line)
 
 
@@ -98,19 +97,12 @@ def _planned(plan: ForgetPlan, store_size: int) -> Iterator[str]:
     yield f"then the store's files ({size(store_size)}) are rewritten; no process can write to them meanwhile"
 
 
-def _proof(proof: ForgetProof, where: StoreAddress) -> Iterator[str]:
-    searched = proof.searched
+def _proof(searched: Searched, where: StoreAddress) -> Iterator[str]:
     yield "it is gone. Not found in:"
     yield f"  {count(searched.ops, 'op')} as single lines"
     yield f"  {count(searched.segments, 'segment')}, {size(searched.segment_bytes)} once decompressed"
     if searched.texts:
         yield f"  {count(searched.texts, 'column')} of text: rows, lookups, names, records"
-    for file in proof.files:
-        yield f"  the bytes of {file.name}, {file.size:,}"
-    if not proof.searchable:
-        yield "  (the store had no version of the row, so the bytes of files were not searched)"
-    elif not proof.files:
-        yield "  (the bytes of the database's files were not searched: its role may not read them)"
     yield "Out of reach, to be handled by you:"
     for place in (*_OUT_OF_REACH, where.kept_elsewhere):
         yield f"  {place}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.archive import Dump, Load
@@ -29,7 +29,7 @@ from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.writer import PostgresWriter
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import TableGoneError
-from headwater.storage.sql.forget import ForgetStore, SearchedFile, UnerasedError
+from headwater.storage.sql.forget import ForgetStore, UnerasedError
 from headwater.storage.sql.stats import MissingRight
 from headwater.storage.store import Store
 
@@ -183,22 +183,7 @@ def _missing_rights(address: PostgresAddress) -> list[MissingRight]:
         return [MissingRight(what, tuple(statements))] if foreign else []
 
 
-_READ_BYTES = 64 << 20
 _LONGEST_LOCK = 300.0  # seconds to wait for the lock on a table that is to be rewritten
-
-_RELATIONS = """
-with kept as (
-    select oid, relname, reltoastrelid from pg_class
-    where relnamespace = current_schema()::regnamespace and relkind = 'r'
-), heaps as (
-    select oid, relname::text from kept
-    union all select reltoastrelid, relname || ' (large values)' from kept where reltoastrelid <> 0
-)
-select oid, relname from heaps
-union all select i.indexrelid, c.relname::text from heaps h join pg_index i on i.indrelid = h.oid
-    join pg_class c on c.oid = i.indexrelid
-order by 2
-"""
 
 
 class PostgresFiles:
@@ -239,35 +224,3 @@ class PostgresFiles:
             except TableGoneError:
                 return  # swept away meanwhile
             return
-
-    def search(self, hints: Sequence[str]) -> list[SearchedFile]:
-        """Search the server's files, if the role may read them."""
-        with self._db.errors():
-            try:
-                self._db.connection.execute("checkpoint")
-                relations = self._db.connection.execute(_RELATIONS).fetchall()
-                return [self._search(oid, name, hints) for oid, name in relations]
-            except errors.InsufficientPrivilege:
-                return []
-
-    def _search(self, relation: int, name: str, hints: Sequence[str]) -> SearchedFile:
-        query = "select pg_relation_filepath(%s::oid), pg_relation_size(%s::oid)"
-        path, size = self._db.connection.execute(query, [relation, relation]).fetchall()[0]
-        overlap = max(len(hint.encode()) for hint in hints) if hints else 0
-        found, number = False, 0
-        while path is not None and not found:
-            file = path if not number else f"{path}.{number}"
-            offset, tail = 0, b""
-            while data := self._read(file, offset):
-                content = tail + data
-                found = found or any(hint.encode() in content for hint in hints)
-                offset, tail = offset + len(data), content[-overlap:]
-            if not offset:
-                break
-            number += 1
-        return SearchedFile(name, int(size or 0), found)
-
-    def _read(self, file: str, offset: int) -> bytes:
-        query = "select pg_read_binary_file(%s, %s, %s, true)"
-        row = self._db.connection.execute(query, [file, offset, _READ_BYTES], binary=True).fetchall()[0]
-        return bytes(row[0] or b"")

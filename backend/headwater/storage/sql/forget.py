@@ -19,7 +19,7 @@ from headwater.storage.shared.segments import unpacked
 from headwater.storage.sql.cursor import Cursor, TableGoneError
 
 LEAST_TEXT = 5
-"""Minimum length of a text to forget, in characters. Shorter ones occur by chance in compressed bytes."""
+"""Minimum length of a text to forget, in characters. Shorter ones occur by chance in texts of others."""
 
 
 class UnerasedError(StoreError):
@@ -113,16 +113,6 @@ class FoundText:
     erasable: int
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedFile:
-    """A file of the store, or the storage of a database table. `found` says whether its bytes contain what was searched
-    for."""
-
-    name: str
-    size: int
-    found: bool
-
-
 @dataclass(slots=True)
 class Searched:
     """Counts of what a search has looked at."""
@@ -172,9 +162,6 @@ class StoreFiles(Protocol):
 
     def rewrite(self, say: Callable[[str], None]) -> None:
         """Rewrite them, so that they no longer hold deleted data. Raises UnerasedError."""
-
-    def search(self, hints: Sequence[str]) -> list[SearchedFile]:
-        """Look for `hints` in their bytes; none when they can't be read."""
 
 
 class ForgetStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import time
@@ -18,7 +17,7 @@ from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.sql.compaction import CompactionStore
-from headwater.storage.sql.forget import ForgetStore, SearchedFile, UnerasedError
+from headwater.storage.sql.forget import ForgetStore, UnerasedError
 from headwater.storage.sql.stats import MissingRight
 from headwater.storage.sqlite import archive, status
 from headwater.storage.sqlite.bulk import StageFile
@@ -164,22 +163,5 @@ class SqliteFiles:
         finally:
             db.connection.set_busy_timeout(30_000)
 
-    def search(self, hints: Sequence[str]) -> list[SearchedFile]:
-        return [_search(file, self._directory, hints) for file in self._files()]
-
     def _files(self) -> list[Path]:
         return sorted(file for file in self._directory.rglob("*") if file.is_file())
-
-
-def _search(file: Path, directory: Path, hints: Sequence[str]) -> SearchedFile:
-    name = str(file.relative_to(directory))
-    try:
-        size = file.stat().st_size
-        if not size:
-            return SearchedFile(name, 0, False)
-        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return SearchedFile(name, size, any(content.find(hint.encode()) >= 0 for hint in hints))
-    except FileNotFoundError:
-        return SearchedFile(name, 0, False)  # a reader's file, removed by now
-    except OSError as error:
-        raise StoreError(f"a file of the store can't be read: {error.strerror}", str(file)) from error
