@@ -19,7 +19,7 @@ from headwater.api.limits import HttpLimits, Network, StreamLimits
 from headwater.api.upload.settings import read_upload
 from headwater.cli.databases import read_sources, read_storage
 from headwater.config import ConfigSource
-from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, ConfigWarning, redacted
+from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, redacted
 from headwater.config.origin import FoundConfig, find_config, find_sync_base64
 from headwater.config.schema import KNOWN_TO_ALL, MAKE_ONE, ConfigFindings, Section
 from headwater.pipeline.settings import SparkSettings
@@ -159,7 +159,7 @@ class ConfigReview:
     config: ServiceConfig
     keys: tuple[str, ...]
     errors: tuple[ConfigIssue, ...]
-    warnings: tuple[ConfigWarning, ...]
+    warnings: tuple[ConfigIssue, ...]
 
     @property
     def right(self) -> tuple[str, ...]:

@@ -37,7 +37,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class ConfigIssue:
-    """An error in the service config: key, place, and what to do. `key` is a path like `client_auth.audience`."""
+    """An error in the service config, or without a code something that its author should know: key, place, and what to
+    do. `key` is a path like `client_auth.audience`."""
 
     what: str
     key: str = ""
@@ -47,22 +48,10 @@ class ConfigIssue:
 
     def __str__(self) -> str:
         place = f"{self.mark}: " if self.mark else ""
+        code = f"[{self.code}] " if self.code else ""
         key = f"{self.key}: " if self.key else ""
         remedy = f"; {self.fix}" if self.fix else ""
-        return f"{place}[{self.code}] {key}{self.what}{remedy}"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigWarning:
-    """Something in the service config that its author should know: key, place, and what holds instead."""
-
-    what: str
-    key: str
-    mark: Mark | None = None
-
-    def __str__(self) -> str:
-        place = f"{self.mark}: " if self.mark else ""
-        return f"{place}{self.key}: {self.what}"
+        return f"{place}{code}{key}{self.what}{remedy}"
 
 
 class ConfigError(HeadwaterError):
@@ -172,20 +161,23 @@ class _NodeReader:
         known = self._seen.get(id(node))
         if known is not None:
             return known
-        mark = _mark(node)
         if id(node) in self._open:
-            self.issues.append(ConfigIssue("this alias contains itself", mark=mark, fix="write the value out"))
-            return ConfigNode(None, mark)
+            self._issue("this alias contains itself", node, "write the value out")
+            return ConfigNode(None, _mark(node))
         self._open.add(id(node))
+        value: Scalar | dict[str, ConfigNode] | list[ConfigNode]
         if isinstance(node, MappingNode):
-            item = ConfigNode(self._mapping(node), mark)
+            value = self._mapping(node)
         elif isinstance(node, SequenceNode):
-            item = ConfigNode([self.item(each) for each in node.value], mark)
+            value = [self.item(each) for each in node.value]
         else:
-            item = ConfigNode(self._scalar(node), mark)
+            value = self._scalar(node)
         self._open.remove(id(node))
-        self._seen[id(node)] = item
+        self._seen[id(node)] = item = ConfigNode(value, _mark(node))
         return item
+
+    def _issue(self, what: str, node: Node, fix: str = "", key: str = "") -> None:
+        self.issues.append(ConfigIssue(what, key, _mark(node), fix))
 
     def _mapping(self, node: MappingNode) -> dict[str, ConfigNode]:
         merged: dict[str, ConfigNode] = {}
@@ -194,11 +186,9 @@ class _NodeReader:
             if _tag(key) == f"{TAG}merge":
                 self._merge(value, merged)
             elif not isinstance(key, ScalarNode):
-                self.issues.append(ConfigIssue("a key must be text", mark=_mark(key)))
+                self._issue("a key must be text", key)
             elif key.value in own:
-                self.issues.append(
-                    ConfigIssue("this key is given twice", redacted(key.value), _mark(key), "remove one")
-                )
+                self._issue("this key is given twice", key, "remove one", redacted(key.value))
             else:
                 own[key.value] = self.item(value)
         return {**merged, **own}
@@ -209,7 +199,7 @@ class _NodeReader:
             if isinstance(item.value, dict):
                 into.update({key: value for key, value in item.value.items() if key not in into})
             else:
-                self.issues.append(ConfigIssue("`<<` takes a mapping", mark=_mark(each)))
+                self._issue("`<<` takes a mapping", each)
 
     def _scalar(self, node: Node) -> Scalar:
         text = str(node.value)
@@ -221,41 +211,35 @@ class _NodeReader:
             case "int" | "float":
                 return _number(text)
             case "!env":
-                return self._substituted(text, _mark(node))
+                return self._substituted(text, node)
             case tag if tag.startswith("!"):
-                fix = "use `!env NAME`, or put the value in quotes"
-                self.issues.append(ConfigIssue(f"unknown tag {redacted(tag)}", mark=_mark(node), fix=fix))
+                self._issue(f"unknown tag {redacted(tag)}", node, "use `!env NAME`, or put the value in quotes")
                 return None
             case _:
                 return text
 
-    def _substituted(self, text: str, mark: Mark) -> Scalar:
+    def _substituted(self, text: str, node: Node) -> Scalar:
         name, _, kind = text.strip().partition("::")
         value = self._environment.get(name)
         if value is None:
             # anything but a variable's name may be the secret value itself
             what = f"environment variable {name if _NAME.fullmatch(name) else '(no name)'} is not set"
-            self.issues.append(ConfigIssue(what, mark=mark, fix="set it, or write the value here"))
+            self._issue(what, node, "set it, or write the value here")
             return None
         match kind:
             case "" | "string":
                 return value
             case "number":
-                if value.strip() and _NUMBER.fullmatch(value.strip()) is None:
-                    what = f"environment variable {name} is not a number"
-                    self.issues.append(ConfigIssue(what, mark=mark, fix="give it digits only"))
-                    return None
-                return _number(value.strip() or "0")
+                if not value.strip() or _NUMBER.fullmatch(value.strip()):
+                    return _number(value.strip() or "0")
+                self._issue(f"environment variable {name} is not a number", node, "give it digits only")
             case "boolean":
-                if value.lower() not in {"true", "false"}:
-                    what = f"environment variable {name} is neither true nor false"
-                    self.issues.append(ConfigIssue(what, mark=mark, fix="set it to true or false"))
-                    return None
-                return value.lower() == "true"
+                if value.lower() in {"true", "false"}:
+                    return value.lower() == "true"
+                self._issue(f"environment variable {name} is neither true nor false", node, "set it to true or false")
             case _:
-                fix = "use ::string, ::number or ::boolean"
-                self.issues.append(ConfigIssue(f"unknown type ::{kind} after {name}", mark=mark, fix=fix))
-                return None
+                self._issue(f"unknown type ::{kind} after {name}", node, "use ::string, ::number or ::boolean")
+        return None
 
 
 def _number(text: str) -> int | float | str:

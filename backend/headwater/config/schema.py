@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta
 
-from headwater.config.document import ConfigIssue, ConfigNode, ConfigWarning, Mark, redacted
+from headwater.config.document import ConfigIssue, ConfigNode, Mark, redacted
 
 Settings = TypeVar("Settings")
 Default = TypeVar("Default", bound=int | None)
+Value = TypeVar("Value")
 
 MOST = 2**31 - 1
 """The largest number that a setting without a bound may be."""
@@ -39,7 +40,7 @@ class ConfigFindings:
     """Errors and warnings found so far."""
 
     errors: list[ConfigIssue] = field(default_factory=list)
-    warnings: list[ConfigWarning] = field(default_factory=list)
+    warnings: list[ConfigIssue] = field(default_factory=list)
 
 
 class Section:
@@ -78,19 +79,10 @@ class Section:
         """Add a warning at `key`, or at the section itself."""
         item = self._values.get(key)
         mark = item.mark if item is not None else None if key else self.mark
-        self.findings.warnings.append(ConfigWarning(what, self.at(key) if key else self.path, mark))
+        self.findings.warnings.append(ConfigIssue(what, self.at(key) if key else self.path, mark, code=""))
 
     def text(self, key: str) -> str | None:
-        match self._value(key):
-            case None:
-                return None
-            case str(value):
-                return value
-            case int() | float():  # bool is an int
-                self._mismatch(key, "text", "put it in quotes")
-            case _:
-                self._mismatch(key, "text")
-        return None
+        return self._of(key, str, "text", "put it in quotes" if isinstance(self._value(key), int | float) else "")
 
     def integer(
         self, key: str, default: Default, low: int = 1, high: int = MOST, *, code: str = "HW_7001"
@@ -115,14 +107,8 @@ class Section:
         return number
 
     def boolean(self, key: str, *, default: bool) -> bool:
-        match self._value(key):
-            case None:
-                return default
-            case bool(value):
-                return value
-            case _:
-                self._mismatch(key, "true or false")
-                return default
+        value = self._of(key, bool, "true or false")
+        return default if value is None else value
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts; a single text counts as a list of one."""
@@ -148,14 +134,9 @@ class Section:
 
     def section(self, key: str) -> Section:
         """A mapping; empty if not given."""
-        value = self._value(key)
         item = self._values.get(key)
         mark = item.mark if item is not None else self.mark
-        if isinstance(value, dict):
-            return Section(value, self.at(key), mark, self.findings)
-        if value is not None:
-            self._mismatch(key, "a mapping")
-        return Section({}, self.at(key), mark, self.findings)
+        return Section(self._of(key, dict, "a mapping") or {}, self.at(key), mark, self.findings)
 
     def is_mapping(self, key: str) -> bool:
         """Whether the key's value is a mapping, for keys that also take other values."""
@@ -271,6 +252,14 @@ class Section:
         self._known.add(key)
         item = self._values.get(key)
         return None if item is None else item.value
+
+    def _of(self, key: str, kind: type[Value], wanted: str, fix: str = "") -> Value | None:
+        """The value if it is of this kind. None if it is not given, or of another kind, which is reported."""
+        value = self._value(key)
+        if value is None or isinstance(value, kind):
+            return value
+        self._mismatch(key, wanted, fix)
+        return None
 
     def _mismatch(self, key: str, wanted: str, fix: str = "") -> None:
         self.error(f"must be {wanted}, not {self._values[key].kind}", key, fix=fix)
