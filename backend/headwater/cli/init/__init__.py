@@ -50,8 +50,8 @@ def init(
 
     With --app web it also writes a page that runs, and reads the id of a user to sign in there at first.
     """
-    from headwater.cli.init.run import Wishes, run
+    from headwater.cli.init.run import run
 
     everything = [] if app else list(Language)
     chosen = [Language(each) for each in languages if each != "none"] if languages else everything
-    run(uri, directory.absolute(), Wishes(users, upload, app is not None, tuple(chosen)), ask=not yes, force=force)
+    run(uri, directory.absolute(), users, chosen, upload=upload, app=app is not None, ask=not yes, force=force)

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,6 +31,7 @@ from headwater_rules.describe.client_schema import ClientSchema, client_schema, 
 from headwater_rules.plan import SyncPlan
 from headwater_rules.propose.outline import OutlinedTable
 from headwater_rules.propose.propose import Proposal, propose
+from headwater_rules.propose.sql import Writable
 from headwater_rules.schema import Language
 
 _TITLES = {
@@ -45,23 +45,12 @@ _TITLES = {
 _ENDPOINT = "http://localhost:8080"
 
 
-@dataclass(frozen=True, slots=True)
-class AppSetup:
-    """What is shown to app developers: the tables of devices (None: there are none), in which languages, and the page
-    that was written."""
-
-    tables: ClientSchema | None
-    languages: tuple[Language, ...]
-    page: Page | None
-
-
-def print_next_steps(directory: Path, written: InitSetup, proposal: Proposal, plan: SyncPlan, shown: AppSetup) -> None:
-    """Print all of it. The files are written already, so that what the source lacks is no error here. `plan` is the
-    compiled proposal."""
-    if shown.tables is not None:
-        _print_snippets(shown.tables, shown.languages)
-    names = [CONFIG, RULES, *([POLICIES] if written.unsecured else []), *([f"{FOLDER}/"] if shown.page else [])]
-    click.echo(f"Wrote {', '.join(names)} and {SECRETS} in {directory}.")
+def _print_next_steps(
+    directory: Path, written: InitSetup, proposal: Proposal, plan: SyncPlan, page: Page | None
+) -> None:
+    """The files are written already, so that what the source lacks is no error here. `plan` is the compiled
+    proposal."""
+    click.echo(f"Wrote {_files(written.writable, page)} in {directory}.")
     click.echo(f"  Given to their users: {_names(proposal.given)}")
     if proposal.undecided:
         click.echo(f"  Commented out, for you to decide: {_names(proposal.undecided)}")
@@ -76,7 +65,7 @@ def print_next_steps(directory: Path, written: InitSetup, proposal: Proposal, pl
     else:
         _print_preparation(plan, written.source)
     click.echo("\nNext:")
-    for command, why in _steps(directory, written, shown.page):
+    for command, why in _steps(directory, written, page):
         click.echo(f"  {command:<36} # {why}" if why else f"  {command}")
 
 
@@ -133,49 +122,56 @@ def _names(tables: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the developer said beforehand: the table of users, whether devices may write (None: not said), whether to
-    write a page, and the languages to print code in."""
-
-    users: str | None = None
-    upload: bool | None = None
-    page: bool = False
-    languages: tuple[Language, ...] = ()
+def _files(writable: Sequence[Writable], page: Page | None) -> str:
+    policies = any(not each.table.secured for each in writable)
+    names = [CONFIG, RULES, *([POLICIES] if policies else []), *([f"{FOLDER}/"] if page else [])]
+    return f"{', '.join(names)} and {SECRETS}"
 
 
-def run(uri: str | None, directory: Path, wishes: Wishes, *, ask: bool, force: bool) -> None:
-    """Write the files into `directory` and print what comes next. Without `ask`, a URI is needed."""
-    check_absent(directory, force=force, page=wishes.page)
+def run(
+    uri: str | None,
+    directory: Path,
+    users: str | None = None,
+    languages: Sequence[Language] = (),
+    *,
+    upload: bool | None = None,
+    app: bool = False,
+    ask: bool,
+    force: bool,
+) -> None:
+    """Write the files into `directory` and print what comes next. Without `ask`, a URI is needed. `users` is the table
+    of users, `upload` whether devices may write, None where the developer did not say; `app` writes a page, `languages`
+    are those to print code in."""
+    check_absent(directory, force=force, page=app)
     if uri is None:
         if not ask or not sys.stdin.isatty():
             raise click.UsageError("give the database as --uri or HEADWATER_SOURCE_URI")
         uri = click.prompt("Database to sync, as postgresql://user:password@host:5432/database", type=str)
     source = source_at(uri, ask=ask)
     tables = read_outline(source)
-    proposal = proposed(tables, source, wishes.users)
+    proposal = proposed(tables, source, users)
     hosts = recognised(source, tables, near=_is_near(uri))
-    _print_found(source, tables, proposal, hosts, named=wishes.users is not None)
-    if ask and wishes.users is None:
+    _print_found(source, tables, proposal, hosts, named=users is not None)
+    if ask and users is None:
         proposal = _asked_users(proposal, tables, source)
-    upload = _may_write(proposal, ask=ask) if wishes.upload is None else wishes.upload
+    if upload is None:
+        upload = _may_write(proposal, ask=ask)
     writable = proposal.writable if upload else ()
-    page = page_for(proposal, source, uploads=upload) if wishes.page else None
-    if wishes.page and page is None:
+    page = page_for(proposal, source, uploads=upload) if app else None
+    if app and page is None:
         click.echo(f"No page is written: write a stream in {RULES}, and take {FOLDER}/ from `headwater init` then.")
-    names = [CONFIG, RULES, *([POLICIES] if any(not each.table.secured for each in writable) else [])]
-    names += [SECRETS, *([f"{FOLDER}/"] if page else [])]
-    asked = f"Write {', '.join(names[:-1])} and {names[-1]} to {directory}?"
-    if ask and not click.confirm(asked, default=True):
+    if ask and not click.confirm(f"Write {_files(writable, page)} to {directory}?", default=True):
         raise click.Abort
     plan = compile_config(proposal.text).plan
     host = next((each for each in hosts if each.role), None)
     written = InitSetup(source, host, proposal.text, writable, proposal.users)
     kept = write_files(directory, written)
-    schema = client_schema(plan, read_schema(source)) if plan.streams else None
-    if page is not None and schema is not None:
-        write_page(directory / FOLDER, page, proposal, schema)
-    print_next_steps(directory, written, proposal, plan, AppSetup(schema, wishes.languages, page))
+    if plan.streams:
+        schema = client_schema(plan, read_schema(source))
+        if page is not None:
+            write_page(directory / FOLDER, page, proposal, schema)
+        _print_snippets(schema, languages)
+    _print_next_steps(directory, written, proposal, plan, page)
     for warning in review_config(ConfigSource(path=directory / CONFIG), os.environ, directory).warnings:
         click.echo(f"\nCAUTION: {warning}")
     if kept:
