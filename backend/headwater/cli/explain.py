@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from headwater.cli.options import config_options, examples, json_object, load, subscription, to_json
+from headwater.cli.options import config_options, examples, load, request_options, to_json
 from headwater.config import ConfigSource
 from headwater.insight.words import count, size
-from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.results import SyncRequest
 
 if TYPE_CHECKING:
     from headwater.insight.explain import RowExplained, UserExplained, UsersBucket
@@ -26,35 +25,12 @@ def explain() -> None:
     """Explain what a user's devices are sent now, and why."""
 
 
-def _request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that describe a client; the command gets them as a SyncRequest."""
-
-    @click.argument("user")
-    @config_options
-    @click.option("--claims", type=json_object, metavar="JSON", help="Further claims of the user's token.")
-    @click.option("--params", type=json_object, metavar="JSON", help="Parameters that the client sends.")
-    @click.option("--subscribe", "subscriptions", type=subscription, multiple=True, metavar="STREAM[=JSON]",
-                  help="A stream that the client subscribes to, and its parameters. Can be repeated.")  # fmt: skip
-    @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-    @functools.wraps(command)
-    def wrapped(
-        user: str,
-        *,
-        claims: dict[str, object] | None,
-        params: dict[str, object] | None,
-        subscriptions: tuple[Subscription, ...],
-        **options: object,
-    ) -> None:
-        if (claims or {}).get("sub", user) != user:
-            raise click.BadParameter("names another user", param_hint="'--claims'")
-        command(request=SyncRequest({**(claims or {}), "sub": user}, params, subscriptions=subscriptions), **options)
-
-    return wrapped
-
-
 @explain.command("user", epilog=examples("headwater explain user u1",
                                           """headwater explain user u1 --claims '{"org": "o1"}' --json"""))  # fmt: skip
-@_request_options
+@click.argument("user")
+@config_options
+@request_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
     """Show the buckets that USER's devices are sent, with their rows and reasons, and why other streams give nothing.
 
@@ -73,7 +49,10 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
 
 @explain.command("row", epilog=examples("headwater explain row u1 todos 4711",
                                          "headwater explain row u1 public.todos 4711 --json"))  # fmt: skip
-@_request_options
+@click.argument("user")
+@config_options
+@request_options
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.argument("table")
 @click.argument("row_id", metavar="ID")
 def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, as_json: bool) -> None:

@@ -16,7 +16,7 @@ import orjson
 from headwater.cli.supervise import SUPERVISED
 from headwater.cli.watching import set_up_logging
 from headwater.config import ConfigSource
-from headwater_rules.results import Subscription
+from headwater_rules.results import Subscription, SyncRequest
 
 if TYPE_CHECKING:
     from headwater.cli.config import ServiceConfig
@@ -97,6 +97,29 @@ def subscription(text: str) -> Subscription:
     if not stream:
         raise click.BadParameter("has no stream; write STREAM or STREAM=JSON")
     return Subscription(stream, json_object(parameters) if given else None)
+
+
+def request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that describe a client, for a command with a USER or --user; it gets them as a SyncRequest."""
+
+    @click.option("--claims", type=json_object, metavar="JSON", help="Other claims of the user's token.")
+    @click.option("--params", type=json_object, metavar="JSON", help="Parameters that the client sends.")
+    @click.option("--subscribe", "subscriptions", type=subscription, multiple=True, metavar="STREAM[=JSON]",
+                  help="A stream that the client subscribes to, and its parameters. Can be repeated.")  # fmt: skip
+    @functools.wraps(command)
+    def wrapped(
+        *,
+        user: str,
+        claims: dict[str, object] | None,
+        params: dict[str, object] | None,
+        subscriptions: tuple[Subscription, ...],
+        **options: object,
+    ) -> None:
+        if (claims or {}).get("sub", user) != user:
+            raise click.BadParameter("its sub names another user", param_hint="'--claims'")
+        command(request=SyncRequest({**(claims or {}), "sub": user}, params, subscriptions=subscriptions), **options)
+
+    return wrapped
 
 
 def to_json(value: object) -> str:

@@ -203,7 +203,7 @@ def test_left_out_stream(ruled: RuledStore, headwater_here: Run, tmp_path: Path)
     [
         (("--claims", "{"), "Invalid value for '--claims': not JSON"),
         (("--claims", "[1]"), "must be a JSON object"),
-        (("--claims", '{"sub": "u2"}'), "Invalid value for '--claims': its sub differs from --user"),
+        (("--claims", '{"sub": "u2"}'), "Invalid value for '--claims': its sub names another user"),
         (("--params", "x"), "Invalid value for '--params': not JSON"),
         (("--subscribe", "one={"), "Invalid value for '--subscribe': not JSON"),
         (("--subscribe", "={}"), "has no stream; write STREAM or STREAM=JSON"),

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, json_object, load, subscription
+from headwater.cli.options import config_options, examples, load, request_options
 from headwater.config import ConfigSource
-from headwater_rules.results import Subscription, SyncRequest
-from headwater_rules.schema import Language, SeenSchema, SourceSchema, not_compared
+from headwater_rules.results import SyncRequest
+from headwater_rules.schema import Language, SeenSchema, not_compared
 
 
 @click.group()
 def rules() -> None:
     """Work on sync configs."""
-
-
-def schema_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options for the source's schema; the command gets a SourceSchema, or None without any."""
-
-    @config_options
-    @click.option("--schema", "live", is_flag=True, help="Compare with the source's current tables.")
-    @click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
-                  help="Compare with the tables in FILE, written by `headwater source schema`.")  # fmt: skip
-    @functools.wraps(command)
-    def wrapped(
-        *args: object, configs: ConfigSource, live: bool, file_of_schema: Path | None, **options: object
-    ) -> None:
-        if live and file_of_schema is not None:
-            raise click.UsageError("give either --schema or --schema-file")
-        schema = _schema(configs, file_of_schema).schema if live or file_of_schema is not None else None
-        command(*args, schema=schema, **options)
-
-    return wrapped
 
 
 def _schema(configs: ConfigSource, file: Path | None) -> SeenSchema:
@@ -47,6 +26,8 @@ def _schema(configs: ConfigSource, file: Path | None) -> SeenSchema:
     return live_schema(load(configs, warn=False)) if file is None else stored_schema(file)
 
 
+_schema_file = click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
+                            help="Compare with the tables in FILE, written by `headwater source schema`.")  # fmt: skip
 _allow_missing = click.option("--allow-missing", is_flag=True, help="Take columns and tables that the source lacks for "
                               "ones that a migration will add.")  # fmt: skip
 
@@ -63,8 +44,7 @@ _allow_missing = click.option("--allow-missing", is_flag=True, help="Take column
 @config_options
 @click.option("--schema/--no-schema", "live", default=None, help="Compare with the source's current tables, or not at "
               "all. By default they are compared if the source answers.")  # fmt: skip
-@click.option("--schema-file", "file_of_schema", type=click.Path(path_type=Path), metavar="FILE",
-              help="Compare with the tables in FILE, written by `headwater source schema`.")  # fmt: skip
+@_schema_file
 @_allow_missing
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
@@ -108,10 +88,12 @@ def check(
     "headwater rules schema sync.yaml --language sql --schema-file schema.json",
 ))  # fmt: skip
 @click.argument("file", type=click.Path(path_type=Path))
-@schema_options
+@config_options
+@click.option("--schema", "live", is_flag=True, help="Compare with the source's current tables.")
+@_schema_file
 @click.option("--language", "-l", required=True, type=click.Choice([each.value for each in Language]),
               help="Language of the client SDK; sql is for reading.")  # fmt: skip
-def schema_(file: Path, schema: SourceSchema | None, language: str) -> None:
+def schema_(configs: ConfigSource, file: Path, live: bool, file_of_schema: Path | None, language: str) -> None:
     """Print the schema that an app declares for the rows of a sync config.
 
     Column types come from the source (--schema) or from a file of its schema. Without either, columns selected by * are
@@ -119,6 +101,9 @@ def schema_(file: Path, schema: SourceSchema | None, language: str) -> None:
     """
     from headwater.cli.rules.check import show_client_schema
 
+    if live and file_of_schema is not None:
+        raise click.UsageError("give either --schema or --schema-file")
+    schema = _schema(configs, file_of_schema).schema if live or file_of_schema is not None else None
     show_client_schema(file, schema, Language(language))
 
 
@@ -199,32 +184,17 @@ def diff(
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
 @click.option("--user", required=True, metavar="ID", help="The user: the token's claim sub.")
-@click.option("--claims", type=json_object, metavar="JSON", help="Other claims of the token.")
-@click.option("--params", type=json_object, metavar="JSON", help="Parameters that the client sends.")
-@click.option("--subscribe", "subscriptions", type=subscription, multiple=True, metavar="STREAM[=JSON]",
-              help="A stream that the client subscribes to, and its parameters. Can be repeated.")  # fmt: skip
+@request_options
 @click.option("--rows", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
               help="How many rows of each bucket to show.")  # fmt: skip
 @_json
-def preview(
-    configs: ConfigSource,
-    file: Path,
-    user: str,
-    claims: dict[str, object] | None,
-    params: dict[str, object] | None,
-    subscriptions: tuple[Subscription, ...],
-    rows: int,
-    as_json: bool,
-) -> None:
+def preview(configs: ConfigSource, file: Path, request: SyncRequest, rows: int, as_json: bool) -> None:
     """Show the buckets and first rows that a user would get under a sync config, without deploying it.
 
     Uses the rows that are in the store. Without --subscribe, the user gets the streams with auto_subscribe.
     """
     from headwater.cli.rules.preview import show_preview
 
-    if (claims or {}).get("sub", user) != user:
-        raise click.BadParameter("its sub differs from --user", param_hint="'--claims'")
-    request = SyncRequest({**(claims or {}), "sub": user}, params, subscriptions=subscriptions)
     show_preview(load(configs, warn=False), file, request, rows=rows, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.options import to_json
-from headwater.cli.rules.sync_config import compile_rules, missing_note, read_rules
+from headwater.cli.rules.sync_config import compile_rules, missing_note, read_text
 from headwater.insight.words import count
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema, schema_code
@@ -63,7 +63,7 @@ def _as_error(finding: RuleError) -> RuleError:
 
 
 def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> Checked:
-    text = read_rules(file)
+    text = read_text(file)
     name = "stdin" if str(file) == "-" else str(file)
     try:
         compiled = compile_config(text, schema=schema, allow_missing=allow_missing, advise=True)
@@ -113,7 +113,7 @@ _WIDTH = 100
 
 def show_explanation(file: Path, *, as_json: bool) -> None:
     """Print an explanation of a sync config. Raises WrongRulesError."""
-    explanation = explain(compile_rules(read_rules(file), str(file), as_json=as_json).plan)
+    explanation = explain(compile_rules(read_text(file), str(file), as_json=as_json).plan)
     if as_json:
         click.echo(to_json(asdict(explanation)))
         return
@@ -124,5 +124,5 @@ def show_explanation(file: Path, *, as_json: bool) -> None:
 
 def show_client_schema(file: Path, schema: SourceSchema | None, language: Language) -> None:
     """Print the schema in a language. Raises WrongRulesError."""
-    plan = compile_rules(read_rules(file), str(file)).plan
+    plan = compile_rules(read_text(file), str(file)).plan
     click.echo(schema_code(client_schema(plan, schema), language), nl=False)

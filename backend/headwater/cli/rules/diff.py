@@ -12,8 +12,8 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, served, when
 from headwater.cli.options import to_json
 from headwater.cli.progress import scan_progress
-from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules
-from headwater.insight.diff import Diff, diff_with_rows, of_source
+from headwater.cli.rules.sync_config import compile_rules, read_text, wrong_rules
+from headwater.insight.diff import Diff, compared, diff_with_rows, of_source
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, per_bucket, size
 from headwater.source.catalog.schema import see_schema
@@ -39,11 +39,12 @@ def show_diff(
 ) -> None:
     """Compare `file` with another file or, without one, with the served version, and with the source's tables. Rows and
     bytes come from the store of `config`; `sample` limits the rows evaluated per table, None evaluates all."""
-    text = read_rules(file)
+    text = read_text(file)
     seen = not_compared("there is no service config") if config is None else see_schema(config.sources)
-    new, findings = compare_rules(text, str(file), seen.schema, allow_missing=allow_missing, as_json=as_json)
+    with wrong_rules(str(file), as_json=as_json):
+        new, findings = compared(text, seen.schema, allow_missing=allow_missing)
     plan = new.plan
-    other = None if against is None else compile_rules(read_rules(against), str(against), as_json=as_json).plan
+    other = None if against is None else compile_rules(read_text(against), str(against), as_json=as_json).plan
     if other is not None and (config is None or not open_store(config.storage).exists()):
         note = "numbers of rows and bytes need a store"
         allowed = MOST_BUCKETS if config is None else config.api.parameters.requests.max_buckets

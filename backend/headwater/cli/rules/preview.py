@@ -12,7 +12,7 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
 from headwater.cli.options import to_json
 from headwater.cli.progress import scan_progress
-from headwater.cli.rules.sync_config import compile_rules, read_rules
+from headwater.cli.rules.sync_config import compile_rules, read_text
 from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, size
@@ -26,7 +26,7 @@ _SHOWN = 160  # characters of a row or a lookup value on a terminal
 
 def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, rows: int, as_json: bool) -> None:
     """Print buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRulesError."""
-    plan = compile_rules(read_rules(file), str(file), as_json=as_json).plan
+    plan = compile_rules(read_text(file), str(file), as_json=as_json).plan
     found = _preview(config, plan, request, rows)
     if as_json:
         click.echo(to_json(found.as_dict()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +14,6 @@ from headwater.cli.options import to_json
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleCode, RuleError, Severity, SyncConfigError
-from headwater_rules.schema import SourceSchema
 
 
 class WrongRulesError(click.ClickException):
@@ -32,12 +32,7 @@ class WrongRulesError(click.ClickException):
             click.echo(f"note: {note}", file=file, err=True)
 
 
-def read_rules(file: Path) -> str:
-    """The text of a sync config; `-` is standard input. Raises ConfigError."""
-    return read_text(file, "the sync config")
-
-
-def read_text(file: Path, what: str) -> str:
+def read_text(file: Path, what: str = "the sync config") -> str:
     """The text of a file, called `what` in messages; `-` is standard input. Raises ConfigError."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
@@ -59,27 +54,16 @@ def missing_note(findings: Iterable[RuleError]) -> list[str]:
     return ["if a migration adds what is not there yet, pass --allow-missing"] if absent else []
 
 
+@contextmanager
+def wrong_rules(origin: str, *, as_json: bool = False) -> Iterator[None]:
+    """Raise WrongRulesError for a sync config that does not compile, called `origin` in messages."""
+    try:
+        yield
+    except SyncConfigError as error:
+        raise WrongRulesError(origin, error, as_json=as_json) from None
+
+
 def compile_rules(text: str, origin: str, *, as_json: bool = False) -> Compiled:
     """Compile a sync config, called `origin` in messages. Raises WrongRulesError."""
-    try:
+    with wrong_rules(origin, as_json=as_json):
         return compile_config(text)
-    except SyncConfigError as error:
-        raise WrongRulesError(origin, error, as_json=as_json) from None
-
-
-def compare_rules(
-    text: str,
-    origin: str,
-    schema: SourceSchema | None,
-    *,
-    allow_missing: bool = False,
-    as_json: bool = False,
-    advise: bool = False,
-) -> tuple[Compiled, tuple[RuleError, ...]]:
-    """`compared` for a sync config called `origin` in messages. Raises WrongRulesError."""
-    from headwater.insight.diff import compared
-
-    try:
-        return compared(text, schema, allow_missing=allow_missing, advise=advise)
-    except SyncConfigError as error:
-        raise WrongRulesError(origin, error, as_json=as_json) from None

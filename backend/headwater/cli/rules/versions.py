@@ -13,9 +13,9 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, find, served, when
 from headwater.cli.options import to_json
 from headwater.cli.progress import WaitDisplay, polled
-from headwater.cli.rules.sync_config import compare_rules, compile_rules, read_rules
+from headwater.cli.rules.sync_config import compile_rules, read_text, wrong_rules
 from headwater.errors import HeadwaterError
-from headwater.insight.diff import of_source
+from headwater.insight.diff import compared, of_source
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
@@ -33,9 +33,10 @@ def deploy(config: ServiceConfig, file: Path, *, wait: bool, force: bool = False
     """Deploy a sync config, and wait until devices are served it. Deploys nothing and raises WrongRulesError if it
     does not compile or, unless `allow_missing` is set, names what the source lacks where it decides who gets rows; and
     HW_8105 if it names tables whose rows can't be replicated, unless `force` is set."""
-    text = read_rules(file)
+    text = read_text(file)
     seen = see_schema(config.sources)
-    compiled, findings = compare_rules(text, str(file), seen.schema, allow_missing=allow_missing, advise=True)
+    with wrong_rules(str(file)):
+        compiled, findings = compared(text, seen.schema, allow_missing=allow_missing, advise=True)
     for warning in findings:
         click.echo(warning.render(), err=True)
     click.echo(f"note: {seen.note}", err=True)
