@@ -78,19 +78,24 @@ class Result:
     sql: tuple[str, ...] = ()
 
 
-def ok(area: str, what: str) -> Result:
-    """Nothing is wrong."""
+def _ok(area: str, what: str) -> Result:
     return Result(area, Level.OK, what)
 
 
-def of_error(area: str, error: HeadwaterError) -> Result:
-    """A failure from one of our errors."""
+def _warn(area: str, what: str, fix: str) -> Result:
+    return Result(area, Level.WARN, what, fix)
+
+
+def _fail(area: str, what: str, fix: str, sql: tuple[str, ...] = ()) -> Result:
+    return Result(area, Level.FAIL, what, fix, sql)
+
+
+def _of_error(area: str, error: HeadwaterError) -> Result:
     where = f" ({error.where})" if error.where else ""
-    return Result(area, Level.FAIL, f"[{error.code}] {error.what}{where}", error.fix)
+    return _fail(area, f"[{error.code}] {error.what}{where}", error.fix)
 
 
-def of_finding(area: str, finding: Finding) -> Result:
-    """What a check of the source found."""
+def _of_finding(area: str, finding: Finding) -> Result:
     level = Level.FAIL if finding.fatal else Level.WARN
     return Result(area, level, f"[{finding.code}] {finding.lasting}", finding.fix, finding.sql)
 
@@ -107,32 +112,27 @@ def check_config(
         config = load_config(configs, environment, directory)
     except ConfigError as error:
         return None, [
-            Result(
-                "config",
-                Level.FAIL,
-                f"{error.origin}: [{each.code}] {each.key or 'config'}: {each.what}",
-                each.fix or _SEE,
-            )
+            _fail("config", f"{error.origin}: [{each.code}] {each.key or 'config'}: {each.what}", each.fix or _SEE)
             for each in error.issues
         ]
     if not config.warnings:
-        return config, [ok("config", "the service config is right")]
-    return config, [Result("config", Level.WARN, each, _SEE) for each in config.warnings]
+        return config, [_ok("config", "the service config is right")]
+    return config, [_warn("config", each, _SEE) for each in config.warnings]
 
 
 def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, list[Result]]:
     """The tables that the sync config names; None when there is none in a file."""
     if config.sync_config is None:
-        return None, [ok("rules", "no sync config in a file: it is deployed by `headwater rules deploy`")]
+        return None, [_ok("rules", "no sync config in a file: it is deployed by `headwater rules deploy`")]
     where = config.sync_config.origin
     try:
         text = config.sync_text()
         compiled = compile_config(text)
     except ConfigError as error:
-        return None, [Result("rules", Level.FAIL, str(error), "write the file, or correct sync_config.path")]
+        return None, [_fail("rules", str(error), "write the file, or correct sync_config.path")]
     except SyncConfigError as errors:
         fix = config.sync_config.checked_by
-        return None, [Result("rules", Level.FAIL, f"{where}: {each.message}", fix) for each in errors.errors]
+        return None, [_fail("rules", f"{where}: {each.message}", fix) for each in errors.errors]
     seen = see_schema(config.sources)
     found = [
         Result(
@@ -144,7 +144,7 @@ def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, l
         for each in findings_in(text, seen.schema, allow_missing=config.sync_config.allow_missing)
         if each.code is not RuleCode.NOT_SENT  # the check of the source reports it, once for each table
     ]
-    right = ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
+    right = _ok("rules", f"{where}: {count(len(compiled.plan.streams), 'stream')}; {seen.note}")
     return compiled.plan.tables(), found or [right]
 
 
@@ -152,25 +152,25 @@ def check_keys(auth: ClientAuth) -> Iterator[Result]:
     """Whether a token can be accepted at all, and whether published keys can be fetched."""
     if not auth.keys and not auth.addresses:
         fix = "set client_auth.jwks, client_auth.jwks_uri or client_auth.supabase"
-        yield Result("tokens", Level.FAIL, "no keys of tokens are configured: every device is refused", fix)
+        yield _fail("tokens", "no keys of tokens are configured: every device is refused", fix)
         return
     own = (*(each.audience for each in auth.keys), *(each.audience for each in auth.addresses))
     if not auth.audience and not auth.issuers and not all(own):
         fix = "set client_auth.audience to what your tokens have as `aud`"
-        yield Result("tokens", Level.FAIL, "no audience is configured: every token is refused", fix)
+        yield _fail("tokens", "no audience is configured: every token is refused", fix)
     if auth.keys:
-        yield ok("tokens", f"{count(len(auth.keys), 'key')} in the config")
+        yield _ok("tokens", f"{count(len(auth.keys), 'key')} in the config")
     for address in auth.addresses:
         try:
             found = asyncio.run(JwksClient(address, auth.rules).fetch())
         except JwksError as error:
-            yield of_error("tokens", JwksError(error.what, error.where, CHECK_ADDRESS))
+            yield _of_error("tokens", JwksError(error.what, error.where, CHECK_ADDRESS))
             continue
         if found.keys:
-            yield ok("tokens", f"{count(len(found.keys), 'key')} at {address.shown}")
+            yield _ok("tokens", f"{count(len(found.keys), 'key')} at {address.shown}")
         else:
             why = f": {'; '.join(found.ignored)}" if found.ignored else ""
-            yield Result("tokens", Level.FAIL, f"no usable key at {address.shown}{why}", "publish a public signing key")
+            yield _fail("tokens", f"no usable key at {address.shown}{why}", "publish a public signing key")
 
 
 def check_store(config: ServiceConfig) -> tuple[StoredState | None, list[Result]]:
@@ -180,23 +180,23 @@ def check_store(config: ServiceConfig) -> tuple[StoredState | None, list[Result]
         store = open_store(config.storage)
         if config.sources:
             store.raise_if_published(config.source().publications)
-        lacking = [Result("store", Level.FAIL, each.what, _mended(each), each.sql) for each in store.missing_rights()]
+        lacking = [_fail("store", each.what, _mended(each), each.sql) for each in store.missing_rights()]
         if lacking:
             return None, [*found, *lacking]
         if not store.exists():
-            return None, [*found, ok("store", f"{config.storage}: none yet, and the first start may create it")]
+            return None, [*found, _ok("store", f"{config.storage}: none yet, and the first start may create it")]
         if (older := store.older_format()) is not None:
             fix = "start this version when no older one has to use the store any more"
             what = f"{config.storage}: format {older}, the next start upgrades it"
-            return None, [*found, Result("store", Level.WARN, what, fix)]
+            return None, [*found, _warn("store", what, fix)]
         note = store.seal_note()
         if note is not None:
             fix = "use the store that it was exported to, or run `headwater store unseal`"
-            return None, [*found, Result("store", Level.FAIL, f"{config.storage} is sealed: {note}", fix)]
+            return None, [*found, _fail("store", f"{config.storage} is sealed: {note}", fix)]
         kept = read_store(config)
     except HeadwaterError as error:
-        return None, [*found, of_error("store", error)]
-    found.append(ok("store", f"{config.storage}: can be read, in a format of this version"))
+        return None, [*found, _of_error("store", error)]
+    found.append(_ok("store", f"{config.storage}: can be read, in a format of this version"))
     return kept, found
 
 
@@ -204,10 +204,10 @@ def _disk(config: ServiceConfig) -> Iterator[Result]:
     if not isinstance(config.storage, SqliteAddress):
         return
     findings = disk_findings(config)
-    yield from (of_finding("disk", each) for each in findings)
+    yield from (_of_finding("disk", each) for each in findings)
     if not findings:
         free = shutil.disk_usage(disk_of(config.storage)).free
-        yield ok("disk", f"{free / 1e9:,.1f} GB are free on the disk of the store, which can be written")
+        yield _ok("disk", f"{free / 1e9:,.1f} GB are free on the disk of the store, which can be written")
 
 
 def _mended(lacking: MissingRight) -> str:
@@ -229,7 +229,7 @@ def check_source(
     try:
         settings = config.source()
     except ConfigError as error:
-        yield Result("source", Level.FAIL, "no source is configured", error.issues[0].fix)
+        yield _fail("source", "no source is configured", error.issues[0].fix)
         return
     kept_tables = kept.patterns if kept else ()
     try:
@@ -243,13 +243,13 @@ def check_source(
                 *slot_findings(conn, name, slot_health(conn, name)),
                 *store_findings(conn, config, kept),
             ]
-            yield from (of_finding("source", each) for each in findings)
+            yield from (_of_finding("source", each) for each in findings)
             if not any(each.fatal for each in findings):
-                yield ok("source", "settings, rights, slots, replica identities and publication are as needed")
+                yield _ok("source", "settings, rights, slots, replica identities and publication are as needed")
             yield from _log_limits(conn)
             yield from _standing(standing_of(config, kept, ask_log_end(conn)))
     except HeadwaterError as error:
-        yield of_error("source", error)
+        yield _of_error("source", error)
         yield from _standing(standing_of(config, kept, None))
 
 
@@ -263,17 +263,17 @@ def _standing(found: SourceStatus) -> Iterator[Result]:
     fix = "see `headwater source status`"
     if found.cause is not None:
         what = f"replication was held up {span(time.time() - found.cause.at)} ago: {found.why or found.cause}"
-        yield Result("replica", Level.FAIL, what, fix)
+        yield _fail("replica", what, fix)
         return
     what = f"replication is {found.state.value}{found.why and f' ({found.why})'}, and {missing}"
     if found.state is ReplicationState.UNKNOWN:
-        yield Result("replica", Level.FAIL, what, f"{fix}, and the log of the replicator")
+        yield _fail("replica", what, f"{fix}, and the log of the replicator")
     elif found.state is ReplicationState.STOPPED:
-        yield Result("replica", Level.WARN, what, "start Headwater")
+        yield _warn("replica", what, "start Headwater")
     elif found.state is ReplicationState.WAITING:
-        yield Result("replica", Level.WARN, what, fix)
+        yield _warn("replica", what, fix)
     else:
-        yield ok("replica", what)
+        yield _ok("replica", what)
 
 
 def check_upload(settings: UploadSettings | None) -> Iterator[Result]:
@@ -281,10 +281,10 @@ def check_upload(settings: UploadSettings | None) -> Iterator[Result]:
     if settings is None:
         return
     findings = check_uploads(settings)
-    yield from (of_finding("uploads", each) for each in findings)
+    yield from (_of_finding("uploads", each) for each in findings)
     if not any(each.fatal for each in findings):
         tables = count(len(settings.tables), "table")
-        yield ok("uploads", f"tried as {settings.login.user}, who becomes {settings.role}: {tables} can be written")
+        yield _ok("uploads", f"tried as {settings.login.user}, who becomes {settings.role}: {tables} can be written")
 
 
 def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterator[Result]:
@@ -295,16 +295,16 @@ def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterat
     after = time.time()
     took = after - before
     kept_from_others = "encrypted" if conn.pgconn.ssl_in_use else "not encrypted"
-    yield ok("source", f"{settings.address}: Postgres {version}, {took * 1000:.1f} ms away, {kept_from_others}")
+    yield _ok("source", f"{settings.address}: Postgres {version}, {took * 1000:.1f} ms away, {kept_from_others}")
     off = max(0.0, abs(at - (before + after) / 2) - took / 2)
     fix = "have this machine and the database's set their clocks by NTP"
     what = f"the clocks of this machine and the database differ by {off:.1f} s"
     if off > _TOLERATED:
-        yield Result("clock", Level.FAIL, f"{what}: tokens that are made by the one's are refused here", fix)
+        yield _fail("clock", f"{what}: tokens that are made by the one's are refused here", fix)
     elif off > _NOTICED:
-        yield Result("clock", Level.WARN, f"{what}: what metrics call lag is wrong by as much", fix)
+        yield _warn("clock", f"{what}: what metrics call lag is wrong by as much", fix)
     else:
-        yield ok("clock", "the clocks of this machine and the database agree")
+        yield _ok("clock", "the clocks of this machine and the database agree")
 
 
 def _log_limits(conn: psycopg.Connection) -> Iterator[Result]:
@@ -319,13 +319,13 @@ def _log_limits(conn: psycopg.Connection) -> Iterator[Result]:
     if kept < 0:
         what = "while Headwater does not run, the source keeps all log, until its disk is full"
         fix = "watch the disk, or run ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' and SELECT pg_reload_conf()"
-        yield Result("log", Level.WARN, what, fix)
+        yield _warn("log", what, fix)
     else:
-        yield ok("log", f"the source keeps up to {kept:,} MB of log for Headwater")
+        yield _ok("log", f"the source keeps up to {kept:,} MB of log for Headwater")
     if settings.get("idle_replication_slot_timeout", 0) > 0:
         what = "the source drops slots that nobody has read for some time (idle_replication_slot_timeout)"
         fix = "run ALTER SYSTEM SET idle_replication_slot_timeout = 0 and SELECT pg_reload_conf(), or restart in time"
-        yield Result("log", Level.WARN, what, fix)
+        yield _warn("log", what, fix)
 
 
 _ANSWER_SECONDS = 3.0
@@ -338,12 +338,12 @@ def check_spark(settings: SparkSettings) -> Iterator[Result]:
     """Whether bulk work can run from here. An endpoint alone needs none of it."""
     if importlib.util.find_spec("pyspark") is None:
         what = "Spark is not installed: enough for `headwater api`, not for `serve` and `replicate`"
-        yield Result("spark", Level.WARN, what, how_to_add("spark"))
+        yield _warn("spark", what, how_to_add("spark"))
         return
     try:
-        yield ok("spark", f"Java in {java_home()}")
+        yield _ok("spark", f"Java in {java_home()}")
     except NoJavaError as error:
-        yield of_error("spark", error)
+        yield _of_error("spark", error)
     if settings.master.startswith("spark://"):
         yield from map(_spark_master, settings.master.removeprefix("spark://").split(","))
 
@@ -354,8 +354,8 @@ def _spark_master(address: str) -> Result:
         socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
     except (OSError, ValueError) as error:
         fix = "start it, or correct spark.master"
-        return Result("spark", Level.FAIL, f"the Spark master at {address} does not answer: {error}", fix)
-    return ok("spark", f"the Spark master at {address} answers")
+        return _fail("spark", f"the Spark master at {address} does not answer: {error}", fix)
+    return _ok("spark", f"the Spark master at {address} answers")
 
 
 def check_ports(config: ServiceConfig, *, running: bool) -> Iterator[Result]:
@@ -371,11 +371,11 @@ def _port(host: str, port: int, setting: str, *, running: bool) -> Result:
     except AddressInUseError as error:
         if _is_ours(reachable_host(host), port):
             if running:
-                return ok("ports", f"{port}: a Headwater answers there")
+                return _ok("ports", f"{port}: a Headwater answers there")
             fix = f"stop it if it serves something else, or set another {setting}"
-            return Result("ports", Level.WARN, f"{port}: a Headwater already answers there", fix)
-        return of_error("ports", error)
-    return ok("ports", f"{port} is free")
+            return _warn("ports", f"{port}: a Headwater already answers there", fix)
+        return _of_error("ports", error)
+    return _ok("ports", f"{port} is free")
 
 
 def _is_ours(host: str, port: int) -> bool:
@@ -407,9 +407,9 @@ def check_files(config: ServiceConfig) -> Iterator[Result]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         what = f"a process may open {hard:,} files, and the configured connections need {wanted:,}"
-        yield Result("machine", Level.WARN, what, "raise it (ulimit -Hn), or set api.http.max_connections lower")
+        yield _warn("machine", what, "raise it (ulimit -Hn), or set api.http.max_connections lower")
     else:
-        yield ok("machine", "a process may open as many files as the configured connections need")
+        yield _ok("machine", "a process may open as many files as the configured connections need")
 
 
 def run(configs: ConfigSource, *, as_json: bool = False) -> int:

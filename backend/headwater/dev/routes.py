@@ -127,15 +127,6 @@ _MOST_OP_ID = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """The demo's sync config, and how to open a session of its database."""
-
-    rules: str
-    rules_name: str
-    database: str
-
-
-@dataclass(frozen=True, slots=True)
 class RowPath:
     """A bucket that brings a row, the stream that gives it, and the lines of the sync config that do."""
 
@@ -175,7 +166,7 @@ class Backstage:
     async def about(self, request: Request) -> Response:
         """The rules, and where a person writes SQL of his own."""
         await self._user(request)
-        return _json(About(self.rules.text, self.rules_name, self.session))
+        return _json({"rules": self.rules.text, "rules_name": self.rules_name, "database": self.session})
 
     async def trace(self, request: Request) -> Response:
         """The commits after the op `after` that changed what the user sees; without it, only where things stand."""

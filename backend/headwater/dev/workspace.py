@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -26,33 +25,14 @@ class WorkspaceError(HeadwaterError):
     code = "HW_8001"
 
 
-@dataclass(frozen=True, slots=True)
 class Workspace:
-    """The paths below `root`."""
+    """The paths below `root`: `scratch` is for temporary files, such as Spark's, `rules` for the sync config that was
+    proposed for somebody's own database."""
 
-    root: Path
-
-    @property
-    def database(self) -> Path:
-        return self.root / "postgres"
-
-    @property
-    def store(self) -> Path:
-        return self.root / "store"
-
-    @property
-    def scratch(self) -> Path:
-        """For temporary files, such as Spark's."""
-        return self.root / "scratch"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "headwater.yaml"
-
-    @property
-    def rules(self) -> Path:
-        """The sync config that was proposed for somebody's own database."""
-        return self.root / "sync.yaml"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.database, self.store, self.scratch = root / "postgres", root / "store", root / "scratch"
+        self.config, self.rules = root / "headwater.yaml", root / "sync.yaml"
 
     def write_config(
         self, source: SourceSettings, rules: Path, host: str, port: int, upload: dict[str, object] | None

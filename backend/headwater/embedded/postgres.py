@@ -320,11 +320,11 @@ class EmbeddedPostgres:
         """Stop the server and wait for it. Does nothing if it does not run."""
         if self._process is None:
             return
-        self._signal(mode.value)
+        self._process.send_signal(mode.value)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
+            self._process.kill()
         self._forget()
 
     def restart(self, mode: StopMode = StopMode.FAST) -> None:
@@ -335,12 +335,8 @@ class EmbeddedPostgres:
     def kill(self) -> None:
         """Kill the server, as a power cut would; the next start recovers."""
         if self._process is not None:
-            self._signal(signal.SIGKILL)
+            self._process.kill()
             self._forget()
-
-    def _signal(self, number: int) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
 
     def _forget(self) -> None:
         if self._process is not None:

@@ -29,7 +29,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why
 from headwater_rules.plan import RowSource, Star, SyncPlan
-from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, StreamStatus, SyncRequest
+from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, SyncRequest
 
 _PAGE = 50_000
 _EPOCH_2000 = 946_684_800
@@ -57,16 +57,6 @@ class StandingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BucketSize:
-    """What a new device downloads of one bucket: ops and bytes, and the rows that it then has; None when these are too
-    many to count."""
-
-    ops: int
-    size: int
-    rows: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class BucketReason:
     """A stream that gives a bucket, and whether it does by default or by a subscription."""
 
@@ -86,8 +76,9 @@ class Served:
     why: Why
     check: Callable[[], None]
 
-    def held(self, bucket: str) -> BucketSize:
-        """Read a bucket as a new device does."""
+    def held(self, bucket: str) -> tuple[int | None, int, int]:
+        """Read a bucket as a new device does: the rows that it then has, None when they are too many to count, and the
+        ops and bytes that it downloads."""
         ops = size = 0
         standing: set[bytes] | None = set()
         for chunk in self._chunks(bucket):
@@ -97,7 +88,7 @@ class Served:
                 for op in found:
                     _count(op, standing)
                 standing = standing if len(standing) <= MOST_COUNTED else None
-        return BucketSize(ops, size, None if standing is None else len(standing))
+        return None if standing is None else len(standing), ops, size
 
     def standing(self, bucket: str, ids: Collection[str]) -> list[StandingRow]:
         """The rows with these ids in a bucket, in the order of their ops."""
@@ -248,16 +239,13 @@ def explain_user(
 
 
 def _bucket(served: Served, bucket: ResolvedBucket) -> UsersBucket:
-    held = served.held(bucket.name)
     return UsersBucket(
         bucket.name,
         served.plan.buckets[bucket.definition].name,
         bucket.priority,
         served.reasons(bucket),
         served.values_of(bucket),
-        held.rows,
-        held.ops,
-        held.size,
+        *served.held(bucket.name),
     )
 
 
@@ -267,13 +255,10 @@ def _streams(served: Served, buckets: Sequence[UsersBucket]) -> tuple[UsersStrea
     for stream in served.plan.streams:
         number = sum(any(reason.stream == stream.name for reason in bucket.reasons) for bucket in buckets)
         because = () if number else tuple(served.why.of_stream(stream))
-        errors = _errors(statuses.get(stream.name))
-        found.append(UsersStream(stream.name, stream.auto_subscribe, stream.name in statuses, number, errors, because))
+        status = statuses.get(stream.name)
+        errors = () if status is None else tuple(str(error["message"]) for error in status.errors)
+        found.append(UsersStream(stream.name, stream.auto_subscribe, status is not None, number, errors, because))
     return tuple(found)
-
-
-def _errors(status: StreamStatus | None) -> tuple[str, ...]:
-    return () if status is None else tuple(str(error["message"]) for error in status.errors)
 
 
 # a row

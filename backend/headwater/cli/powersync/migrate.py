@@ -24,7 +24,6 @@ from headwater.source.catalog.publications import load_publications
 from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import publication_findings, server_findings, source_findings
-from headwater.source.readiness.finding import Finding
 from headwater.source.slot import slot_name
 from headwater.storage.address import PostgresAddress
 from headwater.storage.open import open_store
@@ -162,7 +161,10 @@ def _readiness(
         fix = f"set publications: [{PUBLICATION}] in the connection, or make our own: `headwater source prepare`"
         yield MigrationItem(Action.CHANGE, "source", what, fix)
         settings = replace(settings, publications=(PUBLICATION,))
-    findings = _findings(conn, settings, tables)
+    if tables is not None:
+        findings = source_findings(conn, settings, tables)
+    else:
+        findings = [*server_findings(conn, settings), *publication_findings(conn, settings)]
     for each in findings:
         untold = "; ".join(statement for statement in each.sql if statement not in each.fix)
         fate = Action.CHANGE if each.fatal else Action.NOTE
@@ -176,14 +178,6 @@ def _readiness(
     if tables is None:
         what = "its tables, and the right to read them, are looked at once there are rules that can be read"
         yield MigrationItem(Action.NOTE, "source", what)
-
-
-def _findings(
-    conn: psycopg.Connection, settings: SourceSettings, tables: Sequence[TablePattern] | None
-) -> list[Finding]:
-    if tables is not None:
-        return source_findings(conn, settings, tables)
-    return [*server_findings(conn, settings), *publication_findings(conn, settings)]
 
 
 def _former_slots(conn: psycopg.Connection, settings: SourceSettings, noted: str) -> Iterator[MigrationItem]:
@@ -222,7 +216,8 @@ def check(configs: ConfigSource) -> int:
 
 def _outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     yield from config_outcomes(review)
-    source = _source(review)
+    wrong = _is_wrong(review, "replication")
+    source = review.config.sources[0] if review.config.sources and not wrong else None
     seen = see_schema([] if source is None else [source])
     compiled, found = rules_outcomes(review.config, seen.schema)
     yield from found
@@ -231,7 +226,7 @@ def _outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
         tables = compiled.plan.tables() if compiled is not None else None
         yield from source_outcomes(source, tables, _noted_slot(review, source))
         yield from _store_outcomes(review, source)
-    elif not any(each.key.startswith("replication") for each in review.errors):
+    elif not wrong:
         try:
             review.config.source()
         except ConfigError as error:
@@ -240,15 +235,13 @@ def _outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     yield MigrationItem(Action.NOTE, "devices", _DEVICES)
 
 
-def _source(review: ConfigReview) -> SourceSettings | None:
-    """The source, if nothing is wrong with how it is given."""
-    wrong = any(each.key.startswith("replication") for each in review.errors)
-    return review.config.sources[0] if review.config.sources and not wrong else None
+def _is_wrong(review: ConfigReview, section: str) -> bool:
+    return any(each.key.startswith(section) for each in review.errors)
 
 
 def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[MigrationItem]:
     """What keeps the first start from making the store, or would have the source send us our own writes."""
-    if any(each.key.startswith("storage") for each in review.errors):
+    if _is_wrong(review, "storage"):
         return
     store = open_store(review.config.storage)
     try:
@@ -266,7 +259,7 @@ def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[Mi
 def _noted_slot(review: ConfigReview, source: SourceSettings) -> str:
     """The slot that our store follows, which the config may name otherwise by now. Empty if there is no such store, or
     to open it would upgrade it."""
-    if any(each.key.startswith("storage") for each in review.errors):
+    if _is_wrong(review, "storage"):
         return ""
     try:
         store = open_store(review.config.storage)
