@@ -13,12 +13,11 @@ _END = "<!-- End of the faults. -->"
 
 
 def table() -> str:
-    """All faults, with what is said of each."""
-    lines = ["| fault | is named as | with the remedy | by | rows |", "|---|---|---|---|---|"]
+    """All faults, with what names each where that is not all three."""
+    lines = ["| fault | named by | rows |", "|---|---|---|"]
     for fault in FAULTS:
-        where = "all three" if fault.where == EVERYWHERE else ", ".join(fault.where)
-        cause, remedy = (words.replace(" / ", ", or: ") for words in (fault.cause, fault.remedy))
-        lines.append(f"| {fault.name} | {cause} | {remedy} | {where} | {'flow' if fault.flows else 'wait'} |")
+        where = "" if fault.where == EVERYWHERE else ", ".join(fault.where)
+        lines.append(f"| {fault.name} | {where} | {'flow' if fault.flows else 'wait'} |")
     return "\n".join(lines)
 
 
