@@ -479,10 +479,10 @@ def test_long_wait_is_parked(causes: Uploads) -> None:
 def test_docs_name_every_cause() -> None:
     told = {cause: (who, re.findall(r"\d{3}|HW_\d{4}", answer)) for cause, who, answer, _ in rows_of_the_docs()}
     wanted = {
-        **{case.cause: ("the user", ["200", case.code]) for case in USER},
-        **{case.cause: ("the operator", ["503", case.code]) for case in OPERATOR},
-        **{case.cause: ("nobody: it passes", ["503", case.code]) for case in PASSING},
-        **{case.cause: ("the developer", ["503", "200", case.code]) for case in SLOW},
-        UNTRACKED.cause: ("the operator", ["503", UNTRACKED.code]),
+        **{case.cause: ("user", ["200", case.code]) for case in USER},
+        **{case.cause: ("you", ["503", case.code]) for case in OPERATOR},
+        **{case.cause: ("nobody", ["503", case.code]) for case in PASSING},
+        **{case.cause: ("developer", ["503", "200", case.code]) for case in SLOW},
+        UNTRACKED.cause: ("you", ["503", UNTRACKED.code]),
     }
     assert told == wanted
