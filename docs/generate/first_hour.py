@@ -36,10 +36,8 @@ _KEPT = "\n## your own tables\n"
 _INTRO = """\
 # The first hour
 
-Three ways from nothing to a device with its rows, each in an empty home on the machine below, as `make first-hour` ran
-them and wrote this page. Long outputs are shortened (…); outputs shown before, paths, names and tokens are left out.
-Most of the time goes to downloading and unpacking packages. At the end: [your own tables](#your-own-tables) on a page,
-and `make demo` and `make test` on [bare machines](#bare-machines).
+Three ways from nothing to a device with its rows, as `make first-hour` ran them and wrote this page. Outputs are
+shortened (…), and shown once. Then [your own tables](#your-own-tables), and [bare machines](#bare-machines).
 
 | | minutes | of which installation |
 |---|---|---|
@@ -59,7 +57,7 @@ def your_postgres(folder: Path, name: str) -> Iterator[str]:
 
 def demo(on: Transcript) -> None:
     """The demo answers, and ends."""
-    with on.running("headwater dev", "Ctrl-C ends everything", most=40):
+    with on.running("headwater dev", "Ctrl-C ends everything", most=6):
         on.run("curl --silent http://127.0.0.1:8080/demo/ | grep '<title>'")
 
 
@@ -67,11 +65,11 @@ def own_app(on: Transcript, uri: str) -> None:
     """A database of one's own, to a device of user 1."""
     on.run("mkdir app")
     on.enter("app")
-    on.run(f"headwater init --yes --sdk none --uri {uri}", most=14)
-    on.run("headwater rules explain sync.yaml", most=6)
-    on.run("headwater source prepare", most=6)
-    on.run("headwater doctor", most=6)
-    with on.running("headwater serve", _FOLLOWS, most=6):
+    on.run(f"headwater init --yes --sdk none --uri {uri}", most=8)
+    on.run("headwater rules explain sync.yaml", most=4)
+    on.run("headwater source prepare", most=4)
+    on.run("headwater doctor", most=4)
+    with on.running("headwater serve", _FOLLOWS, most=4):
         a_device(on, "1", "select id, name from projects")
 
 
