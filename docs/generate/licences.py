@@ -92,7 +92,7 @@ _HEAD = """# Licences
 <!-- Written by `make licences` from the lock files and what the packages say of themselves. -->
 
 Headwater is under the [Apache License 2.0](../LICENSE), and so is its Python client. These are all packages that a lock
-file of the repository names, with their licences as [SPDX](https://spdx.org/licenses/) writes them. A test refuses a
+file of the repository names, under their licences as [SPDX](https://spdx.org/licenses/) writes them. A test refuses a
 licence that does not fit where its package goes.
 """
 _SAID = {
@@ -104,7 +104,6 @@ exception.""",
     Use.TOOL: """\
 What the repository is tested, built and documented with. None of it is distributed, so the GPL is accepted as well.""",
 }
-_COLUMNS = "| package | of | versions | licence |\n|---|---|---|---|"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +189,15 @@ def page(given: list[Package]) -> str:
     """The whole page."""
     parts = [_HEAD]
     for use in Use:
-        rows = [f"| {p.name} | {p.registry} | {', '.join(p.versions)} | {p.licence} |" for p in given if p.use is use]
-        parts.append("\n".join([f"## {use.value}\n", f"{_SAID[use]}\n", _COLUMNS, *rows]))
+        parts.append(f"## {use.value}\n\n{_SAID[use]}")
+        groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for each in given:
+            if each.use is use:
+                groups[each.licence, each.registry].append(f"{each.name} {'/'.join(each.versions)}")
+        parts += [
+            f"### {licence} ({registry})\n\n" + ",\n".join(groups[licence, registry])
+            for licence, registry in sorted(groups)
+        ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -200,10 +206,9 @@ def read_page() -> list[Package]:
     made = []
     for section in PAGE.read_text("utf-8").split("\n## ")[1:]:
         use = Use(section.partition("\n")[0])
-        for name, registry, versions, licence in re.findall(
-            r"^\| (.*) \| (.*) \| (.*) \| (.*) \|$", section, re.MULTILINE
-        )[1:]:
-            made.append(Package(use, registry, name, tuple(versions.split(", ")), licence))
+        for licence, registry, rows in re.findall(r"^### (.+) \((\w+)\)\n\n((?:\S+ \S+\n?)+)", section, re.MULTILINE):
+            for name, versions in re.findall(r"^(\S+) ([^\s,]+)", rows, re.MULTILINE):
+                made.append(Package(use, registry, name, tuple(versions.split("/")), licence))
     return made
 
 
