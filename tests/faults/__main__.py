@@ -1,6 +1,6 @@
 """`python -m tests.faults`: injects faults one at a time into a service, and looks whether each is named within ten
 seconds, with what to do about it, by `headwater source status`, `headwater doctor` and the log, and never as a stream
-that is 0.0 s behind. Ends with 0 when all were. `--write` writes the table into docs/operating.md.
+that is 0.0 s behind. Ends with 0 when all were.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.catalogue import FAULTS, Fault
-from tests.faults.page import PAGE, in_page
 from tests.faults.service import FaultyService
 from tests.support.postgres_versions import postgres_of
 
@@ -46,11 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="until a fault is to be named (default: 10)")
     parser.add_argument("--patience", type=float, default=90.0, help="until it is well again (default: 90)")
     parser.add_argument("--verbose", action="store_true", help="print what was said, of those that were not named")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}, and inject nothing")
     options = parser.parse_args(arguments)
-    if options.write:
-        PAGE.write_text(in_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-        return 0
     chosen = [fault for fault in FAULTS if any(part in fault.name for part in options.only.split(","))]
     failed, began = 0, time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind

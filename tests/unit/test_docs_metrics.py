@@ -1,4 +1,4 @@
-"""docs/operating.md lists every metric with its labels, every state, every fault that is injected, and no other."""
+"""docs/operating.md lists every metric with its labels and every state, and no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from headwater.replication.health import ReplicationState
 from tests.faults.catalogue import FAULTS
-from tests.faults.page import PAGE, in_page
 from tests.support.every_metric import families
 
 OPERATING = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
@@ -33,7 +32,6 @@ def test_every_state_is_documented() -> None:
     assert {line.split("|")[1].strip() for line in section.splitlines()} == {state.value for state in ReplicationState}
 
 
-def test_faults_are_documented() -> None:
+def test_number_of_faults() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) == 40
-    assert in_page(OPERATING) == OPERATING, f"run make faults ARGS=--write, which writes {PAGE.name}"
-    assert all(f"\n| {fault.name} |" in OPERATING for fault in FAULTS)
+    assert "injects forty faults" in OPERATING
