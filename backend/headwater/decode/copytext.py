@@ -80,7 +80,7 @@ def line_parts(cells: Sequence[str | None]) -> Iterator[bytes]:
 def readable_lines(text: bytes) -> list[str]:
     """The lines of COPY text without their ends, but those that are not UTF-8."""
     try:
-        return text.decode().split("\n")[:-1]
+        return text.decode().split("\n")[:-1]  # not splitlines: a value may hold other separators of Unicode
     except UnicodeDecodeError:
         return [line.decode() for line in text.split(b"\n")[:-1] if _is_utf8(line)]
 

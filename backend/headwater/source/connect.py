@@ -11,10 +11,10 @@ import re
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, LiteralString, NamedTuple, TypeVar
 
 import psycopg
 from msgspec import Meta
@@ -196,11 +196,15 @@ _TRUSTED_SECONDS = 5.0  # a connection that was unused for longer is tested firs
 
 
 class SharedConnection:
-    """One ordinary connection for the many short queries of one thread, opened when first needed and again after an
-    error. Each connection costs the source a process that has to load much of the catalog."""
+    """One ordinary connection for the many short queries of one thread, opened and set up by `setup` when first needed
+    and again after an error. Each connection costs the source a process that has to load much of the catalog."""
 
-    def __init__(self, settings: SourceSettings) -> None:
+    def __init__(
+        self, settings: SourceSettings, *, application_name: str = "headwater", setup: LiteralString = ""
+    ) -> None:
         self._settings = settings
+        self._name = application_name
+        self._setup: LiteralString = setup
         self._conn: psycopg.Connection | None = None
         self._used = 0.0
 
@@ -209,9 +213,12 @@ class SharedConnection:
         """The connection. Raises what `connect` raises."""
         if self._conn is not None and time.monotonic() - self._used > _TRUSTED_SECONDS:
             self._test(self._conn)
-        conn = self._conn = self._conn or connect(self._settings)
         try:
-            yield conn
+            if self._conn is None:
+                self._conn = connect(self._settings, application_name=self._name)
+                if self._setup:
+                    self._conn.execute(self._setup)
+            yield self._conn
         except psycopg.Error:
             self.close()
             raise
@@ -309,18 +316,13 @@ def connection_error(settings: SourceSettings, error: Exception) -> HeadwaterErr
     text = " ".join(str(error).split()).removeprefix("connection failed: ")
     state = getattr(error, "sqlstate", None)
     if isinstance(error, psycopg.DataError):  # its message quotes the value
-        what = f"the source database answers with an error: {state}"
-        return SourceUnreachableError(what, settings.address, "see the source's log")
+        return _error(SourceUnreachableError, settings, f"answers with an error: {state}", "see the source's log")
     if re.search("unsupported startup parameter", text):
         return pooler_error(settings)
     if re.search("certificate verify failed", text):
         return _untrusted(settings)
-    for pattern, what, fix in _REFUSALS:
-        if re.search(pattern, text):
-            return _refused(settings, what, fix)
-    for pattern, what, fix in _FAILURES:
-        if re.search(pattern, text):
-            return _failed(settings, f"{what}: {text}", fix)
+    if (cause := next((each for each in _CAUSES if each.words and re.search(each.words, text)), None)) is not None:
+        return cause.error(settings, text if cause.passes else "")
     if state is None and _SAID_BY_SERVER.search(str(error)):  # in another language, or something rare
         return _asked_again(settings, text)
     first = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or text
@@ -331,28 +333,17 @@ def _of_state(settings: SourceSettings, state: str, routine: str, first: str) ->
     """The error for a SQLSTATE, from this function of Postgres, whose message begins with this line."""
     if state == _READ_ONLY:
         return _takes_no_writes(settings, first)
-    cause = (state, routine)
-    if cause in _REFUSED_BY_ROUTINE or state in _REFUSED_BY_STATE:
-        what, fix = _REFUSED_BY_ROUTINE.get(cause) or _REFUSED_BY_STATE[state]
-        return _refused(settings, f"{what}: {first}", fix)
-    if cause in _FAILED_BY_ROUTINE or state in _FAILED_BY_STATE:
-        what, fix = _FAILED_BY_ROUTINE.get(cause) or _FAILED_BY_STATE[state]
-        return _failed(settings, f"{what}: {first}", fix)
+    if (cause := _BY_STATE.get(f"{state} {routine}") or _BY_STATE.get(state)) is not None:
+        return cause.error(settings, first)
     if state.startswith(_GONE):
         return _unreachable(settings, first)
-    return _failed(settings, f"answers with an error: {first}", "see the source's log")
+    return _error(SourceUnreachableError, settings, f"answers with an error: {first}", "see the source's log")
 
 
-def _refused(settings: SourceSettings, what: str, fix: str) -> SourceRefusedError:
-    return SourceRefusedError(f"the source database {what}", settings.address, _remedy(settings, fix))
-
-
-def _failed(settings: SourceSettings, what: str, fix: str) -> SourceUnreachableError:
-    return SourceUnreachableError(f"the source database {what}", settings.address, _remedy(settings, fix))
-
-
-def _remedy(settings: SourceSettings, fix: str) -> str:
-    return fix.format(user=sql_name(settings.user), database=sql_name(settings.database))
+def _error(kind: type[HeadwaterError], settings: SourceSettings, what: str, fix: str) -> HeadwaterError:
+    """An error about this source, in whose `fix` {user} and {database} stand for its own."""
+    names = {"user": sql_name(settings.user), "database": sql_name(settings.database)}
+    return kind(f"the source database {what}", settings.address, fix.format(**names))
 
 
 def sql_name(name: str) -> str:
@@ -360,24 +351,22 @@ def sql_name(name: str) -> str:
     return identifier(name)
 
 
-def _takes_no_writes(settings: SourceSettings, text: str) -> SourceUnreachableError:
+def _takes_no_writes(settings: SourceSettings, text: str) -> HeadwaterError:
     """A standby refuses writes with the same words as a database that was made read-only, so it is asked what it is."""
     standby = None
     with suppress(HeadwaterError, psycopg.Error), connect(settings) as conn:
         standby = conn.execute("select pg_is_in_recovery()").fetchall()[0][0]
-    if standby is None:
-        return _failed(settings, f"is read-only: {text}", f"if it is a standby, {_PRIMARY}; else, {_FULL_DISK}")
     if standby:
-        return _failed(settings, f"{_STANDBY[0]}: {text}", _STANDBY[1])
-    return _failed(settings, f"is read-only, though it is no standby: {text}", _FULL_DISK)
+        return _STANDBY.error(settings, text)
+    what, fix = f"is read-only, though it is no standby: {text}", _FULL_DISK
+    if standby is None:
+        what, fix = f"is read-only: {text}", f"if it is a standby, {_PRIMARY}; else, {_FULL_DISK}"
+    return _error(SourceUnreachableError, settings, what, fix)
 
 
-def _unreachable(settings: SourceSettings, text: str) -> SourceUnreachableError:
-    return SourceUnreachableError(
-        f"the source database cannot be reached: {text}",
-        settings.address,
-        "check that Postgres runs there, and hostname, port and firewall in replication.connections",
-    )
+def _unreachable(settings: SourceSettings, text: str) -> HeadwaterError:
+    fix = "check that Postgres runs there, and hostname, port and firewall in replication.connections"
+    return _error(SourceUnreachableError, settings, f"cannot be reached: {text}", fix)
 
 
 def _asked_again(settings: SourceSettings, text: str) -> HeadwaterError:
@@ -400,12 +389,11 @@ def pooler_error(settings: SourceSettings) -> SourceRefusedError:
     )
 
 
-def _untrusted(settings: SourceSettings) -> SourceRefusedError:
+def _untrusted(settings: SourceSettings) -> HeadwaterError:
     why = why_untrusted(settings.host, settings.port, settings.cacert)
     fix = "renew the certificate of the server, or set this machine's clock" if _OUTDATED.search(why) else _AUTHORITY
-    reason = f": {why}" if why else ""
-    what = f"the source database shows a certificate that is not trusted here{reason}"
-    return SourceRefusedError(what, settings.address, fix)
+    what = f"shows a certificate that is not trusted here{f': {why}' if why else ''}"
+    return _error(SourceRefusedError, settings, what, fix)
 
 
 _OUTDATED = re.compile("expired|not yet valid")
@@ -424,157 +412,160 @@ def source_errors(settings: SourceSettings) -> Iterator[None]:
         raise connection_error(settings, error) from error
 
 
-_HBA = (
-    "lets in nobody with this host, user, database and encryption, by its pg_hba.conf",
-    "let user {user} into database {database} by a line of pg_hba.conf, and reload it; or change sslmode",
+class _Cause(NamedTuple):
+    """Why a source refuses, or fails for now (`passes`): the English `words` and the `state` that say so (a SQLSTATE,
+    with or without the function of Postgres that it comes from), what it means, and the remedy."""
+
+    words: str
+    what: str
+    fix: str
+    state: str = ""
+    passes: bool = False
+
+    def error(self, settings: SourceSettings, said: str = "") -> HeadwaterError:
+        kind = SourceUnreachableError if self.passes else SourceRefusedError
+        return _error(kind, settings, f"{self.what}: {said}" if said else self.what, self.fix)
+
+
+_PRIMARY = "set hostname in replication.connections to the primary"
+_STANDBY = _Cause("recovery is in progress|during recovery", "is a standby", f"promote it, or {_PRIMARY}", passes=True)
+WRITABLE = "BEGIN READ WRITE; ALTER DATABASE {database} SET default_transaction_read_only = off; COMMIT"
+"""These statements work in a session that is read-only, too, and where the setting is the server's."""
+_FULL_DISK = (
+    f"hosting companies set default_transaction_read_only when a disk is full: free or add space, and run {WRITABLE}"
 )
 
 # What libpq says itself is not translated. What a server says may be: of that, the words only make the text better, and
 # SQLSTATEs lead to the same decisions
-_REFUSALS = (
-    (
+_CAUSES = (
+    _Cause(
         "password authentication failed",
         "rejects user name or password",
         "set username and password in replication.connections; a new password: ALTER ROLE {user} PASSWORD '…'",
+        "28P01",
     ),
-    (
-        "no password supplied",
-        "asks for a password and none is configured",
-        "set password in replication.connections",
+    _Cause(
+        "no password supplied", "asks for a password and none is configured", "set password in replication.connections"
     ),
-    ("no pg_hba.conf entry|pg_hba.conf rejects", *_HBA),
-    (
+    _Cause(
+        "no pg_hba.conf entry|pg_hba.conf rejects",
+        "lets in nobody with this host, user, database and encryption, by its pg_hba.conf",
+        "let user {user} into database {database} by a line of pg_hba.conf, and reload it; or change sslmode",
+        "28000 ClientAuthentication",
+    ),
+    _Cause(
         "server does not support SSL",
         "speaks no TLS, and sslmode asks for it",
         "set sslmode: disable in replication.connections, or ssl = on at the server",
     ),
-    (
+    _Cause(
         "could not read root certificate file",
         "can't be verified: cacert is no certificate",
         "put the text of the PEM file into cacert in replication.connections, with its BEGIN and END lines",
     ),
-    (
+    _Cause(
         "does not match host name",
         "shows a certificate for another host name",
         "use the certificate's host name, or sslmode: verify-ca with cacert",
     ),
-    (
-        "unrecognized configuration parameter",
-        "is older than Postgres 14",
-        "upgrade it to 14 or newer",
-    ),
-    (
-        "must be superuser or replication role to start walsender",
+    _Cause("unrecognized configuration parameter", "is older than Postgres 14", "upgrade it to 14 or newer"),
+    _Cause(
+        "must be superuser or replication role to start walsender|permission denied to start WAL sender",
         "does not let this role replicate",
         "ALTER ROLE {user} REPLICATION",
     ),
-    (
-        "permission denied to start WAL sender",
-        "does not let this role replicate",
-        "ALTER ROLE {user} REPLICATION",
-    ),
-    (
+    _Cause(
         "permission denied for database",
         "does not let this role connect",
         "GRANT CONNECT ON DATABASE {database} TO {user}",
     ),
-    (
+    _Cause(
         "permission denied for",
         "does not let this role read what it has to",
         "GRANT to {user} what `headwater source status` names",
     ),
-    (
+    _Cause(
         "would be affected by row-level security",
         "hides rows from this role by row-level security",
         "ALTER ROLE {user} BYPASSRLS",
     ),
-    (
-        "is not permitted to log in",
-        "does not let this role log in",
-        "ALTER ROLE {user} LOGIN",
-    ),
-    (
+    _Cause("is not permitted to log in", "does not let this role log in", "ALTER ROLE {user} LOGIN"),
+    _Cause(
         'role ".*" does not exist',
         "has no such role",
         "CREATE ROLE {user} LOGIN REPLICATION PASSWORD '…', or set username in replication.connections",
     ),
-    (
+    _Cause(
         'database ".*" does not exist',
         "does not have the database",
         "set database in replication.connections (now: {database})",
+        "3D000",
     ),
-)
-
-_NO_CONNECTION = (
-    "has no connection to spare",
-    "end idle connections (pg_stat_activity), or run ALTER SYSTEM SET max_connections = … and restart Postgres",
-)
-_ROLE_LIMIT = (
-    "allows this role no more connections",
-    "end sessions of {user} (pg_stat_activity), or run ALTER ROLE {user} CONNECTION LIMIT -1",
-)
-_DATABASE_LIMIT = (
-    "allows no more connections to this database",
-    "end sessions of database {database} (pg_stat_activity), or run ALTER DATABASE {database} CONNECTION LIMIT -1",
-)
-_NO_WAL_SENDER = (
-    "has all its WAL senders in use",
-    "end what need not replicate (pg_stat_replication); or ALTER SYSTEM SET max_wal_senders = …, and restart Postgres",
-)
-_PRIMARY = "set hostname in replication.connections to the primary"
-_STANDBY = ("is a standby", f"promote it, or {_PRIMARY}")
-# The statements work in a session that is read-only, too, and where the setting is the server's
-_FULL_DISK = (
-    "hosting companies set default_transaction_read_only when a disk is full: free or add space, and run"
-    " BEGIN READ WRITE; ALTER DATABASE {database} SET default_transaction_read_only = off; COMMIT"
-)
-_FAILURES = (
-    (
+    _Cause(
+        "",
+        "does not let this role log in",
+        "see that the role {user} exists and may LOGIN, and that pg_hba.conf has a line for it and this host",
+        "28000",
+    ),
+    _Cause(
+        "",
+        "does not let this role log in",
+        "see that the role exists, and run ALTER ROLE {user} LOGIN",
+        "28000 InitializeSessionUserId",
+    ),
+    _Cause(
+        "",
+        "does not give this role a right that it needs",
+        "GRANT to {user} what `headwater source status` names; to replicate, ALTER ROLE {user} REPLICATION",
+        "42501",
+    ),
+    _Cause(
         "No space left on device",
         "has no room left on its disk",
         "free space on the source's disk",
+        "53100",
+        passes=True,
     ),
-    ("too many connections for role", *_ROLE_LIMIT),
-    ("too many connections for database", *_DATABASE_LIMIT),
-    ("exceeds max_wal_senders", *_NO_WAL_SENDER),
-    ("too many clients already|connection slots are reserved", *_NO_CONNECTION),
-    (
+    _Cause(
+        "too many connections for role",
+        "allows this role no more connections",
+        "end sessions of {user} (pg_stat_activity), or run ALTER ROLE {user} CONNECTION LIMIT -1",
+        "53300 InitializeSessionUserId",
+        passes=True,
+    ),
+    _Cause(
+        "too many connections for database",
+        "allows no more connections to this database",
+        "end sessions of database {database} (pg_stat_activity), or run ALTER DATABASE {database} CONNECTION LIMIT -1",
+        "53300 CheckMyDatabase",
+        passes=True,
+    ),
+    _Cause(
+        "exceeds max_wal_senders",
+        "has all its WAL senders in use",
+        "end what need not replicate (pg_stat_replication);"
+        " or ALTER SYSTEM SET max_wal_senders = …, and restart Postgres",
+        f"53300 {_WAL_SENDER}",
+        passes=True,
+    ),
+    _Cause(
+        "too many clients already|connection slots are reserved",
+        "has no connection to spare",
+        "end idle connections (pg_stat_activity), or run ALTER SYSTEM SET max_connections = … and restart Postgres",
+        "53300",
+        passes=True,
+    ),
+    _Cause(
         "database system is (starting|shutting|not yet|not accepting|in recovery)",
         "is starting or shutting down",
         "wait for it, or see its log",
+        "57P03",
+        passes=True,
     ),
-    ("recovery is in progress|during recovery", *_STANDBY),
+    _STANDBY,
 )
-_REFUSED_BY_STATE = {
-    "28P01": ("rejects user name or password", _REFUSALS[0][2]),
-    "28000": (
-        "does not let this role log in",
-        "see that the role {user} exists and may LOGIN, and that pg_hba.conf has a line for it and this host",
-    ),
-    "3D000": ("does not have the database", _REFUSALS[-1][2]),
-    "42501": (
-        "does not give this role a right that it needs",
-        "GRANT to {user} what `headwater source status` names; to replicate, ALTER ROLE {user} REPLICATION",
-    ),
-}
-_REFUSED_BY_ROUTINE = {
-    ("28000", "ClientAuthentication"): _HBA,
-    ("28000", "InitializeSessionUserId"): (
-        "does not let this role log in",
-        "see that the role exists, and run ALTER ROLE {user} LOGIN",
-    ),
-}
+_BY_STATE = {cause.state: cause for cause in _CAUSES if cause.state}
 _READ_ONLY = "25006"
-_FAILED_BY_STATE = {
-    "53100": ("has no room left on its disk", "free space on the source's disk"),
-    "53300": _NO_CONNECTION,
-    "57P03": ("is starting or shutting down", "wait for it, or see its log"),
-}
-_FAILED_BY_ROUTINE = {
-    ("53300", "InitializeSessionUserId"): _ROLE_LIMIT,
-    ("53300", "CheckMyDatabase"): _DATABASE_LIMIT,
-    ("53300", _WAL_SENDER): _NO_WAL_SENDER,
-}
 _GONE = ("08", "57P")
 """SQLSTATEs of a connection that the server ended."""
 
@@ -598,65 +589,29 @@ class Pooler:
     direct: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
-    host: str
-    port: int
-    user: str
+_IPV6 = "which is reached by IPv6, or by IPv4 with that add-on"
+_RDS = r"[^.]+\.(?:endpoint\.)?proxy-[a-z0-9]+"
+_AMAZON = r"(\.[^.]+\.rds\.amazonaws\.com|\.rds\.[^.]+\.amazonaws\.com\.cn)"  # China has them the other way round
+
+# the host, the port where that tells it from the database's own, the name, and how to reach the database itself
+_POOLERS = (
+    (r"db\.[a-z0-9]+\.supabase\.co", 6543, "Supabase's pooler", f"{{0}}, port 5432, {_IPV6}"),
+    (r"(ep-[a-z0-9-]+)-pooler(\..+\.neon\.tech)", None, "Neon's pooler", "{1}{2}"),
+    (_RDS + _AMAZON, None, "RDS Proxy", "the instance, NAME.ID{1}, or with Aurora the writer, NAME.cluster-ID{1}"),
+    (r".*\.postgres\.database\.azure\.com", 6432, "Azure's PgBouncer", "{0}, port 5432"),
+    (r".*\.db\.ondigitalocean\.com", 25061, "DigitalOcean's connection pool", "{0}, port 25060"),
+    (r".*\.db\.postgresbridge\.com", 5431, "Crunchy Bridge's PgBouncer", "{0}, port 5432"),
+)
 
 
 def known_pooler(host: str, port: int, user: str) -> Pooler | None:
     """The pooler that a hosting company runs at this address, None if none is known to."""
-    at = _Address(host.lower().rstrip("."), port, user)
-    return next((found for each in _KNOWN if (found := each(at)) is not None), None)
-
-
-_IPV6 = "which is reached by IPv6, or by IPv4 with that add-on"
-
-
-def _supabase(at: _Address) -> Pooler | None:
-    if at.host.endswith(".pooler.supabase.com"):
-        role, _, project = at.user.rpartition(".")  # the pooler finds the project by the user's name
+    host = host.lower().rstrip(".")
+    if host.endswith(".pooler.supabase.com"):
+        role, _, project = user.rpartition(".")  # the pooler finds the project by the user's name
         direct = f"db.{project if role else 'PROJECT'}.supabase.co"
-        return Pooler("Supabase's pooler", f"{direct}, port 5432, user {role or at.user}, {_IPV6}")
-    if re.fullmatch(r"db\.[a-z0-9]+\.supabase\.co", at.host) and at.port == 6543:
-        return Pooler("Supabase's pooler", f"{at.host}, port 5432, {_IPV6}")
+        return Pooler("Supabase's pooler", f"{direct}, port 5432, user {role or user}, {_IPV6}")
+    for pattern, pooled, name, direct in _POOLERS:
+        if (found := re.fullmatch(pattern, host)) and pooled in {None, port}:
+            return Pooler(name, direct.format(host, *found.groups()))
     return None
-
-
-def _neon(at: _Address) -> Pooler | None:
-    found = re.fullmatch(r"(ep-[a-z0-9-]+)-pooler(\..+\.neon\.tech)", at.host)
-    return Pooler("Neon's pooler", "".join(found.groups())) if found else None
-
-
-_RDS_PROXY = re.compile(
-    r"[^.]+\.(?:endpoint\.)?proxy-[a-z0-9]+"
-    r"(\.[^.]+\.rds\.amazonaws\.com|\.rds\.[^.]+\.amazonaws\.com\.cn)"  # China has them the other way round
-)
-
-
-def _rds(at: _Address) -> Pooler | None:
-    found = re.fullmatch(_RDS_PROXY, at.host)
-    if found is None:
-        return None
-    zone = found[1]
-    return Pooler("RDS Proxy", f"the instance, NAME.ID{zone}, or with Aurora the writer, NAME.cluster-ID{zone}")
-
-
-def _by_port(name: str, zone: str, pooled: int, direct: int) -> Callable[[_Address], Pooler | None]:
-    """A pooler on the database's own host."""
-
-    def known(at: _Address) -> Pooler | None:
-        return Pooler(name, f"{at.host}, port {direct}") if at.host.endswith(zone) and at.port == pooled else None
-
-    return known
-
-
-_KNOWN = (
-    _supabase,
-    _neon,
-    _rds,
-    _by_port("Azure's PgBouncer", ".postgres.database.azure.com", 6432, 5432),
-    _by_port("DigitalOcean's connection pool", ".db.ondigitalocean.com", 25061, 25060),
-    _by_port("Crunchy Bridge's PgBouncer", ".db.postgresbridge.com", 5431, 5432),
-)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq, sql
 
-from headwater.decode.copytext import unreadable_cells
+from headwater.decode.copytext import readable_lines, unreadable_cells
 from headwater.decode.wire import not_utf8
 from headwater.errors import HeadwaterError
 from headwater.oplog.row_id import RowIdentity
-from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable, fingerprint_of
+from headwater.source.catalog.read import Leaf
 from headwater.source.connect import SourceSettings, connect, plan_once, text_as_it_is
 from headwater.source.slot import READERS
 
@@ -133,6 +133,13 @@ def _copy(
     yield lines
 
 
+def copied_lines(conn: psycopg.Connection, query: sql.Composed) -> list[str]:
+    """All lines of a COPY, but those that are not UTF-8."""
+    text = query.as_bytes(conn)
+    with text_as_it_is(conn), conn.cursor() as cursor, cursor.copy(text) as copy:
+        return readable_lines(b"".join(bytes(data) for data in copy))
+
+
 def _not_utf8(line: bytes, table: PublishedTable) -> str:
     cells, bad = unreadable_cells(line)
     columns = table.relation.columns
@@ -143,7 +150,8 @@ def _not_utf8(line: bytes, table: PublishedTable) -> str:
 
 def _unread(message: bytes, pages: PageRange) -> PartitionError:
     fix = "`headwater source status` lists missing rights; it is tried again"
-    return PartitionError(_first_line(message), pages.table.qualified_name, fix)
+    first = message.decode(errors="replace").strip().split("\n")[0] or "the connection broke"
+    return PartitionError(first, pages.table.qualified_name, fix)
 
 
 def copy_query(pages: PageRange) -> sql.Composed:
@@ -159,8 +167,3 @@ def copy_query(pages: PageRange) -> sql.Composed:
         sql.Identifier(leaf.schema, leaf.name),
         sql.SQL(" and ").join(conditions),
     )
-
-
-def _first_line(message: bytes | str) -> str:
-    text = message if isinstance(message, str) else message.decode(errors="replace")
-    return text.strip().split("\n")[0] or "the connection broke"

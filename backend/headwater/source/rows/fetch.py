@@ -10,19 +10,22 @@ import orjson
 import psycopg
 from psycopg import errors, sql
 
-from headwater.decode.copytext import readable_lines, split_line
+from headwater.decode.copytext import split_line
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.lsn import Lsn, parse_lsn
 from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.source.catalog.published import PublishedTable
-from headwater.source.connect import SourceSettings, connect, connection_error, text_as_it_is
+from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.head import ping_statement
-from headwater.source.rows.generated import GeneratedValues
+from headwater.source.rows.copy import copied_lines
+from headwater.source.rows.generated import LOCK_TIMEOUT, GeneratedValues
+from headwater.source.slot import end_of_log
 
 _KEYS_AT_ONCE = 100
-_OTHER_TABLE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidTextRepresentation)
-_LOCKED_SECONDS = 1
+_OTHER_TABLE = (
+    errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidTextRepresentation, errors.LockNotAvailable
+)  # fmt: skip
 _VISIBLE_SECONDS = 1.0
 _VISIBLE_PAUSE = 0.005
 
@@ -66,7 +69,7 @@ class RowFetcher:
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self.generated = GeneratedValues(settings)
-        self._conn: psycopg.Connection | None = None
+        self._shared = SharedConnection(settings, application_name="headwater fetch", setup=LOCK_TIMEOUT)
 
     def fetch(self, relation: Relation, keys: Sequence[Sequence[Cell]], files: Collection[int] = ()) -> Fetched | None:
         """The rows that have these keys now. None when another table has the relation's name, when its columns changed,
@@ -75,30 +78,25 @@ class RowFetcher:
         Each of `keys` has all of the relation's columns, of which those of its identity count. Writes a message to the
         source's log after the position that is returned, so that even an idle stream passes it.
         """
-        try:
-            conn = self._connection()
-            rows: list[tuple[str | None, ...]] = []
-            for first in range(0, len(keys), _KEYS_AT_ONCE):
-                found = _rows(conn, relation, keys[first : first + _KEYS_AT_ONCE], files)
-                if found is None:
-                    return None
-                rows += found
-            (position,) = conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0]
-            conn.execute(ping_statement(conn.info.server_version))
-        except psycopg.Error as error:
-            self._disconnect()
-            if isinstance(error, (*_OTHER_TABLE, errors.LockNotAvailable)):
+        rows: list[tuple[str | None, ...]] = []
+        with source_errors(self._settings):
+            try:
+                with self._shared.use() as conn:
+                    for first in range(0, len(keys), _KEYS_AT_ONCE):
+                        found = _rows(conn, relation, keys[first : first + _KEYS_AT_ONCE], files)
+                        if found is None:
+                            return None
+                        rows += found
+                    position = end_of_log(conn)
+                    conn.execute(ping_statement(conn.info.server_version))
+            except _OTHER_TABLE:
                 return None
-            raise connection_error(self._settings, error) from error
-        return Fetched(rows, parse_lsn(position))
+        return Fetched(rows, position)
 
     def names(self, oids: Collection[int]) -> Names:
         """The present names of these tables."""
-        try:
-            rows = self._connection().execute(_NAMES, [list(oids)]).fetchall()
-        except psycopg.Error as error:
-            self._disconnect()
-            raise connection_error(self._settings, error) from error
+        with source_errors(self._settings), self._shared.use() as conn:
+            rows = conn.execute(_NAMES, [list(oids)]).fetchall()
         return Names({oid: (schema, name) for oid, schema, name, _ in rows}, parse_lsn(rows[0][3]))
 
     def wait_until_visible(self, xids: Sequence[int]) -> bool:
@@ -120,27 +118,12 @@ class RowFetcher:
             "select exists (select from pg_locks where locktype = 'transactionid' and granted"
             " and transactionid = any(%s::text[]::xid[]))"
         )
-        try:
-            rows = self._connection().execute(query, [list(map(str, xids))]).fetchall()
-        except psycopg.Error as error:
-            self._disconnect()
-            raise connection_error(self._settings, error) from error
-        return rows == [(True,)]
-
-    def _connection(self) -> psycopg.Connection:
-        if self._conn is None:
-            self._conn = connect(self._settings, application_name="headwater fetch")
-            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the stream waits meanwhile
-        return self._conn
+        with source_errors(self._settings), self._shared.use() as conn:
+            return conn.execute(query, [list(map(str, xids))]).fetchall() == [(True,)]
 
     def close(self) -> None:
         self.generated.close()
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        self._shared.close()
 
 
 def _rows(
@@ -165,11 +148,7 @@ def _rows(
             sql.SQL("({})").format(sql.SQL(", ").join(sql.Literal(key[place]) for place in places)) for key in keys
         ),
     )
-    text = query.as_bytes(conn)
-    with text_as_it_is(conn), conn.cursor() as cursor, cursor.copy(text) as copy:
-        # Not splitlines: COPY leaves other separators of Unicode in a value as they are
-        lines = readable_lines(b"".join(bytes(data) for data in copy))
-    found = [split_line(line, len(relation.columns) + 2) for line in lines]
+    found = [split_line(line, len(relation.columns) + 2) for line in copied_lines(conn, query)]
     there = [row for row in found if row[2 + places[0]] is not None]
     if any(row[0] != str(relation.oid) for row in found):
         return None

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import psycopg
 from psycopg import sql
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Relation
-from headwater.source.connect import SourceSettings, connect, connection_error
+from headwater.source.connect import SharedConnection, SourceSettings, connection_error
 
 Row = tuple[str | None, ...]
 
 _BATCH_BYTES = 8 << 20
-_LOCKED_SECONDS = 1
+LOCK_TIMEOUT: Final = "set lock_timeout = '1s'"
+"""For connections that the whole stream waits for."""
 
 
 class NotComputedError(HeadwaterError):
@@ -55,7 +57,7 @@ class GeneratedValues:
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
-        self._conn: psycopg.Connection | None = None
+        self._shared = SharedConnection(settings, application_name="headwater generated columns", setup=LOCK_TIMEOUT)
         self._plans: dict[int, _Plan] = {}
 
     def compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
@@ -63,16 +65,16 @@ class GeneratedValues:
 
         Raises NotComputedError when Postgres refuses, NotComputedLockedError while the table is locked,
         NotComputableError when the expression fails, and what `connection_error` makes of a lost connection."""
-        try:
-            return self._compute(relation, rows)
-        except NotComputedLockedError:
-            raise
-        except NotComputedError:
-            self._plans.pop(relation.oid, None)  # the table may have other columns by now
-        return self._compute(relation, rows)
+        with self._shared.use() as conn:
+            try:
+                return self._compute(conn, relation, rows)
+            except NotComputedLockedError:
+                raise
+            except NotComputedError:
+                self._plans.pop(relation.oid, None)  # the table may have other columns by now
+            return self._compute(conn, relation, rows)
 
-    def _compute(self, relation: Relation, rows: Sequence[Row]) -> list[Row]:
-        conn = self._connection()
+    def _compute(self, conn: psycopg.Connection, relation: Relation, rows: Sequence[Row]) -> list[Row]:
         try:
             plan = self._plan(conn, relation)
             return [row for batch in _batches(plan, rows) for row in _evaluated(conn, plan, batch)]
@@ -98,17 +100,9 @@ class GeneratedValues:
             plan = self._plans[relation.oid] = _planned(conn, relation)
         return plan
 
-    def _connection(self) -> psycopg.Connection:
-        if self._conn is None:
-            self._conn = connect(self._settings, application_name="headwater generated columns")
-            self._conn.execute(f"set lock_timeout = '{_LOCKED_SECONDS}s'")  # the whole stream waits meanwhile
-        return self._conn
-
     def close(self) -> None:
         self._plans.clear()
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        self._shared.close()
 
 
 def _planned(conn: psycopg.Connection, relation: Relation) -> _Plan:

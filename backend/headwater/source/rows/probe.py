@@ -5,19 +5,22 @@ They never wait long: a locked table is read some other time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import LiteralString
 
 import psycopg
 from psycopg import errors, sql
 
-from headwater.decode.copytext import readable_lines, split_line
+from headwater.decode.copytext import split_line
 from headwater.oplog.change import Relation
-from headwater.oplog.lsn import Lsn, parse_lsn
+from headwater.oplog.lsn import Lsn
 from headwater.oplog.row_id import RowIdentity
 from headwater.source.catalog.published import PublishedTable
-from headwater.source.connect import SourceSettings, connect, connection_error, text_as_it_is
+from headwater.source.connect import SharedConnection, SourceSettings, connection_error
 from headwater.source.head import ping_statement
+from headwater.source.rows.copy import copied_lines
+from headwater.source.slot import end_of_log
 
 _SETTINGS = "set statement_timeout = '5s'; set lock_timeout = '500ms'; set default_transaction_read_only = on"
 
@@ -51,12 +54,13 @@ class SourceProbe:
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
-        self._conn: psycopg.Connection | None = None
+        self._shared = SharedConnection(settings, application_name="headwater audit", setup=_SETTINGS)
 
     def key_order(self, table: PublishedTable) -> tuple[int, ...] | None:
         """Positions of the key's columns in the order of its index; None when there is no index."""
         identity = RowIdentity.of(table.relation)
-        rows = self._ask(_INDEX, [table.relation.oid])
+        with self._reading() as conn:
+            rows = conn.execute(_INDEX, [table.relation.oid]).fetchall()
         positions = {column.name: i for i, column in enumerate(table.relation.columns)}
         order = tuple(positions[name] for name in rows[0][0] if name in positions) if rows else ()
         return order if set(order) == set(identity.columns) and order else None
@@ -100,46 +104,31 @@ class SourceProbe:
     def position(self) -> Lsn:
         """A position after everything that was read so far. Writes a record beyond it, so that even an idle stream
         passes it."""
-        rows = self._ask("select pg_current_wal_insert_lsn()::text", [])
-        self._ask(ping_statement(self._connection().info.server_version), [])
-        return parse_lsn(rows[0][0])
+        with self._reading() as conn:
+            position = end_of_log(conn)
+            conn.execute(ping_statement(conn.info.server_version))
+        return position
 
     def _copy(self, query: sql.Composed) -> list[str]:
-        try:
-            conn = self._connection()
-            text = query.as_bytes(conn)
-            with text_as_it_is(conn), conn.cursor() as cursor, cursor.copy(text) as copy:
-                return readable_lines(b"".join(bytes(data) for data in copy))
-        except (errors.QueryCanceled, errors.LockNotAvailable) as error:
-            raise ProbeBusyError from error
-        except psycopg.DataError as error:
-            raise _NoSuchValueError from error
-        except psycopg.Error as error:
-            raise self._trouble(error) from error
+        with self._reading() as conn:
+            return copied_lines(conn, query)
 
-    def _ask(self, query: LiteralString, bindings: Sequence[object]) -> list[tuple[str, ...]]:
-        try:
-            return self._connection().execute(query, bindings or None).fetchall()
-        except (errors.QueryCanceled, errors.LockNotAvailable) as error:
-            raise ProbeBusyError from error
-        except psycopg.Error as error:
-            raise self._trouble(error) from error
-
-    def _trouble(self, error: psycopg.Error) -> Exception:
-        lost = self._conn is None or self._conn.closed
-        self.close()
-        return connection_error(self._settings, error) if lost else _failed(error)
-
-    def _connection(self) -> psycopg.Connection:
-        if self._conn is None:
-            self._conn = connect(self._settings, application_name="headwater audit")
-            self._conn.execute(_SETTINGS)
-        return self._conn
+    @contextmanager
+    def _reading(self) -> Iterator[psycopg.Connection]:
+        with self._shared.use() as conn:
+            try:
+                yield conn
+            except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+                raise ProbeBusyError from error
+            except psycopg.DataError as error:
+                raise _NoSuchValueError from error
+            except psycopg.Error as error:
+                lost = conn.closed
+                self.close()
+                raise (connection_error(self._settings, error) if lost else _failed(error)) from error
 
     def close(self) -> None:
-        if self._conn is not None:
-            self._conn.close()
-            self._conn = None
+        self._shared.close()
 
 
 def _failed(error: BaseException | None) -> ProbeFailedError:
