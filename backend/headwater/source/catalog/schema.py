@@ -15,11 +15,11 @@ from psycopg.rows import class_row
 
 from headwater.decode.types import values_of
 from headwater.errors import HeadwaterError
-from headwater.source.catalog.leaves import load_leaves
 from headwater.source.catalog.publications import PublicationError, load_publications, memberships
 from headwater.source.catalog.published import load_types, published_tables
+from headwater.source.catalog.read import load_leaves
 from headwater.source.connect import SourceSettings, connect, connection_error, source_errors
-from headwater.source.readiness.finding import Finding, Reading, unreadable
+from headwater.source.readiness.finding import Finding, Reading, shortened, unreadable
 from headwater_rules.plan import TablePattern
 from headwater_rules.propose.outline import OutlinedTable, Reference
 from headwater_rules.schema import (
@@ -102,9 +102,6 @@ def schema_of(sources: Sequence[SourceSettings]) -> SeenSchema:
     schema = SourceSchema.of(read_schema(source) for source in sources)
     where = ", ".join(f"{source.tag} ({source.address})" for source in sources)
     return SeenSchema(schema, f"compared with the tables of source {where} at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}")
-
-
-_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +249,9 @@ def unpublished(conn: psycopg.Connection, settings: SourceSettings, tables: Coll
     publication, found = settings.publications[0], []
     keyed = [table for table in tables if not table.keyless]
     if keyed:
-        names = [table.qualified_name for table in keyed]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        verb = "is" if len(names) == 1 else "are"
-        what = f"{', '.join(names[:_NAMED])}{more} {verb} not published: no row reaches a device"
+        verb = "is" if len(keyed) == 1 else "are"
+        names = shortened([table.qualified_name for table in keyed])
+        what = f"{names} {verb} not published: no row reaches a device"
         found.append(Finding.lacking("HW_2030", what, add_statement(conn, publication, keyed)))
     for table in tables:
         if table.keyless:

@@ -3,8 +3,9 @@ remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -15,12 +16,11 @@ from headwater.source.catalog.publications import load_publications
 from headwater.source.catalog.published import PublishedTable, published_tables, unsent_key_error
 from headwater.source.catalog.schema import unpublished_findings
 from headwater.source.connect import SourceSettings
-from headwater.source.readiness.finding import Finding, Reading, unreadable
+from headwater.source.readiness.finding import NAMED, Finding, Reading, shortened, unreadable
 from headwater.source.slot import slot_name, slot_status, temporary_slot_name
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Deciding, TablePattern
 
-_NAMED = 10
 _RESTART = " and restart Postgres"
 _HOSTED = "; a hosted database has a setting of its own, see docs/service-config.md"
 SPARED = frozenset({"HW_2018", "HW_2030", "HW_R302", "PSYNC_S1145"})
@@ -63,16 +63,28 @@ def source_findings(
     With `patterns`, only matching tables are checked, and there are findings for those that are not published, and for
     columns that are not there and yet are `deciding` who gets rows.
     """
-    findings = server_findings(conn, settings)
-    usable = publication_findings(conn, settings)
-    findings += usable
-    if not any(finding.fatal for finding in usable):
-        tables = published_tables(conn, settings.publications)
-        wanted = [table for table in tables if _wanted(table, settings.tag, patterns)]
-        findings += [*table_findings(conn, wanted), *frozen_findings(conn, tables, wanted)]
-        findings += unpublished_findings(conn, settings, patterns or ())
-        findings += undecided_findings(settings, tables, deciding)
+    findings = [*server_findings(conn, settings), *catalog_findings(conn, settings, patterns, deciding)]
     return list(dict.fromkeys(findings))
+
+
+def catalog_findings(
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    patterns: Sequence[TablePattern] | None,
+    deciding: Deciding,
+    oids: Collection[int] = (),
+) -> list[Finding]:
+    """What `source_findings` says of publications and tables: of those that match, and of those with these oids."""
+    if missing := publication_findings(conn, settings):
+        return missing
+    tables = published_tables(conn, settings.publications)
+    wanted = [table for table in tables if table.relation.oid in oids or _wanted(table, settings.tag, patterns)]
+    return [
+        *table_findings(conn, wanted),
+        *frozen_findings(conn, tables, wanted),
+        *unpublished_findings(conn, settings, patterns or ()),
+        *undecided_findings(settings, tables, deciding),
+    ]
 
 
 def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> list[Finding]:
@@ -86,7 +98,9 @@ def raise_if_fatal(findings: Sequence[Finding], settings: SourceSettings) -> lis
 def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
     """Version, wal_level, the right to replicate, and free slots and WAL senders."""
     if conn.info.server_version < 14_00_00:
-        return [Finding("HW_2011", f"Postgres {_version(conn)} is too old", "upgrade it to 14 or newer")]
+        return [
+            Finding("HW_2011", f"Postgres {conn.info.server_version // 10000} is too old", "upgrade it to 14 or newer")
+        ]
     if _value(conn, "select pg_is_in_recovery()"):
         fix = "set hostname in replication.connections to the primary"
         return [Finding("HW_2012", "the server is a standby, where no publication can be made", fix)]
@@ -100,7 +114,9 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
         findings.append(Finding("HW_2031", what, "move to a database of encoding UTF8", fatal=False))
     findings += room_findings(conn, settings)
     if not _value(conn, _MAY_REPLICATE):
-        findings.append(_lacks_role(conn, "HW_2016", f'role "{settings.user}" may not replicate', "REPLICATION"))
+        alter = sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(conn.info.user)).as_string(conn)
+        what = f'role "{settings.user}" may not replicate'
+        findings.append(Finding.lacking("HW_2016", what, alter, f" as a superuser{_HOSTED}"))
     return findings
 
 
@@ -125,11 +141,11 @@ def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) 
         lacking = [n for n in table.publications if n in known and not {*table.unseen} <= {*known[n].operations}]
         alike.setdefault(((lacking or table.publications)[0], table.unseen), []).append(table.qualified_name)
     alter = sql.SQL("run ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')")
+    late = "is not published: devices see it late, when the table is compared with the source"
     return [
         Finding(
             "PSYNC_S1142",
-            f"{_listed(unseen)} of {_listed(names)} is not published: devices see it late, when the table is compared"
-            " with the source",
+            f"{', '.join(unseen)} of {shortened(names)} {late}",
             alter.format(sql.Identifier(publication)).as_string(conn),
             fatal=False,
         )
@@ -158,11 +174,11 @@ def frozen_findings(
         key=lambda table: table.qualified_name,
     )
     found = []
-    for finding in (keyless_finding(conn, table) for table in frozen[:_NAMED]):
+    for finding in (keyless_finding(conn, table) for table in frozen[:NAMED]):
         fix = f"{finding.fix}, or take it out of the publication: the sync config does not name it"
         found.append(replace(finding, code="HW_2036", fix=fix))
-    if len(frozen) > _NAMED:
-        what = f"Postgres refuses updates and deletes of {len(frozen) - _NAMED} more tables, published without a key"
+    if len(frozen) > NAMED:
+        what = f"Postgres refuses updates and deletes of {len(frozen) - NAMED} more tables, published without a key"
         fix = "take them out of the publication, or see that each has a primary key or REPLICA IDENTITY FULL"
         found.append(Finding("HW_2036", what, fix, fatal=False))
     return found
@@ -229,7 +245,8 @@ def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[
 
 def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
     """The warning for a table whose updates and deletes Postgres refuses because nothing identifies a row."""
-    alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(_identifier(table)).as_string(conn)
+    name = sql.Identifier(table.relation.schema, table.relation.name)
+    alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(name).as_string(conn)
     refused = "so Postgres refuses its updates and deletes"
     if table.relation.identity is ReplicaIdentity.INDEX:
         what = f"the index that was to identify the rows of {table.qualified_name} is gone, {refused}"
@@ -243,12 +260,6 @@ def keyless_finding(conn: psycopg.Connection, table: PublishedTable) -> Finding:
         return Finding("HW_2017", what, f"make it NOT DEFERRABLE, or run {alter}FULL", fatal=False)
     what = f"{table.qualified_name} has no primary key, {refused}"
     return Finding("HW_2017", what, f"add a primary key, or run {alter}FULL", fatal=False)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The first names, for one line."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _wanted(table: PublishedTable, tag: str, patterns: Sequence[TablePattern] | None) -> bool:
@@ -273,6 +284,11 @@ select bool_or(r.rolsuper or r.rolreplication)
 from pg_roles r where r.rolname = session_user
 """
 
+_ROOM = """
+select current_setting('max_replication_slots')::int, (select count(*) from pg_replication_slots),
+  current_setting('max_wal_senders')::int, (select count(*) from pg_stat_replication)
+"""
+
 
 def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: str = "") -> list[Finding]:
     """Whether the server has the slots and WAL senders that we need besides those that we have. `followed` is the name
@@ -284,8 +300,8 @@ def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: 
         own = None
     ours = own and slot_status(conn, temporary_slot_name(own.name))  # of a comparison that is going on
     needed = SLOTS if own is None else SLOTS - 1
-    slots = int(str(_value(conn, "show max_replication_slots")))
-    free = slots - int(str(_value(conn, "select count(*) from pg_replication_slots"))) + (ours is not None)
+    ((slots, taken, senders, active),) = conn.execute(_ROOM).fetchall()
+    free = slots - taken + (ours is not None)
     if free < needed:
         what = f"{max(free, 0)} of {slots} replication slots are free, and {needed} are needed"
         alter = f"ALTER SYSTEM SET max_replication_slots = {slots + needed - free}"
@@ -293,8 +309,7 @@ def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: 
             f"drop one that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or run {alter}{_RESTART}"
         )
         findings.append(Finding("HW_2014", what, fix, sql=(alter,)))
-    senders = int(str(_value(conn, "show max_wal_senders")))
-    active = int(str(_value(conn, "select count(*) from pg_stat_replication"))) - (ours is not None)
+    active -= ours is not None
     needed = SLOTS - (own is not None and own.active_pid is not None)
     if senders - active < needed:
         what = f"{max(senders - active, 0)} of {senders} WAL senders are free, and {needed} are needed"
@@ -303,19 +318,5 @@ def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: 
     return findings
 
 
-def _lacks_role(conn: psycopg.Connection, code: str, what: str, attribute: str) -> Finding:
-    alter = sql.SQL("ALTER ROLE {} " + attribute).format(sql.Identifier(conn.info.user)).as_string(conn)
-    return Finding.lacking(code, what, alter, f" as a superuser{_HOSTED}")
-
-
-def _identifier(table: PublishedTable) -> sql.Identifier:
-    return sql.Identifier(table.relation.schema, table.relation.name)
-
-
-def _value(conn: psycopg.Connection, query: str, parameters: Sequence[object] = ()) -> object:
-    row = conn.execute(query.encode(), parameters).fetchone()
-    return None if row is None else row[0]
-
-
-def _version(conn: psycopg.Connection) -> str:
-    return f"{conn.info.server_version // 10000}"
+def _value(conn: psycopg.Connection, query: LiteralString) -> object:
+    return conn.execute(query).fetchall()[0][0]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable
+from headwater.source.catalog.read import Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,16 @@ class Finding:
     def lacking(cls, code: str, what: str, statement: str, how: str = "") -> Finding:
         """A fatal finding that one statement fixes; `how` says how to run it."""
         return cls(code, what, f"run {statement}{how}", sql=(statement,))
+
+
+NAMED = 10
+"""How many tables one line names."""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def span(seconds: float) -> str:

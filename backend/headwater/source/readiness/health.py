@@ -12,16 +12,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
-from headwater.source.catalog.published import published_tables
-from headwater.source.catalog.schema import unpublished_findings
-from headwater.source.connect import SourceSettings, sql_name
-from headwater.source.readiness.checks import (
-    frozen_findings,
-    publication_findings,
-    room_findings,
-    table_findings,
-    undecided_findings,
-)
+from headwater.source.connect import WRITABLE, SourceSettings, sql_name
+from headwater.source.readiness.checks import catalog_findings, room_findings
 from headwater.source.readiness.finding import Finding
 from headwater.source.slot import READERS, slot_status, temporary_slot_name
 from headwater.source.triggers import triggers_on
@@ -68,15 +60,9 @@ def look(
     """The source's health as far as it concerns our slot, which has this name, the tables with these oids, and those
     that the patterns name. `deciding` is described at `source_findings`."""
     slot = slot_health(conn, name)
-    return SourceHealth(
-        slot,
-        (
-            *slot_findings(conn, name, slot),
-            *room_findings(conn, settings, name),
-            *_catalog_findings(conn, settings, tables, patterns, deciding),
-        ),
-        triggers_on(conn),
-    )
+    found = dict.fromkeys(catalog_findings(conn, settings, patterns, deciding, tables))
+    findings = (*slot_findings(conn, name, slot), *room_findings(conn, settings, name), *found)
+    return SourceHealth(slot, findings, triggers_on(conn))
 
 
 _SLOT = """
@@ -205,12 +191,8 @@ def held_up(conn: psycopg.Connection, name: str) -> list[Finding]:
     """Open transactions that making a slot, a comparison or the reading of a table waits for. `name` is our slot's:
     while there is none, those that are open for long, and that making one would wait for."""
     asked = {
-        "slot": name,
-        "temporary": temporary_slot_name(name),
-        "readers": READERS,
-        "patience": _PATIENCE,
-        "old": _OLD,
-    }
+        "slot": name, "temporary": temporary_slot_name(name), "readers": READERS, "patience": _PATIENCE, "old": _OLD,
+    }  # fmt: skip
     with conn.cursor(row_factory=class_row(_Holder)) as cursor:
         query = _WOULD_HOLD_UP if slot_status(conn, name) is None else _HELD_UP
         holders = cursor.execute(query, asked).fetchall()
@@ -266,11 +248,8 @@ def _read_only(conn: psycopg.Connection) -> list[Finding]:
     if conn.execute(_READ_ONLY).fetchall() == [(False,)]:
         return []
     what = "the database is read-only for your application and for devices: default_transaction_read_only is on"
-    database = sql_name(conn.info.dbname)
-    fix = (
-        "hosts set it when a disk is full: free or add space, and have the host reset it, or run BEGIN READ WRITE;"
-        f" ALTER DATABASE {database} SET default_transaction_read_only = off; COMMIT"
-    )
+    fix = "hosts set it when a disk is full: free or add space, and have the host reset it, or run " + WRITABLE
+    fix = fix.format(database=sql_name(conn.info.dbname))
     return [Finding("HW_2034", what, fix, fatal=False)]
 
 
@@ -311,29 +290,3 @@ def _age(slot: SlotHealth) -> list[Finding]:
     )
     fix = "find what holds the stream up: a transaction that is open for long (pg_stat_activity), or Headwater itself"
     return [Finding("HW_2022", what, fix, fatal=False)]
-
-
-def _catalog_findings(
-    conn: psycopg.Connection,
-    settings: SourceSettings,
-    tables: Collection[int],
-    patterns: Sequence[TablePattern],
-    deciding: Deciding,
-) -> list[Finding]:
-    findings = publication_findings(conn, settings)
-    if any(finding.code == "PSYNC_S1141" for finding in findings):
-        return findings
-    published = published_tables(conn, settings.publications)
-    looked = [
-        table
-        for table in published
-        if table.relation.oid in tables
-        or any(p.matches(settings.tag, table.relation.schema, table.relation.name) for p in patterns)
-    ]
-    findings += [
-        *table_findings(conn, looked),
-        *frozen_findings(conn, published, looked),
-        *unpublished_findings(conn, settings, patterns),
-        *undecided_findings(settings, looked, deciding),
-    ]
-    return list(dict.fromkeys(findings))

@@ -12,9 +12,9 @@ import psycopg
 from psycopg import sql
 
 from headwater.errors import HeadwaterError
-from headwater.source.catalog.leaves import TREE
 from headwater.source.catalog.publications import load_publications
 from headwater.source.catalog.published import published_tables
+from headwater.source.catalog.read import TREE
 from headwater.source.catalog.schema import (
     NamedTable,
     add_statement,
@@ -79,16 +79,21 @@ def prepare(
     Raises MissingRightsError with the SQL that the role may not run; PublishRefusedError when tables can't be
     published; SourceNotReadyError, SourceUnreachableError or SourceRefusedError."""
     with connect(settings) as ours, connect(admin or settings, patient=True) as conn:
-        before = _missing(ours, conn, settings, tables, append_only=append_only)
-        wanted = (*(_of_roles(before.findings) if admin is not None else ()), *before.statements)
+        findings, statements = _missing(ours, conn, settings, tables, append_only=append_only)
+        wanted = [*(_of_roles(findings) if admin is not None else ()), *statements]
         done = []
         for statement in wanted:
             if _run(conn, settings, statement):
                 done.append(statement)
                 ran(statement)
-        after = _missing(ours, conn, settings, tables, append_only=append_only) if wanted else before
-        if after.findings or after.statements:
-            raise MissingRightsError(settings.address, (*after.findings, *_refused(conn, after.statements)))
+        if wanted:
+            findings, statements = _missing(ours, conn, settings, tables, append_only=append_only)
+        if statements:
+            what = f'role "{conn.info.user}" may not run all that is needed'
+            fix = "have somebody with the rights run the SQL below, or pass --admin-uri"
+            findings.append(Finding("HW_2004", what, fix, sql=tuple(statements)))
+        if findings:
+            raise MissingRightsError(settings.address, tuple(findings))
         warnings = check_source(ours, settings, tables)
         published = published_tables(ours, settings.publications)
     return Prepared(tuple(done), tuple(warnings), tuple(table.qualified_name for table in published))
@@ -103,22 +108,14 @@ def missing_sql(
 ) -> tuple[str, ...]:
     """The statements that `prepare` would run or ask for. Raises what `prepare` raises, but for MissingRightsError."""
     with connect(settings) as ours, connect(admin or settings) as conn:
-        found = _missing(ours, conn, settings, tables, append_only=append_only)
-    return (*(statement for finding in found.findings for statement in finding.sql), *found.statements)
+        findings, statements = _missing(ours, conn, settings, tables, append_only=append_only)
+    return (*(statement for finding in findings for statement in finding.sql), *statements)
 
 
 def _of_roles(findings: Iterable[Finding]) -> tuple[str, ...]:
     """What findings ask for that gives our role a right, such as REPLICATION or BYPASSRLS."""
     wanted = (statement for finding in findings for statement in finding.sql)
     return tuple(dict.fromkeys(statement for statement in wanted if statement.startswith("ALTER ROLE")))
-
-
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """What a source lacks: statements for us to run, and findings that a person has to decide on."""
-
-    findings: tuple[Finding, ...]
-    statements: tuple[str, ...]
 
 
 def _missing(
@@ -128,7 +125,8 @@ def _missing(
     patterns: Sequence[TablePattern] | None,
     *,
     append_only: bool,
-) -> _Missing:
+) -> tuple[list[Finding], list[str]]:
+    """What a source lacks: findings that a person has to decide on, and statements for us to run."""
     server = server_findings(ours, settings)
     raise_if_fatal([finding for finding in server if not finding.sql], settings)  # no statement fixes these
     there = all_tables(conn)
@@ -140,7 +138,7 @@ def _missing(
     _refuse_keyless(conn, settings, unpublished, append_only=append_only)
     publication = _publication(conn, settings, None if patterns is None else unpublished)
     hidden, grants = _rights(ours, conn, settings, wanted)
-    return _Missing((*server, *hidden), (*publication, *grants))
+    return [*server, *hidden], [*publication, *grants]
 
 
 def _publication(conn: psycopg.Connection, settings: SourceSettings, missing: Sequence[NamedTable] | None) -> list[str]:
@@ -234,12 +232,3 @@ def _run(conn: psycopg.Connection, settings: SourceSettings, statement: str) -> 
         reason = error.diag.message_primary or type(error).__name__
         raise PublishRefusedError(f"Postgres refuses {statement}: {reason}", settings.address) from error
     return True
-
-
-def _refused(conn: psycopg.Connection, statements: tuple[str, ...]) -> list[Finding]:
-    if not statements:
-        return []
-    what = f'role "{conn.info.user}" may not run all that is needed'
-    return [
-        Finding("HW_2004", what, "have somebody with the rights run the SQL below, or pass --admin-uri", sql=statements)
-    ]
