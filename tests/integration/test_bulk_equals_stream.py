@@ -35,8 +35,8 @@ from headwater.pipeline.reprocess import ReprocessTask
 from headwater.pipeline.snapshot import CountedCopies, Partition, SnapshotTask
 from headwater.replication.stream.fold import Fold, IncompleteRows
 from headwater.replication.tables.live import LiveContext, LiveTable
-from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable
+from headwater.source.catalog.read import Leaf
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, StoreAddress
 from headwater.storage.contract.parts import BulkRecord

@@ -40,8 +40,8 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.snapshot import Partition
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable
+from headwater.source.catalog.read import Leaf
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkOutcome, StagedPart

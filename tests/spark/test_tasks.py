@@ -36,8 +36,8 @@ from headwater.storage.contract.store import StoredTable
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from headwater.source.catalog.leaves import Leaf
     from headwater.source.catalog.published import PublishedTable
+    from headwater.source.catalog.read import Leaf
 
 pytestmark = pytest.mark.spark
 

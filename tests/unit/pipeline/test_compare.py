@@ -23,8 +23,8 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import content_id
 from headwater.pipeline.jobs import find_differences
 from headwater.pipeline.snapshot import Partition
-from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.published import PublishedTable
+from headwater.source.catalog.read import Leaf
 from headwater.source.connect import SourceSettings
 from headwater.source.rows.copy import BATCH_ROWS
 from headwater.storage.address import SqliteAddress

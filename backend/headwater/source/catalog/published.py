@@ -16,9 +16,8 @@ from psycopg import errors
 from headwater.decode.types import TYPE_QUERY, TypeCatalog
 from headwater.errors import HeadwaterError
 from headwater.oplog.change import Column, Generated, Relation, ReplicaIdentity
-from headwater.source.catalog.leaves import Leaf
 from headwater.source.catalog.publications import OPERATIONS, Membership, Publication, PublicationError
-from headwater.source.catalog.read import CatalogRead, ColumnRow, TableRow, column_entries, read_catalog
+from headwater.source.catalog.read import CatalogRead, ColumnRow, Leaf, TableRow, column_entries, read_catalog
 from headwater.source.catalog.shape import LeafShape, Shape, all_streamed, attached, digest, followed_on
 from headwater.source.connect import SourceSettings, connect, sql_name
 
