@@ -187,6 +187,16 @@ class Uploads:
                     raise later from None
             await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))
 
+    async def in_transaction(self, work: Callable[[psycopg.AsyncConnection], Awaitable[Done]]) -> Done:
+        """Like `tried`, for work in a transaction that has the settings of uploads."""
+
+        async def begun(conn: psycopg.AsyncConnection) -> Done:
+            async with conn.transaction():
+                await begin(conn, self._settings)
+                return await work(conn)
+
+        return await self.tried(begun)
+
     async def _apply(self, conn: psycopg.AsyncConnection, device: Device, transaction: ClientTransaction) -> Outcome:
         async with _limited(self._settings.statement_timeout), conn.transaction():
             await begin(conn, self._settings)
@@ -229,12 +239,10 @@ class Uploads:
         """Record that a transaction waits. Returns whether it has waited long enough."""
 
         async def hold(conn: psycopg.AsyncConnection) -> Held:
-            async with conn.transaction():
-                await begin(conn, self._settings)
-                client = await ledger.open_client(conn, self._settings, device)
-                return await ledger.hold(conn, self._settings, client, device, transaction, cause)
+            client = await ledger.open_client(conn, self._settings, device)
+            return await ledger.hold(conn, self._settings, client, device, transaction, cause)
 
-        return cause.is_over(await self.tried(hold), self._settings.park_after_hours)
+        return cause.is_over(await self.in_transaction(hold), self._settings.park_after_hours)
 
     def _forget_now_and_then(self) -> None:
         if time.monotonic() >= self._forget_at and (self._forgetting is None or self._forgetting.done()):
@@ -242,13 +250,11 @@ class Uploads:
             self._forgetting = asyncio.create_task(self._forget())
 
     async def _forget(self) -> None:
-        async def some(conn: psycopg.AsyncConnection) -> int:
-            async with conn.transaction():
-                await begin(conn, self._settings)
-                return await ledger.forget_silent(conn, self._settings, FORGET_AT_ONCE)
+        def some(conn: psycopg.AsyncConnection) -> Awaitable[int]:
+            return ledger.forget_silent(conn, self._settings, FORGET_AT_ONCE)
 
         try:
-            while await self.tried(some) == FORGET_AT_ONCE:
+            while await self.in_transaction(some) == FORGET_AT_ONCE:
                 pass
         except HeadwaterError as error:
             _log.warning("what is remembered of silent devices could not be deleted, which is tried again: %s", error)

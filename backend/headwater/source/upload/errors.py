@@ -8,7 +8,7 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import psycopg
 
@@ -55,8 +55,7 @@ class UploadRefusedError(HeadwaterError):
         return Reason(self.code, self.sqlstate, message, self.op_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a transaction is parked, as its dead letter keeps it. `message` may contain a value of the row."""
 
     code: str

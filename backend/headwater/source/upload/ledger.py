@@ -234,12 +234,10 @@ async def park(
     if all(entry.op_id in taken and taken[entry.op_id].digest == entry.digest for entry in transaction.entries):
         return (await known(conn, client, transaction)).letter  # another request was faster
     identity = [client.number, transaction.first_op, transaction.digest]
-    reason = refusal.reason
-    why = [reason.code, reason.sqlstate, reason.message, reason.op_id]
+    kept = [*identity, transaction.last_op, *refusal.reason, transaction.text, device.claims]
     with prepared():
         await _check_room(conn, settings, device)
-        parked = await conn.execute(_PARK, [*identity, transaction.last_op, *why, transaction.text, device.claims])
-        made = await parked.fetchone()
+        made = await (await conn.execute(_PARK, kept)).fetchone()
         if made is None:
             row = await (await conn.execute(_LETTER, identity)).fetchone()
             return None if row is None or row[1] != "parked" else int(row[0])
@@ -296,20 +294,6 @@ async def _taken(conn: psycopg.AsyncConnection, client: DeviceRecord, transactio
         if op in asked
     }
 
-
-CREATE = """CREATE TABLE headwater_upload.waiting (
-  client bigint PRIMARY KEY REFERENCES headwater_upload.clients ON DELETE CASCADE,
-  last_op bigint NOT NULL,
-  digest bytea NOT NULL,
-  code text NOT NULL,
-  place text NOT NULL,
-  what text NOT NULL,
-  fix text NOT NULL,
-  app_version text NOT NULL,
-  tries int NOT NULL DEFAULT 1,
-  since timestamptz NOT NULL DEFAULT now(),
-  tried_at timestamptz NOT NULL DEFAULT now()
-)"""
 
 _HOLD = """
 insert into headwater_upload.waiting as w (client, last_op, digest, code, place, what, fix, app_version)

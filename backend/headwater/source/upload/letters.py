@@ -14,7 +14,7 @@ from headwater.source.upload import ledger
 from headwater.source.upload.apply import Uploads, write_all
 from headwater.source.upload.entries import ClientTransaction, Device, Number, entry_of, read_json, transaction_of
 from headwater.source.upload.errors import Reason, UploadRefusedError
-from headwater.source.upload.settings import UploadSettings, begin
+from headwater.source.upload.settings import UploadSettings
 
 PAGE = 100
 """How many letters are listed at once."""
@@ -123,15 +123,15 @@ class DeadLetters:
         """Apply a dead letter now, as its user, with the claims of its token. Raises UnknownLetterError,
         UploadRefusedError when it still can't be applied, or what `Uploads.take` raises."""
         try:
-            await self._uploads.tried(lambda conn: self._retry(conn, letter))
+            await self._uploads.in_transaction(lambda conn: self._retry(conn, letter))
         except UploadRefusedError as refusal:
-            reason = refusal
-            await self._uploads.tried(lambda conn: self._failed(conn, letter, reason))
+            again = [*refusal.reason, letter]
+            await self._uploads.tried(lambda conn: conn.execute(_FAILED, again))
             raise
 
     async def discard(self, letter: int) -> None:
         """Give a dead letter up and delete its contents. Raises UnknownLetterError, or what `Uploads.take` raises."""
-        await self._uploads.tried(lambda conn: self._discard(conn, letter))
+        await self._uploads.in_transaction(lambda conn: self._settle(conn, letter, "discarded"))
 
     async def _waiting(self, conn: psycopg.AsyncConnection, after: int, limit: int) -> list[DeadLetter]:
         with ledger.prepared():
@@ -146,28 +146,16 @@ class DeadLetters:
         return found[0], row[0]
 
     async def _retry(self, conn: psycopg.AsyncConnection, letter: int) -> None:
-        async with conn.transaction():
-            await begin(conn, self._settings)
-            with ledger.prepared():
-                row = await (await conn.execute(_DEVICE, [letter])).fetchone()
-            if row is None:
-                raise UnknownLetterError(letter)
-            device, transaction = Device(*row[:3]), transaction_in(row[3])
-            client = await ledger.open_client(conn, self._settings, device)
-            entries = await ledger.not_applied(conn, client, transaction)
-            await self._settle(conn, letter, "applied")
-            if entries:
-                await write_all(conn, self._settings, device, entries)
-
-    async def _failed(self, conn: psycopg.AsyncConnection, letter: int, refusal: UploadRefusedError) -> None:
-        reason = refusal.reason
-        why = [reason.code, reason.sqlstate, reason.message, reason.op_id]
-        await conn.execute(_FAILED, [*why, letter])
-
-    async def _discard(self, conn: psycopg.AsyncConnection, letter: int) -> None:
-        async with conn.transaction():
-            await begin(conn, self._settings)
-            await self._settle(conn, letter, "discarded")
+        with ledger.prepared():
+            row = await (await conn.execute(_DEVICE, [letter])).fetchone()
+        if row is None:
+            raise UnknownLetterError(letter)
+        device, transaction = Device(*row[:3]), transaction_in(row[3])
+        client = await ledger.open_client(conn, self._settings, device)
+        entries = await ledger.not_applied(conn, client, transaction)
+        await self._settle(conn, letter, "applied")
+        if entries:
+            await write_all(conn, self._settings, device, entries)
 
     async def _settle(self, conn: psycopg.AsyncConnection, letter: int, state: str) -> None:
         with ledger.prepared():

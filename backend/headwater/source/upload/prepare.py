@@ -19,7 +19,6 @@ from headwater.source.readiness.finding import Finding
 from headwater.source.upload import ledger, statements
 from headwater.source.upload.entries import Device, entry_of, transaction_of
 from headwater.source.upload.errors import Mender, UploadRefusedError, mender_of
-from headwater.source.upload.ledger import CREATE as CREATE_WAITING
 from headwater.source.upload.settings import (
     Conflict,
     Operation,
@@ -29,7 +28,14 @@ from headwater.source.upload.settings import (
     become,
     begin,
 )
-from headwater.source.upload.shape import FUNCTION_ARGUMENTS, TableShape, needed_rights, read_shapes
+from headwater.source.upload.shape import (
+    FUNCTION_ARGUMENTS,
+    TableShape,
+    needed_rights,
+    read_shapes,
+    rights_of,
+    sql_text,
+)
 from headwater.source.upload.statements import SqlStatement
 
 SCHEMA = "headwater_upload"
@@ -73,17 +79,26 @@ _CREATE = {
   settled_at timestamptz,
   UNIQUE (client, first_op, digest)
 )""",
-    "waiting": CREATE_WAITING,
+    "waiting": f"""CREATE TABLE {SCHEMA}.waiting (
+  client bigint PRIMARY KEY REFERENCES {SCHEMA}.clients ON DELETE CASCADE,
+  last_op bigint NOT NULL,
+  digest bytea NOT NULL,
+  code text NOT NULL,
+  place text NOT NULL,
+  what text NOT NULL,
+  fix text NOT NULL,
+  app_version text NOT NULL,
+  tries int NOT NULL DEFAULT 1,
+  since timestamptz NOT NULL DEFAULT now(),
+  tried_at timestamptz NOT NULL DEFAULT now()
+)""",
 }
 
-_TABLES = ("clients", "taken", "dead_letters", "waiting")
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 _SCHEMA_THERE = "select from pg_namespace where nspname = %s"
 _MADE = "select from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relname = %s"
-_TABLE_THERE = f"""
-{_MADE} and c.relkind in ('r', 'p')
-"""
+_TABLE_THERE = f"{_MADE} and c.relkind in ('r', 'p')"
 _MAY_USE = """
 select from pg_namespace n, pg_roles r
 where n.nspname = %s and r.rolname = %s and has_schema_privilege(r.oid, n.oid, 'USAGE')
@@ -92,13 +107,9 @@ _MAY_BECOME = """
 select from pg_roles r, pg_roles l where r.rolname = %s and l.rolname = %s and pg_has_role(l.oid, r.oid, %s)
 """
 
-# A right to some columns is enough: whoever granted it meant to keep the others
-_RIGHTS_TO_TABLE = """
-select case w when 'DELETE' then has_table_privilege(r.oid, c.oid, w) else has_any_column_privilege(r.oid, c.oid, w) end
-from unnest(%s::text[]) with ordinality as wanted (w, number), pg_class c join pg_namespace n on n.oid = c.relnamespace,
-     pg_roles r
+_RIGHTS_TO_TABLE = f"""
+select unnest({rights_of("r.oid")}) from pg_class c join pg_namespace n on n.oid = c.relnamespace, pg_roles r
 where n.nspname = %s and c.relname = %s and r.rolname = %s
-order by number
 """
 
 # An identity's sequence needs no right
@@ -181,16 +192,17 @@ def needs_of(conn: psycopg.Connection, settings: UploadSettings) -> Iterator[Nee
     login, role = settings.login.user, settings.role
     own = _there(conn, _SCHEMA_THERE, SCHEMA)
     yield Need(f"schema {SCHEMA}", f"CREATE SCHEMA {SCHEMA}", own)
+    tables = [name for name, create in _CREATE.items() if create.startswith("CREATE TABLE")]
     for name, create in _CREATE.items():
-        kind = "index" if create.startswith("CREATE INDEX") else "table"
+        kind = "table" if name in tables else "index"
         yield Need(f"{kind} {SCHEMA}.{name}", create, _there(conn, _MADE, SCHEMA, name))
     yield _usage(conn, SCHEMA, login)
-    for name in _TABLES:
+    for name in tables:
         yield _rights(conn, login, SCHEMA, name, _RIGHTS)
     there = _there(conn, "select from pg_roles where rolname = %s", role)
-    yield Need(f"role {role}", _text(conn, "CREATE ROLE {} NOLOGIN", sql.Identifier(role)), there)
+    yield Need(f"role {role}", sql_text("CREATE ROLE {} NOLOGIN", sql.Identifier(role)), there)
     become = "SET" if conn.info.server_version >= 160000 else "MEMBER"  # 16 split SET ROLE from membership
-    grant = _text(conn, "GRANT {} TO {}", sql.Identifier(role), sql.Identifier(login))
+    grant = sql_text("GRANT {} TO {}", sql.Identifier(role), sql.Identifier(login))
     yield Need(f"{login} may become {role}", grant, _there(conn, _MAY_BECOME, role, login, become))
     yield from _of_tables(conn, settings)
 
@@ -214,17 +226,17 @@ def _of_tables(conn: psycopg.Connection, settings: UploadSettings) -> Iterator[N
 
 
 def _usage(conn: psycopg.Connection, schema: str, role: str) -> Need:
-    grant = _text(conn, "GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(schema), sql.Identifier(role))
+    grant = sql_text("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(schema), sql.Identifier(role))
     return Need(f"{role} may use schema {schema}", grant, _there(conn, _MAY_USE, schema, role))
 
 
 def _rights(
     conn: psycopg.Connection, role: str, schema: str, name: str, rights: Sequence[str], rule: TableRule | None = None
 ) -> Need:
-    held = [row[0] for row in conn.execute(_RIGHTS_TO_TABLE, [list(rights), schema, name, role])]
-    lacking = [right for right, there in zip(rights, held or [False] * len(rights), strict=True) if not there]
+    held = {right for (right,) in conn.execute(_RIGHTS_TO_TABLE.encode(), [schema, name, role])}
+    lacking = [right for right in rights if right not in held]
     listed = ", ".join(lacking or rights)
-    grant = _text(conn, f"GRANT {listed} ON {{}} TO {{}}", sql.Identifier(schema, name), sql.Identifier(role))
+    grant = sql_text(f"GRANT {listed} ON {{}} TO {{}}", sql.Identifier(schema, name), sql.Identifier(role))
     return Need(f"{role} may {listed} on {schema}.{name}", grant, not lacking, rule)
 
 
@@ -232,19 +244,15 @@ def _sequences(conn: psycopg.Connection, role: str, rule: TableRule) -> Iterator
     """USAGE of the sequences that defaults of the table take numbers from."""
     for schema, name, there in conn.execute(_SEQUENCES, [role, rule.schema, rule.name]).fetchall():
         to = sql.Identifier(role)
-        grant = _text(conn, "GRANT USAGE ON SEQUENCE {} TO {}", sql.Identifier(schema, name), to)
+        grant = sql_text("GRANT USAGE ON SEQUENCE {} TO {}", sql.Identifier(schema, name), to)
         yield Need(f"{role} may use sequence {schema}.{name}", grant, there, rule)
 
 
 def _function(conn: psycopg.Connection, role: str, rule: TableRule, function: tuple[str, str]) -> Iterator[Need]:
-    signature = _text(conn, f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*function))
+    signature = sql_text(f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*function))
     for (there,) in conn.execute(_FUNCTION, [role, signature]).fetchall():
-        grant = _text(conn, f"GRANT EXECUTE ON FUNCTION {signature} TO {{}}", sql.Identifier(role))
+        grant = sql_text(f"GRANT EXECUTE ON FUNCTION {signature} TO {{}}", sql.Identifier(role))
         yield Need(f"{role} may call {'.'.join(function)}", grant, there, rule)
-
-
-def _text(conn: psycopg.Connection, template: str, *parts: sql.Composable) -> str:
-    return sql.SQL(template).format(*parts).as_string(conn)
 
 
 def _there(conn: psycopg.Connection, query: str, *parameters: object) -> bool:
@@ -344,14 +352,15 @@ def check_uploads(settings: UploadSettings) -> tuple[Finding, ...]:
     try:
         with connect(settings.login, application_name="headwater check") as conn, source_errors(settings.login):
             needs = [need for need in needs_of(conn, settings) if not need.there]
-            found = {rule: _of_table(conn, settings.role, rule) for rule in dict.fromkeys(settings.tables.values())}
-            columns = {rule: _columns(conn, settings.role, rule) for rule in found}
+            columns = {rule: _columns(conn, settings.role, rule) for rule in settings.tables.values()}
+            found = {rule: _of_table(conn, settings.role, rule, listed) for rule, listed in columns.items()}
         barred = {need.table for need in needs}
         lacking = [_lacking([need for need in needs if need.table is table]) for table in dict.fromkeys(barred)]
         known = [*lacking, *(each for several in found.values() for each in several)]
         if None in barred:
             return tuple(known)
-        tried = {rule: columns[rule] for rule, several in found.items() if rule not in barred and not _fatal(several)}
+        fit = [rule for rule, several in found.items() if not any(finding.fatal for finding in several)]
+        tried = {rule: columns[rule] for rule in fit if rule not in barred}
         return tuple(dict.fromkeys([*ledger.waiting(settings), *known, *asyncio.run(_try(settings, tried))]))
     except HeadwaterError as error:
         return (_finding(error),)
@@ -366,16 +375,12 @@ def _lacking(needs: Sequence[Need]) -> Finding:
     return Finding("HW_6120", what, fix, sql=statements)
 
 
-def _fatal(findings: Sequence[Finding]) -> bool:
-    return any(finding.fatal for finding in findings)
-
-
 def _finding(error: HeadwaterError) -> Finding:
     where = f"{error.where}: " if error.where else ""
     return Finding(error.code, f"uploads: {where}{error.what}", error.fix)
 
 
-def _of_table(conn: psycopg.Connection, role: str, rule: TableRule) -> list[Finding]:
+def _of_table(conn: psycopg.Connection, role: str, rule: TableRule, listed: Sequence[_Column]) -> list[Finding]:
     """What the catalog tells of a table. That it is missing, or lacks row-level security or a key, is found when it is
     tried."""
     parameters = {
@@ -388,7 +393,7 @@ def _of_table(conn: psycopg.Connection, role: str, rule: TableRule) -> list[Find
     if table.kind in FORMS:
         what = f"is {FORMS[table.kind]}, to which uploads can't be written under row-level security"
         return [_told(rule, what, "name the tables that it shows")]
-    columns = {column.name: column for column in _columns(conn, role, rule)}
+    columns = {column.name: column for column in listed}
     return [
         *_of_key(rule, table, [columns[name] for name in table.key if name in columns]),
         *_of_columns(rule, table, columns),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
@@ -13,11 +13,18 @@ from headwater.errors import HeadwaterError
 from headwater.source.upload.errors import UploadBlockedError
 from headwater.source.upload.settings import Conflict, Operation, TableRule
 
-_TABLES = """
+
+def rights_of(role: str) -> str:
+    """SQL: the rights that a role has to the table `c`. A right to some columns is enough: whoever granted it meant to
+    keep the others."""
+    return f"""
+    array(select w from unnest(array['SELECT', 'INSERT', 'UPDATE']) w where has_any_column_privilege({role}, c.oid, w)
+          union all select 'DELETE' where has_table_privilege({role}, c.oid, 'DELETE'))"""
+
+
+_TABLES = f"""
 select w.number, c.oid::bigint, row_security_active(c.oid), pg_get_userbyid(c.relowner) = current_user,
-       has_schema_privilege(n.oid, 'USAGE'),
-       array(select r from unnest(array['SELECT', 'INSERT', 'UPDATE']) r where has_any_column_privilege(c.oid, r)
-             union all select 'DELETE' where has_table_privilege(c.oid, 'DELETE'))
+       has_schema_privilege(n.oid, 'USAGE'), {rights_of("current_user")}
 from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
   join pg_namespace n on n.nspname = w.schema
   join pg_class c on c.relnamespace = n.oid and c.relname = w.name and c.relkind in ('r', 'p')
@@ -86,7 +93,7 @@ class TableShape:
     rule: TableRule
     oid: int
     key: tuple[str, ...]
-    columns: Mapping[str, TableColumn] = field(default_factory=dict)
+    columns: Mapping[str, TableColumn]
 
 
 async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule]) -> Mapping[TableRule, TableShape]:
@@ -125,7 +132,7 @@ def _checked_role(name: str, unbound: bool) -> sql.Identifier:
         raise HeadwaterError(
             "row-level security does not apply to the upload role",
             f"upload.role: {name}",
-            f"run {_sql('ALTER ROLE {} NOSUPERUSER NOBYPASSRLS', role)}, or use another role",
+            f"run {sql_text('ALTER ROLE {} NOSUPERUSER NOBYPASSRLS', role)}, or use another role",
             code="HW_6121",
         )
     return role
@@ -135,7 +142,7 @@ def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
     if secured or not rule.row_security:
         return
     what = "it does not apply to the upload role, which owns the table" if owned else "the table has none"
-    how = _sql(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
+    how = sql_text(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
     raise UploadBlockedError(
         f"uploads need row-level security, and {what}",
         rule.qualified_name,
@@ -150,9 +157,9 @@ def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights:
     if usage and not lacking:
         return
     grant = (
-        _sql(f"GRANT {', '.join(lacking)} ON {{}} TO {{}}", _name(rule), role)
+        sql_text(f"GRANT {', '.join(lacking)} ON {{}} TO {{}}", _name(rule), role)
         if usage
-        else _sql("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
+        else sql_text("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
     )
     what = "the upload role lacks rights to the table"
     raise UploadBlockedError(
@@ -163,7 +170,7 @@ def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights:
 async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> None:
     if rule.function is None:
         return
-    signature = _sql(f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*rule.function))
+    signature = sql_text(f"{{}}({FUNCTION_ARGUMENTS})", sql.Identifier(*rule.function))
     (((there,),),) = await _fetch_all(conn, (_FUNCTION, [signature]))
     if not there:
         what = "the table's conflict function is missing, or the upload role may not call it"
@@ -179,7 +186,8 @@ def _name(rule: TableRule) -> sql.Identifier:
     return sql.Identifier(rule.schema, rule.name)
 
 
-def _sql(template: str, *parts: sql.Identifier) -> str:
+def sql_text(template: str, *parts: sql.Identifier) -> str:
+    """SQL for people to copy."""
     return sql.SQL(template).format(*parts).as_string()
 
 

@@ -48,10 +48,7 @@ def key_values(shape: TableShape, row_id: str) -> dict[str, Json]:
 
 def _array(text: str) -> list[str]:
     """The texts of a JSON array; none if it is something else."""
-    try:
-        held = read_json(text)
-    except ValueError:
-        return []
+    held = _parsed(text)
     return [each for each in held if isinstance(each, str)] if isinstance(held, list) else []
 
 
