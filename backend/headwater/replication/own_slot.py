@@ -27,7 +27,6 @@ from headwater.source.slot import (
     claim_slot,
     claims_of_others,
     drop_slot,
-    drop_stray_slot,
     drop_unread_slot,
     end_reader,
     end_sessions,
@@ -190,7 +189,7 @@ class OwnSlot:
     def _make_room(self, name: str, *, ours: bool) -> None:
         slot = slot_status(self._conn, name)
         if slot is not None and slot.database != self._conn.info.dbname and ours:
-            drop_stray_slot(self._conn, name)  # its database was replaced by a copy, which is ours now
+            drop_slot(self._conn, name, stray=True)  # its database was replaced by a copy, which is ours now
             slot = None
         if slot is not None and slot.database != self._conn.info.dbname:
             whose = f"database {slot.database}" if slot.database else "a standby"

@@ -205,17 +205,28 @@ def walsender(conn: psycopg.Connection, pid: int) -> Walsender | None:
     return None if row is None else Walsender(pid, row[0])
 
 
-def drop_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop a slot of this database if it exists. Raises SlotBusyError while it is read."""
+def drop_slot(conn: psycopg.Connection, name: str, *, stray: bool = False) -> None:
+    """Drop a slot of this database, or with `stray` ours of a database that was renamed, if it exists. Raises
+    SlotBusyError while it is read."""
     try:
-        with _as_login(conn):
-            conn.execute(
-                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
-                " and database = current_database()",
-                [name],
-            )
+        _drop(conn, name, "true" if stray else "database = current_database()")
     except psycopg.errors.ObjectInUse as error:
         raise slot_busy_error(name, conn.info.dbname) from error
+
+
+def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
+    """Drop a slot of this database if it exists and nobody reads it."""
+    with contextlib.suppress(psycopg.errors.ObjectInUse):  # a reader connected just now
+        _drop(conn, name, "database = current_database() and not active")
+
+
+def _drop(conn: psycopg.Connection, name: str, which: str) -> None:
+    with _as_login(conn):
+        conn.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            f" where slot_name = %s and {which}".encode(),
+            [name],
+        )
 
 
 def slot_busy_error(name: str, where: str) -> SlotBusyError:
@@ -225,25 +236,6 @@ def slot_busy_error(name: str, where: str) -> SlotBusyError:
         where,
         "stop the other headwater, or give this one another slot_name_prefix",
     )
-
-
-def drop_unread_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop a slot of this database if it exists and nobody reads it."""
-    with contextlib.suppress(psycopg.errors.ObjectInUse), _as_login(conn):  # a reader connected just now
-        conn.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active"
-            " and database = current_database()",
-            [name],
-        )
-
-
-def drop_stray_slot(conn: psycopg.Connection, name: str) -> None:
-    """Drop our slot of a database that was renamed. Raises SlotBusyError while it is read."""
-    try:
-        with _as_login(conn):
-            conn.execute("select pg_drop_replication_slot(%s)", [name])
-    except psycopg.errors.ObjectInUse as error:
-        raise slot_busy_error(name, conn.info.dbname) from error
 
 
 class SnapshotKeeper:

@@ -17,7 +17,7 @@ from psycopg import pq
 
 from headwater.decode.pgoutput import Payload
 from headwater.errors import HeadwaterError
-from headwater.oplog.lsn import ZERO, Lsn, format_lsn
+from headwater.oplog.lsn import Lsn, format_lsn
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.slot import SlotBusyError, SlotLostError, replication_connection, walsender
 
@@ -248,5 +248,3 @@ _LOST = {
 """SQLSTATEs. That of a slot which Postgres invalidated, 55000, has other meanings: the next attempt sees in the catalog
 that the slot is lost."""
 _BUSY = "55006"
-
-__all__ = ["BATCH", "ZERO", "Received", "ReplicationStream", "SilentError", "StreamError"]

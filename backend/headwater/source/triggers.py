@@ -19,9 +19,6 @@ from headwater.source.readiness.finding import Finding
 
 SCHEMA = "headwater_source"
 
-NOT_TOLD = "HW_2020"
-"""The event triggers, which announce changed tables at once, can't be created, or not be removed."""
-
 _PREFIX, _CONTENT = "headwater", b"ddl"
 
 # The exception block is a subtransaction, so Postgres may send the message after the row that follows.
@@ -123,13 +120,9 @@ def triggers_on(conn: psycopg.Connection) -> bool:
     wanted = {
         (name, "A", event, _BODY, False, '{"search_path=pg_catalog, pg_temp"}', True) for name, event in _EVENTS.items()
     }
-    return {tuple(row) for row in found} == wanted and _may_fire(conn)
-
-
-def _may_fire(conn: psycopg.Connection) -> bool:
-    """From Postgres 17 on, all event triggers of a server can be switched off."""
-    row = conn.execute("select coalesce(current_setting('event_triggers', true), 'on')").fetchone()
-    return row is not None and row[0] == "on"
+    # From Postgres 17 on, all event triggers of a server can be switched off
+    may_fire = conn.execute("select coalesce(current_setting('event_triggers', true), 'on')").fetchall()
+    return set(found) == wanted and may_fire == [("on",)]
 
 
 def install(settings: SourceSettings, admin: SourceSettings | None = None) -> Installed:
@@ -151,11 +144,11 @@ def remove(settings: SourceSettings, admin: SourceSettings | None = None) -> Ins
     """Drop the triggers and all that belongs to them. Raises SourceUnreachableError or SourceRefusedError."""
     with connect(admin or settings, patient=True) as conn:
         there = conn.execute(
-            "select exists (select from pg_event_trigger where evtname = any(%s))"
-            " or exists (select from pg_namespace where nspname = %s)",
+            "select from pg_event_trigger where evtname = any(%s)"
+            " union all select from pg_namespace where nspname = %s",
             [list(_EVENTS), SCHEMA],
-        ).fetchone()
-        if there is None or not there[0]:
+        ).rowcount
+        if not there:
             return Installed()
         return _run(conn, _REMOVE, _REFUSED_TO_REMOVE)
 
@@ -169,7 +162,7 @@ def _run(conn: psycopg.Connection, statements: tuple[str, ...], refused: tuple[s
     except psycopg.Error as error:
         reason = error.diag.message_primary or type(error).__name__
         what, fix = refused
-        return Installed(warnings=(Finding(NOT_TOLD, f"{what}: {reason}", fix, fatal=False),))
+        return Installed(warnings=(Finding("HW_2020", f"{what}: {reason}", fix, fatal=False),))
     return Installed(done=tuple(statement.partition(" AS $")[0] for statement in statements))
 
 
