@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from hashlib import sha256
 from pathlib import Path
@@ -57,12 +57,6 @@ class Folder:
         except BaseException:
             Path(draft).unlink(missing_ok=True)
             raise
-
-    def read(self, name: str) -> bytes:
-        return self.path(name).read_bytes()
-
-    def exists(self, name: str) -> bool:
-        return self.path(name).exists()
 
     def remove(self, name: str) -> None:
         """Remove the file, if it is there."""
@@ -129,17 +123,9 @@ class Attachment:
         )
 
     def as_row(self) -> dict[str, object]:
-        return {
-            "id": self.id,
-            "filename": self.filename,
-            "state": int(self.state),
-            "local_uri": self.local_path,
-            "size": self.size,
-            "media_type": self.media_type,
-            "meta_data": self.meta_data,
-            "has_synced": int(self.has_synced),
-            "timestamp": int(self.timestamp * 1000),
-        }
+        row = asdict(self) | {"state": int(self.state), "has_synced": int(self.has_synced)}
+        row["local_uri"] = row.pop("local_path")
+        return row | {"timestamp": int(self.timestamp * 1000)}
 
 
 _log = logging.getLogger("headwater_client")
@@ -165,16 +151,6 @@ class RemoteStorage(Protocol):
 
     def delete(self, attachment: Attachment) -> None:
         """Remove a file, which may be gone already."""
-
-
-@dataclass(frozen=True)
-class NamedFile:
-    """A file that a row names."""
-
-    id: str
-    filename: str
-    media_type: str | None = None
-    meta_data: str | None = None
 
 
 class AttachmentQueue:
@@ -235,16 +211,8 @@ class AttachmentQueue:
         name = filename or row_id
         local = self._folder.name_of(row_id, name)
         self._folder.write(local, content)
-        attachment = Attachment(
-            row_id,
-            name,
-            AttachmentState.QUEUED_UPLOAD,
-            local,
-            len(content),
-            media_type,
-            meta_data,
-            timestamp=time.time(),
-        )
+        state, now = AttachmentState.QUEUED_UPLOAD, time.time()
+        attachment = Attachment(row_id, name, state, local, len(content), media_type, meta_data, timestamp=now)
         try:
             with self._database.atomic():
                 self._put(attachment)
@@ -273,9 +241,8 @@ class AttachmentQueue:
 
     def path(self, attachment: Attachment) -> Path | None:
         """Where the file is, or None while it is not here."""
-        if attachment.local_path is None or not self._folder.exists(attachment.local_path):
-            return None
-        return self._folder.path(attachment.local_path)
+        path = None if attachment.local_path is None else self._folder.path(attachment.local_path)
+        return path if path is not None and path.exists() else None
 
     def _steadily(self, work: Callable[[], None]) -> None:
         """Work until `stop`, or until the database is closed: what fails, as on a full disk, is begun again."""
@@ -306,27 +273,20 @@ class AttachmentQueue:
     def _take(self, watch: QueryWatch) -> None:
         with self._database.atomic():
             # Read here: what was read before may name files that were deleted since
-            named = {row["id"]: NamedFile(**row) for row in watch.now() if row["id"] is not None}
+            new: dict[str, Any] = {"state": AttachmentState.QUEUED_DOWNLOAD, "timestamp": time.time()}
+            named = {row["id"]: Attachment(**row, **new) for row in watch.now() if row["id"] is not None}
             known = {each.id: each for each in self.all()}
             for each in named.values():
                 self._take_named(each, known.get(each.id))
             for attachment in known.values():
                 # One that waits for upload may be named by a row that is not written yet
-                if attachment.id not in named and attachment.state in {
-                    AttachmentState.SYNCED,
-                    AttachmentState.QUEUED_DOWNLOAD,
-                }:
+                archived = attachment.state in {AttachmentState.SYNCED, AttachmentState.QUEUED_DOWNLOAD}
+                if archived and attachment.id not in named:
                     self._put(replace(attachment, state=AttachmentState.ARCHIVED, timestamp=time.time()))
 
-    def _take_named(self, named: NamedFile, known: Attachment | None) -> None:
+    def _take_named(self, named: Attachment, known: Attachment | None) -> None:
         if known is None:
-            state = AttachmentState.QUEUED_DOWNLOAD
-            self._put(
-                Attachment(
-                    named.id, named.filename, state, media_type=named.media_type, meta_data=named.meta_data,
-                    timestamp=time.time(),
-                )
-            )  # fmt: skip
+            self._put(named)
         elif known.state is AttachmentState.ARCHIVED:
             state = AttachmentState.SYNCED if self.path(known) is not None else AttachmentState.QUEUED_DOWNLOAD
             self._put(replace(known, state=state))
@@ -373,7 +333,7 @@ class AttachmentQueue:
 
     def _upload(self, attachment: Attachment) -> None:
         assert attachment.local_path is not None
-        self._remote.upload(attachment, self._folder.read(attachment.local_path))
+        self._remote.upload(attachment, self._folder.path(attachment.local_path).read_bytes())
         self._done(attachment)
 
     def _download(self, attachment: Attachment) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,22 +38,14 @@ _STEPS = 100_000
 """Of SQLite's machine: some milliseconds."""
 
 
-class CommandError(click.ClickException):
-    """An error that is printed as one line."""
-
-    @classmethod
-    def of(cls, error: ClientError) -> CommandError:
-        return cls(str(error))
-
-
 def read_schema(path: Path) -> tuple[Schema, list[str]]:
     """The tables of a JSON file, `{"todos": {"title": "text"}}`, and names in it that no table or column can have."""
     try:
         tables: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} cannot be read: {error}") from error
+        raise click.ClickException(f"{path} cannot be read: {error}") from error
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
-        raise CommandError(f'{path} has to map tables to columns: {{"todos": {{"title": "text"}}}}')
+        raise click.ClickException(f'{path} has to map tables to columns: {{"todos": {{"title": "text"}}}}')
     columns = {f"{table}.{column}": column for table, each in tables.items() if is_fit(table) for column in each}
     left_out = [table for table in tables if not is_fit(table)]
     left_out += [name for name, column in columns.items() if not is_fit(column) or column.lower() == "id"]
@@ -61,25 +54,23 @@ def read_schema(path: Path) -> tuple[Schema, list[str]]:
         for table, each in tables.items()
         if table not in left_out
     }
-    try:
-        return Schema.of(fit), left_out
-    except ClientError as error:
-        raise CommandError.of(error) from error
+    return Schema.of(fit), left_out
 
 
-def open_existing(path: Path, key: str | None) -> Database:
-    """The device of a file that is there. Raises `CommandError`."""
+@contextmanager
+def open_existing(path: Path, key: str | None) -> Iterator[Database]:
+    """The device of a file that is there. An error of SQLite's, as of the SQL that was given, ends the command."""
     if not path.exists():
-        raise CommandError(f"{path} is not there: headwater-client sync makes it")
-    try:
-        if key is None:
-            _check(path)
-        database = Database(path, key=key)
-    except ClientError as error:
-        raise CommandError.of(error) from error
-    # While SQLite works, Python hears of Ctrl-C only where it is called
-    database.conn.set_progress_handler(lambda: 0, _STEPS)
-    return database
+        raise click.ClickException(f"{path} is not there: headwater-client sync makes it")
+    if key is None:
+        _check(path)
+    with Database(path, key=key) as database:
+        # While SQLite works, Python hears of Ctrl-C only where it is called
+        database.conn.set_progress_handler(lambda: 0, _STEPS)
+        try:
+            yield database
+        except database.conn.Error as error:
+            raise click.ClickException(str(error)) from error
 
 
 def _check(path: Path) -> None:
@@ -135,21 +126,21 @@ def as_table(rows: Sequence[Row]) -> Table:
     """Rows to look at; texts are shown as they are, not as markup."""
     table = Table()
     for name in rows[0] if rows else ():
-        table.add_column(_escaped(name))
+        table.add_column(Text(name))
     for row in rows:
-        table.add_row(*(_escaped(_text(value)) for value in row.values()))
+        table.add_row(*(_text(value) for value in row.values()))
     return table
 
 
 def print_rows(rows: Sequence[Row], kind: Format) -> None:
     if kind == "json":
         for row in rows:
-            click_echo(json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False))
+            click.echo(_as_json(row))
     elif kind == "csv":
         writer = csv.writer(sys.stdout)
         if rows:
             writer.writerow(rows[0])
-        writer.writerows([_plain(value) for value in row.values()] for row in rows)
+        writer.writerows([each.hex() if isinstance(each, bytes) else each for each in row.values()] for row in rows)
     elif rows:
         console.print(as_table(rows))
     else:
@@ -159,18 +150,10 @@ def print_rows(rows: Sequence[Row], kind: Format) -> None:
 def print_result(rows: Sequence[Row], kind: Format) -> None:
     """One result of many: a line of JSON, or CSV that an empty line ends. Whoever reads it has it at once."""
     if kind == "json":
-        click_echo(
-            json.dumps([{name: _plain(value) for name, value in row.items()} for row in rows], ensure_ascii=False)
-        )
+        click.echo(_as_json(rows))
     else:
         print_rows(rows, kind)
-        click_echo("")
-    sys.stdout.flush()
-
-
-def click_echo(text: str) -> None:
-    """A line to stdout, as it is."""
-    sys.stdout.write(text + "\n")
+        click.echo("")
 
 
 def progress_bar() -> Progress:
@@ -187,18 +170,12 @@ def moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=bytes.hex)
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+def _text(value: object) -> Text:
+    return Text("" if value is None else f"x'{value.hex()}'" if isinstance(value, bytes) else str(value))
 
 
 _MASK = 2**32 - 1
@@ -283,7 +260,17 @@ def _of_file(command: F) -> F:
     return path(key(command))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Commands(click.Group):
+    """Prints an error of the package as one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ClientError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(VERSION, prog_name="headwater-client")
 def main() -> None:
     """A local SQLite file that syncs with Headwater, or another server of the PowerSync protocol."""
@@ -325,25 +312,23 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
 
     Without a schema, the tables are made from the rows that come.
     """
-    try:
-        given, left_out = (None, []) if schema is None else read_schema(schema)
-        _print_left_out(left_out)
-        with Database(file, given, key=key) as database:
-            for name, of_stream in map(_stream, wanted):
-                database.subscribe(name, of_stream)
-            before = database.status.last_synced_at
-            options = ConnectOptions(parameters=dict(map(_parameter, parameters)), transport=transport)
-            database.connect((UploadConnector if upload else DownloadConnector)(endpoint, token), options)
-            _sync_once(database, before, timeout)
-            tables = _Tables(database) if schema is None else None
-            if tables is not None:
-                tables.make()
-            if once:
-                _wait_uploaded(database, upload, timeout)
-                return
+    seconds = math.inf if timeout is None else timeout
+    given, left_out = (None, []) if schema is None else read_schema(schema)
+    _print_left_out(left_out)
+    with Database(file, given, key=key) as database:
+        for name, of_stream in map(_stream, wanted):
+            database.subscribe(name, of_stream)
+        before = database.status.last_synced_at
+        options = ConnectOptions(parameters=dict(map(_parameter, parameters)), transport=transport)
+        database.connect((UploadConnector if upload else DownloadConnector)(endpoint, token), options)
+        _sync_once(database, before, seconds)
+        tables = _Tables(database) if schema is None else None
+        if tables is not None:
+            tables.make()
+        if not once:
             _report_until_interrupted(database, tables)
-    except ClientError as error:
-        raise CommandError.of(error) from error
+        elif upload:
+            _wait_uploaded(database, seconds)
 
 
 @main.command()
@@ -353,12 +338,8 @@ def sync(  # noqa: PLR0913, PLR0917 - one for each option
 @click.option("--format", "kind", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 def query(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Format) -> None:
     """Print the rows of SQL, with ARGS for its question marks. Writes are queued for upload."""
-    with open_existing(file, key) as database:
-        try:
-            with database.atomic():
-                found = database.rows(sql, args)
-        except database.conn.Error as error:
-            raise CommandError(str(error)) from error
+    with open_existing(file, key) as database, database.atomic():
+        found = database.rows(sql, args)
     print_rows(found, kind)
 
 
@@ -387,8 +368,6 @@ def watch(file: Path, key: str | None, sql: str, args: tuple[str, ...], kind: Fo
                     live.update(Group(heading, as_table(found)), refresh=True)
                 if number == count:
                     return
-        except database.conn.Error as error:
-            raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             pass
 
@@ -400,7 +379,6 @@ def status(file: Path, key: str | None, as_json: bool) -> None:
     """Show what FILE holds, when it last synced, and what waits for upload."""
     with open_existing(file, key) as database:
         state = database.status
-        tables = {name: database[name].count for name in database.synced_names}
         stored = buckets.stored(database.conn)
         facts: dict[str, Any] = {
             "client_id": database.client_id,
@@ -414,10 +392,10 @@ def status(file: Path, key: str | None, as_json: bool) -> None:
             "streams": {
                 f"{each.key.name} {each.key.params}": "active" if each.active else "requested" for each in state.streams
             },
-            "tables": tables,
+            "tables": {name: database[name].count for name in database.synced_names},
         }
     if as_json:
-        click_echo(json.dumps(facts))
+        click.echo(json.dumps(facts))
     else:
         console.print(as_table([{"": name.replace("_", " "), " ": _lines(value)} for name, value in facts.items()]))
 
@@ -436,9 +414,9 @@ def diagnose(file: Path, key: str | None) -> None:
         raise SystemExit(1)
 
 
-def _sync_once(database: Database, before: float | None, timeout: float | None) -> None:
+def _sync_once(database: Database, before: float | None, timeout: float) -> None:
     """Wait for a complete sync after that of `before`. Errors on the way are printed; the device tries again."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     printed: str | None = None
     with progress_bar() as bar:
         task = bar.add_task("first sync" if before is None else "sync", total=None)
@@ -450,10 +428,9 @@ def _sync_once(database: Database, before: float | None, timeout: float | None) 
             if error is not None and str(error) != printed:
                 printed = str(error)
                 stderr.print(printed, markup=False)
-            if deadline is not None and time.monotonic() > deadline:
-                raise CommandError(
-                    f"no complete sync within {timeout:g} s" + (f"; the last error was {printed}" if printed else "")
-                )
+            if time.monotonic() > deadline:
+                last = f"; the last error was {printed}" if printed else ""
+                raise click.ClickException(f"no complete sync within {timeout:g} s{last}")
             time.sleep(_LOOK_SECONDS)
     stderr.print(f"synced at {moment(database.status.last_synced_at)}")
 
@@ -487,11 +464,11 @@ def _print_left_out(names: Sequence[str]) -> None:
         stderr.print(f"left out, as no table can have these names: {', '.join(names)}", markup=False)
 
 
-def _wait_uploaded(database: Database, upload: bool, timeout: float | None) -> None:
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while upload and not database.confirmed():
-        if deadline is not None and time.monotonic() > deadline:
-            raise CommandError(
+def _wait_uploaded(database: Database, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not database.confirmed():
+        if time.monotonic() > deadline:
+            raise click.ClickException(
                 f"{database.uploads_waiting} local writes still wait; {database.status.upload_error or ''}"
             )
         time.sleep(_LOOK_SECONDS)
@@ -518,7 +495,7 @@ def _report_until_interrupted(database: Database, tables: _Tables | None) -> Non
 def _parameter(text: str) -> tuple[str, object]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise CommandError(f"{text!r} is not NAME=VALUE")
+        raise click.ClickException(f"{text!r} is not NAME=VALUE")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -534,7 +511,7 @@ def _stream(text: str) -> tuple[str, Mapping[str, Any] | None]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise CommandError(f"the parameters of {name} are not a JSON object: {value}")
+        raise click.ClickException(f"the parameters of {name} are not a JSON object: {value}")
     return name, found
 
 

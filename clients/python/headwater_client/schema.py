@@ -187,11 +187,6 @@ def data_table(name: str, table: Table) -> str:
     return f"ps_data_local__{name}" if table.local_only else f"ps_data__{name}"
 
 
-def view_name(name: str, table: Table) -> str:
-    """What the app calls the table."""
-    return table.view_name or name
-
-
 def create_data_table(name: str, table: Table) -> str:
     return f"CREATE TABLE {_quoted(data_table(name, table))}(id TEXT PRIMARY KEY NOT NULL, data TEXT)"
 
@@ -215,7 +210,7 @@ def create_view(name: str, table: Table) -> str:
         values += ["NULL", "NULL"]
     listed = ", ".join(_quoted(each) for each in names)
     return (
-        f"CREATE VIEW {_quoted(view_name(name, table))}({listed}) AS SELECT {', '.join(values)} "
+        f"CREATE VIEW {_quoted(table.view_name or name)}({listed}) AS SELECT {', '.join(values)} "
         f"FROM {_quoted(data_table(name, table))} {MARK}"
     )
 
@@ -224,9 +219,11 @@ def create_triggers(name: str, table: Table) -> list[str]:
     """What makes the view writable. A table that is only inserted to has no other trigger."""
     if table.insert_only:
         return [_on_insert(name, table)]
-    triggers = [_on_insert(name, table), _on_update(name, table), _on_delete(name, table)]
-    if table.track_metadata:
-        triggers.append(_on_delete_with_metadata(name, table))
+    on_delete = _trigger("delete", name, table, "DELETE", _deletion(name, table, "NULL"))
+    triggers = [_on_insert(name, table), _on_update(name, table), on_delete]
+    if table.track_metadata:  # a DELETE has no room for it: an UPDATE of `_deleted` carries it
+        steps = _deletion(name, table, "NEW._metadata")
+        triggers.append(_trigger("delete2", name, table, "UPDATE", steps, "NEW._deleted IS TRUE"))
     return triggers
 
 
@@ -261,16 +258,6 @@ def _on_update(name: str, table: Table) -> str:
         )  # fmt: skip
     when = "NEW._deleted IS NOT TRUE" if table.track_metadata else None
     return _trigger("update", name, table, "UPDATE", steps, when)
-
-
-def _on_delete(name: str, table: Table, *, metadata: str = "NULL") -> str:
-    return _trigger("delete", name, table, "DELETE", _deletion(name, table, metadata))
-
-
-def _on_delete_with_metadata(name: str, table: Table) -> str:
-    """A DELETE has no room for metadata: an UPDATE of `_deleted` carries it."""
-    steps = _deletion(name, table, "NEW._metadata")
-    return _trigger("delete2", name, table, "UPDATE", steps, "NEW._deleted IS TRUE")
 
 
 def _deletion(name: str, table: Table, metadata: str) -> list[str]:
@@ -309,7 +296,7 @@ def _queue(
 def _trigger(
     kind: str, name: str, table: Table, event: str, steps: Iterable[str], when: str | None = None
 ) -> str:  # fmt: skip
-    view = view_name(name, table)
+    view = table.view_name or name
     condition = "" if when is None else f" WHEN {when}"
     body = "\n".join(steps)
     return (

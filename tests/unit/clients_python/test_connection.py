@@ -207,7 +207,7 @@ def test_retired_store(tmp_path: Path) -> None:
     store.retired.set()
     with pytest.raises(RetiredError):
         store.save([Data("b", [Op("1", "PUT", 1, "todos", "1", "s", "{}")])])
-    assert store.positions() == []
+    assert store.positions() == {}
     connection.close()
 
 

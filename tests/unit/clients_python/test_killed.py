@@ -70,7 +70,7 @@ def live(path: Path, killed: Callable[[str], None] = lambda _: None) -> None:
 
 def hear(store: DeviceStore, server: PlayedServer) -> None:
     """A stream that sends what the device lacks of the server's newest state."""
-    session, lacking = StreamSession(), {each.bucket: each.after for each in store.positions()}
+    session, lacking = StreamSession(), store.positions()
     if min(lacking.values(), default=0) > server.last_op:
         return  # it is further than that already
     checkpoint: Line = {"last_op_id": str(server.last_op), "buckets": server.sums(), "streams": []}

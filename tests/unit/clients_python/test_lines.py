@@ -28,16 +28,7 @@ from headwater_client.protocol.lines import (
     framing_of,
     parse_line,
 )
-from headwater_client.protocol.session import (
-    BeginCheckpoint,
-    Close,
-    Closing,
-    Finish,
-    RenewToken,
-    Save,
-    StreamSession,
-    Tick,
-)
+from headwater_client.protocol.session import BeginCheckpoint, Close, Finish, RenewToken, Save, StreamSession, Tick
 from headwater_client.storage import layout
 from headwater_client.storage.connection import open_connection
 from headwater_client.storage.store import DeviceStore
@@ -149,11 +140,7 @@ def test_instructions() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [
-        (0, [RenewToken(expired=True), Close(Closing.EXPIRED)]),
-        (30, [RenewToken(expired=False), Tick()]),
-        (31, [Tick()]),
-    ],
+    [(0, [RenewToken(expired=True), Close()]), (30, [RenewToken(expired=False), Tick()]), (31, [Tick()])],
 )
 def test_token_is_renewed_in_time(seconds: int, expected: list[object]) -> None:
     assert list(StreamSession().receive(TokenExpiresIn(seconds))) == expected

@@ -74,7 +74,7 @@ class DeviceMachine(RuleBasedStateMachine):
     @rule(damaged=st.sampled_from([None, None, None, *sorted(PRIORITIES)]))
     def connect(self, damaged: str | None) -> None:
         self.session, self.damaged = StreamSession(), damaged
-        self.sent = {each.bucket: each.after for each in self.store.positions()}
+        self.sent = self.store.positions()
         assert self.sent == {name: held.position for name, held in self.model.stored.items()}
         self.checkpoint("checkpoint")
 

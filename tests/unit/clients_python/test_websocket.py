@@ -258,11 +258,7 @@ def test_protocol_violation(messages: list[bytes | str]) -> None:
 FRAMES = st.one_of(
     st.binary(max_size=40),
     st.builds(
-        rsocket.frame,
-        st.sampled_from([0, 1, 2]),
-        st.integers(0, 63),
-        st.integers(0, 0x3FF),
-        st.binary(max_size=30),
+        rsocket.frame, st.sampled_from([0, 1, 2]), st.integers(0, 63), st.integers(0, 0x3FF), st.binary(max_size=30)
     ),
 )
 

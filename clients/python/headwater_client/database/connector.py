@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
@@ -22,15 +22,7 @@ from headwater_client.storage.uploads import CrudEntry
 from headwater_client.transport.http import Credentials, refusal, trusted
 
 REFUSALS: Final = Table(
-    {
-        "at": "text",
-        "message": "text",
-        "code": "text",
-        "op": "text",
-        "type": "text",
-        "row_id": "text",
-        "writes": "text",
-    },
+    {"at": "text", "message": "text", "code": "text", "op": "text", "type": "text", "row_id": "text", "writes": "text"},
     local_only=True,
 )
 """Goes into the schema of an app that shows refusals, under the name `upload_refusals`."""
@@ -93,19 +85,6 @@ def _keep(database: Database, refusals: Iterable[Refusal]) -> None:
         )  # fmt: skip
 
 
-def _kept(database: Database) -> list[str]:
-    """The numbers of the dead letters in `upload_refusals`."""
-    if _NAME not in database.synced_names:
-        return []
-    return [str(row["id"]) for row in database.rows(f"SELECT id FROM {_NAME}")]
-
-
-def _forget(database: Database, letters: Collection[str]) -> None:
-    """Remove these from `upload_refusals`."""
-    for letter in letters:
-        database.execute(f"DELETE FROM {_NAME} WHERE id = ?", [letter])
-
-
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
@@ -157,12 +136,14 @@ class UploadConnector:
 
         Raises `RefusedError`, `UnreachableError`, `ProtocolError`.
         """
-        known = _kept(database)
-        if not known:
+        kept = database.rows(f"SELECT id FROM {_NAME}") if _NAME in database.synced_names else []
+        if not kept:
             return
         found = _list_in(self._ask("GET", f"/upload/refused?client_id={quote(database.client_id)}"), "refused")
         waiting = {str(each.get("dead_letter")) for each in found}
-        _forget(database, [letter for letter in known if letter not in waiting])
+        for row in kept:
+            if str(row["id"]) not in waiting:
+                database.execute(f"DELETE FROM {_NAME} WHERE id = ?", [row["id"]])
 
     def _report_refused(self, refusal: Refusal) -> None:
         try:

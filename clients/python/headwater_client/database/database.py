@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlite_utils
@@ -19,7 +18,7 @@ from headwater_client.database.app_calls import app_calls, raise_if_retired, wit
 from headwater_client.database.table import SyncedTable, frame
 from headwater_client.database.watch import QueryWatch, Row, rows
 from headwater_client.errors import ConnectError, FileError, NotSyncedError
-from headwater_client.schema import MARK, Schema
+from headwater_client.schema import Schema
 from headwater_client.storage import layout, streams, uploads
 from headwater_client.storage import store as files
 from headwater_client.storage.connection import ThreadConnections
@@ -151,8 +150,7 @@ class Database(sqlite_utils.Database):
         self._find_views()
 
     def _find_views(self) -> None:
-        found = self.conn.execute("SELECT name FROM sqlite_master WHERE type = 'view' AND sql GLOB ?", (f"*{MARK}",))
-        self._views = {name for (name,) in found.fetchall()}
+        self._views = set(layout.made_views(self.conn))
 
     @property
     def synced_names(self) -> list[str]:
@@ -230,15 +228,12 @@ class Database(sqlite_utils.Database):
         self, connector: Connector, options: ConnectOptions, app_loop: asyncio.AbstractEventLoop | None
     ) -> None:
         options.check()
-        app = app_calls(
-            connector.fetch_credentials, lambda: connector.upload_data(self), app_loop, self._uploading
+        app = app_calls(connector.fetch_credentials, lambda: connector.upload_data(self), app_loop, self._uploading)
+        setup = SyncSetup(
+            self.path, self._open_store, app, options, self._board, self._user_agent,
+            subscribed=self._subscribed_keys, show=self._connections.committed.notify,
         )  # fmt: skip
-        thread = SyncThread(
-            SyncSetup(
-                self.path, self._open_store, app, options, self._board, self._user_agent,
-                subscribed=self._subscribed_keys, show=self._connections.committed.notify,
-            )
-        )  # fmt: skip
+        thread = SyncThread(setup)
         while True:  # until no other thread connects in between
             self.disconnect()
             self._board.update(
@@ -298,9 +293,7 @@ class Database(sqlite_utils.Database):
     def __enter__(self) -> Database:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -403,7 +396,8 @@ class Database(sqlite_utils.Database):
         held = Subscription(key, self._give_up)
         with self._lock:
             self._subscriptions.add(held)
-        self._streams_changed()
+        if (thread := self._syncing) is not None:
+            thread.streams_changed()
         return held
 
     def _give_up(self, subscription: Subscription) -> None:
@@ -417,14 +411,8 @@ class Database(sqlite_utils.Database):
     def _subscribed_keys(self) -> set[StreamKey]:
         return {each.key for each in list(self._subscriptions)}
 
-    def _streams_changed(self) -> None:
-        thread = self._syncing
-        if thread is not None:
-            thread.streams_changed()
-
     def _wrote(self) -> None:
-        thread = self._syncing
-        if thread is not None:
+        if (thread := self._syncing) is not None:
             thread.wrote()
 
 

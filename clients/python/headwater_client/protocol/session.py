@@ -4,8 +4,8 @@ file, network or clock."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -24,56 +24,33 @@ from headwater_client.protocol.lines import (
 
 
 @dataclass(frozen=True)
-class Position:
-    """Up to where a device has a bucket."""
-
-    bucket: str
-    after: int
-
-
-@dataclass(frozen=True)
 class RequestedStream:
     """A stream requested by name and parameters; `priority` replaces that of the stream."""
 
     stream: str
-    parameters: Mapping[str, object] | None
+    parameters: dict[str, object] | None
     priority: int | None
 
 
-@dataclass(frozen=True)
-class RequestBody:
-    """What a device sends as it connects."""
-
-    client_id: str
-    positions: Sequence[Position] = ()
-    subscriptions: Sequence[RequestedStream] = ()
-    include_defaults: bool = True
-    parameters: Mapping[str, object] = field(default_factory=dict)
-    app_metadata: Mapping[str, str] = field(default_factory=dict)
-
-    def body(self) -> bytes:
-        """As JSON."""
-        request = {
-            "buckets": [{"name": each.bucket, "after": str(each.after)} for each in self.positions],
-            "include_checksum": True,
-            "raw_data": True,
-            "binary_data": True,
-            "client_id": self.client_id,
-            "parameters": dict(self.parameters),
-            "app_metadata": dict(self.app_metadata),
-            "streams": {
-                "include_defaults": self.include_defaults,
-                "subscriptions": [
-                    {
-                        "stream": each.stream,
-                        "parameters": None if each.parameters is None else dict(each.parameters),
-                        "override_priority": each.priority,
-                    }
-                    for each in self.subscriptions
-                ],
-            },
-        }
-        return _dumped(request).encode()
+def request_body(
+    client_id: str, positions: Mapping[str, int], requested: Iterable[RequestedStream], *, include_defaults: bool,
+    parameters: Mapping[str, object], app_metadata: Mapping[str, str],
+) -> bytes:  # fmt: skip
+    """What a device sends as it connects. `positions` is up to where it has each bucket."""
+    subscriptions = [
+        {"stream": each.stream, "parameters": each.parameters, "override_priority": each.priority} for each in requested
+    ]
+    request = {
+        "buckets": [{"name": name, "after": str(after)} for name, after in positions.items()],
+        "include_checksum": True,
+        "raw_data": True,
+        "binary_data": True,
+        "client_id": client_id,
+        "parameters": dict(parameters),
+        "app_metadata": dict(app_metadata),
+        "streams": {"include_defaults": include_defaults, "subscriptions": subscriptions},
+    }
+    return _dumped(request).encode()
 
 
 def json_text(value: object) -> str:
@@ -143,18 +120,9 @@ class Tick:
     """The server lives: time to look at the clock."""
 
 
-class Closing(Enum):
-    """Why a device hangs up."""
-
-    EXPIRED = "the token has expired"
-    MISMATCH = "a checksum differs"
-
-
 @dataclass(frozen=True)
 class Close:
-    """End the connection."""
-
-    reason: Closing
+    """End the connection: the token has expired."""
 
 
 Instruction: TypeAlias = BeginCheckpoint | Save | Finish | RenewToken | Tick | Close
@@ -170,10 +138,10 @@ class FinishOutcome(Enum):
 
 @dataclass
 class StreamSession:
-    """The state of one connection."""
+    """The state of one connection. `blocked` is what may show once local writes are confirmed."""
 
     target: CheckpointTarget | None = None
-    _blocked: Finish | None = field(default=None, init=False)
+    blocked: Finish | None = None
 
     def receive(self, line: Line) -> Iterator[Instruction]:
         """What to do about a line, in this order. Raises `ProtocolError` where it cannot follow the lines before."""
@@ -193,18 +161,9 @@ class StreamSession:
             case TokenExpiresIn():
                 yield from _on_token(line.seconds)
 
-    def finished(self, what: Finish, outcome: FinishOutcome) -> Iterator[Instruction]:
+    def finished(self, what: Finish, outcome: FinishOutcome) -> None:
         """Tell what came of a `Finish`."""
-        self._blocked = None
-        if outcome is FinishOutcome.MISMATCH:
-            yield Close(Closing.MISMATCH)
-        elif outcome is FinishOutcome.BLOCKED and what.priority is None:
-            self._blocked = what
-
-    def uploads_finished(self) -> Iterator[Instruction]:
-        """Tell that local writes are confirmed: what they blocked may show now."""
-        if self._blocked is not None:
-            yield self._blocked
+        self.blocked = what if outcome is FinishOutcome.BLOCKED and what.priority is None else None
 
     def _differ(self, line: CheckpointDiff) -> Instruction:
         removed = set(line.removed_buckets)
@@ -222,7 +181,7 @@ class StreamSession:
         streams: tuple[StreamInfo, ...] | None,
     ) -> Instruction:
         # Data of the new checkpoint would show together with that of the blocked one
-        self._blocked = None
+        self.blocked = None
         self.target = CheckpointTarget(
             op_number(last_op_id),
             {each.bucket: each for each in buckets},
@@ -246,7 +205,7 @@ def op_number(text: str) -> int:
 def _on_token(seconds: int) -> Iterator[Instruction]:
     if seconds <= 0:
         yield RenewToken(expired=True)
-        yield Close(Closing.EXPIRED)
+        yield Close()
         return
     if seconds <= FETCH_AHEAD:
         yield RenewToken(expired=False)

@@ -16,23 +16,6 @@ from headwater_client.storage import buckets, uploads
 from headwater_client.storage.layout import FULL_SYNC, synced_tables
 
 
-class RawWriter:
-    """Puts and deletes rows of one table. Raises `SchemaError` where statement or table do not fit."""
-
-    def __init__(self, connection: sqlite3.Connection, name: str, table: RawTable) -> None:
-        self._connection = connection
-        target = table.table_name or name
-        self._put = table.put or _inferred_put(connection, target)
-        self._delete = table.delete or Statement(f'DELETE FROM "{target}" WHERE id = ?', ["Id"])
-
-    def put(self, rows: Iterable[tuple[str, str | None]]) -> None:
-        """Insert or replace rows, each an id and its JSON text."""
-        self._connection.executemany(self._put.sql, [_bound(self._put, row_id, data) for row_id, data in rows])
-
-    def delete(self, ids: Iterable[str]) -> None:
-        self._connection.executemany(self._delete.sql, [_bound(self._delete, row_id, None) for row_id in ids])
-
-
 def _inferred_put(connection: sqlite3.Connection, target: str) -> Statement:
     columns = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (target,))]
     if "id" not in columns:
@@ -111,11 +94,10 @@ WHERE op.row_type = :type AND op.bucket IN (SELECT id FROM temp.headwater_involv
 
 @dataclass(frozen=True)
 class Applied:
-    """What came of a checkpoint; `mismatched` buckets were removed, `tables` are those with changed rows."""
+    """What came of a checkpoint; `mismatched` buckets were removed."""
 
     outcome: FinishOutcome
     mismatched: tuple[str, ...] = ()
-    tables: frozenset[str] = frozenset()
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -153,7 +135,7 @@ def apply(
     if priority != 0 and not uploads.confirmed(connection):
         return Applied(FinishOutcome.BLOCKED)
     buckets.end_bulk(connection)
-    tables = _write(connection, involved, raw, full=priority is None)
+    _write(connection, involved, raw, full=priority is None)
     if priority is None:
         _finish(connection, target)
     connection.execute(
@@ -161,7 +143,7 @@ def apply(
         " ON CONFLICT(priority) DO UPDATE SET last_synced_at = excluded.last_synced_at",
         (FULL_SYNC if priority is None else priority, now),
     )
-    return Applied(FinishOutcome.APPLIED, tables=tables)
+    return Applied(FinishOutcome.APPLIED)
 
 
 def _finish(connection: sqlite3.Connection, target: CheckpointTarget) -> None:
@@ -175,20 +157,21 @@ def _finish(connection: sqlite3.Connection, target: CheckpointTarget) -> None:
 
 def _write(
     connection: sqlite3.Connection, involved: Mapping[str, BucketChecksum], raw: Mapping[str, RawTable], *, full: bool
-) -> frozenset[str]:
-    """Write the changed rows to their tables; which tables these are."""
+) -> None:
+    """Write the changed rows to their tables."""
     _list_involved(connection, None if full else involved)
     first = full and _is_first(connection)
     if first:
         found = connection.execute("SELECT DISTINCT row_type FROM ps_oplog WHERE row_type IS NOT NULL").fetchall()
     else:
-        _list_changed(connection, full=full)
+        connection.execute(_CHANGED)
+        if full:
+            connection.execute(_TOUCHED)
         found = connection.execute("SELECT DISTINCT row_type FROM temp.headwater_changed").fetchall()
-    kinds = [kind for (kind,) in found]
     tables = synced_tables(connection)
-    for kind in kinds:
+    for (kind,) in found:
         if kind in raw:
-            _write_raw(connection, RawWriter(connection, kind, raw[kind]), kind, first=first)
+            _write_raw(connection, kind, raw[kind], first=first)
         else:
             _write_json(connection, kind, tables.get(kind), first=first)
     involved_ids = "SELECT id FROM temp.headwater_involved"
@@ -196,39 +179,37 @@ def _write(
     if full:
         connection.execute("DELETE FROM ps_updated_rows")
     connection.execute("DELETE FROM temp.headwater_changed")
-    return frozenset(kinds)
 
 
 def _write_json(connection: sqlite3.Connection, kind: str, table: str | None, *, first: bool) -> None:
+    # What SQLite cannot read as JSON would break every query of the app on the table: json() raises for it
+    newest = f"SELECT id, iif(json_valid(data), data, json(data)) AS data FROM ({_FIRST if first else _NEWEST})"
+    if table is None:
+        put = "INSERT OR REPLACE INTO ps_untyped(type, id, data) SELECT :type, id, data"
+        delete = "DELETE FROM ps_untyped WHERE type = :type AND"
+    else:
+        put = f'INSERT OR REPLACE INTO "{table}"(id, data) SELECT id, data'
+        delete = f'DELETE FROM "{table}" WHERE'
     try:
-        _write_checked(connection, kind, table, first=first)
+        connection.execute(f"{put} FROM ({newest})", {"type": kind})
     except connection.OperationalError as error:
         if "malformed JSON" in str(error):
             raise ProtocolError(f"a row of {kind} is not JSON") from error
         raise
-
-
-def _write_checked(connection: sqlite3.Connection, kind: str, table: str | None, *, first: bool) -> None:
-    # What SQLite cannot read as JSON would break every query of the app on the table: json() raises for it
-    newest = f"SELECT id, iif(json_valid(data), data, json(data)) AS data FROM ({_FIRST if first else _NEWEST})"
-    values = {"type": kind}
-    if table is None:
-        connection.execute(
-            f"INSERT OR REPLACE INTO ps_untyped(type, id, data) SELECT :type, id, data FROM ({newest})", values
-        )
-        if not first:
-            connection.execute(f"DELETE FROM ps_untyped WHERE type = :type AND id IN ({_GONE})", values)
-        return
-    connection.execute(f'INSERT OR REPLACE INTO "{table}"(id, data) SELECT id, data FROM ({newest})', values)
     if not first:
-        connection.execute(f'DELETE FROM "{table}" WHERE id IN ({_GONE})', values)
+        connection.execute(f"{delete} id IN ({_GONE})", {"type": kind})
 
 
-def _write_raw(connection: sqlite3.Connection, writer: RawWriter, kind: str, *, first: bool) -> None:
-    values = {"type": kind}
-    writer.put(connection.execute(_FIRST if first else _NEWEST, values).fetchall())
+def _write_raw(connection: sqlite3.Connection, kind: str, table: RawTable, *, first: bool) -> None:
+    """Raises `SchemaError` where statement or table do not fit."""
+    target = table.table_name or kind
+    put = table.put or _inferred_put(connection, target)
+    rows = connection.execute(_FIRST if first else _NEWEST, {"type": kind}).fetchall()
+    connection.executemany(put.sql, [_bound(put, row_id, data) for row_id, data in rows])
     if not first:
-        writer.delete(row_id for (row_id,) in connection.execute(_GONE, values).fetchall())
+        delete = table.delete or Statement(f'DELETE FROM "{target}" WHERE id = ?', ["Id"])
+        gone = connection.execute(_GONE, {"type": kind}).fetchall()
+        connection.executemany(delete.sql, [_bound(delete, row_id, None) for (row_id,) in gone])
 
 
 def _is_first(connection: sqlite3.Connection) -> bool:
@@ -251,9 +232,3 @@ def _list_involved(connection: sqlite3.Connection, names: Iterable[str] | None) 
             " WHERE name IN (SELECT value FROM json_each(?))",
             (json.dumps(list(names)),),
         )
-
-
-def _list_changed(connection: sqlite3.Connection, *, full: bool) -> None:
-    connection.execute(_CHANGED)
-    if full:
-        connection.execute(_TOUCHED)

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Final
 
 from headwater_client.protocol.lines import BucketChecksum, Data, Op
-from headwater_client.protocol.session import Position, op_number
+from headwater_client.protocol.session import op_number
 
 INDEXES: Final = {
     "ps_oplog_key": "CREATE INDEX ps_oplog_key ON ps_oplog (bucket, key)",
@@ -62,14 +62,6 @@ def begin_bulk_if_large(connection: sqlite3.Connection, incoming: int) -> None:
         return
     for name in INDEXES:
         connection.execute(f"DROP INDEX {name}")
-
-
-def note_removed(connection: sqlite3.Connection, bucket: int, removed: Iterable[tuple[str, int]]) -> None:
-    """Rows with these keys that come before the operation of that number are no more."""
-    connection.executemany(
-        "INSERT INTO headwater_removed(bucket, key, upto) VALUES (?, ?, ?)",
-        [(bucket, key, number) for key, number in removed],
-    )
 
 
 def end_bulk(connection: sqlite3.Connection) -> None:
@@ -164,13 +156,8 @@ class _Bucket:
         return False
 
 
-def save(connection: sqlite3.Connection, chunks: Iterable[Data]) -> None:
+def save(connection: sqlite3.Connection, chunk: Data) -> None:
     """Store operations; to be called within a transaction. Raises `ProtocolError` for one without a number."""
-    for chunk in chunks:
-        _save(connection, chunk)
-
-
-def _save(connection: sqlite3.Connection, chunk: Data) -> None:
     bucket = _open(connection, chunk.bucket)
     for op in chunk.data:
         if bucket.take(op):
@@ -184,10 +171,8 @@ def _save(connection: sqlite3.Connection, chunk: Data) -> None:
     connection.execute(
         "UPDATE ps_buckets SET last_op = ?, add_checksum = ?, op_checksum = ?,"
         " count_since_last = count_since_last + ?, last_applied_op = iif(?, 0, last_applied_op) WHERE id = ?",
-        (
-            bucket.last_op, bucket.added & _MASK, bucket.ops & _MASK, bucket.received, bucket.cleared, bucket.id,
-        ),
-    )  # fmt: skip
+        (bucket.last_op, bucket.added & _MASK, bucket.ops & _MASK, bucket.received, bucket.cleared, bucket.id),
+    )
 
 
 def _insert(connection: sqlite3.Connection, bucket: _Bucket) -> None:
@@ -221,8 +206,10 @@ def _mark_removed(connection: sqlite3.Connection, bucket: _Bucket) -> None:
 def _drop_replaced(connection: sqlite3.Connection, bucket: _Bucket) -> None:
     """Remove the rows that newer operations replace or remove."""
     if is_bulk(connection):
-        removed = ((key, int(op.op_id)) for key, op in bucket.gone.items() if op.op == "REMOVE")
-        note_removed(connection, bucket.id, removed)
+        connection.executemany(
+            "INSERT INTO headwater_removed(bucket, key, upto) VALUES (?, ?, ?)",
+            [(bucket.id, key, int(op.op_id)) for key, op in bucket.gone.items() if op.op == "REMOVE"],
+        )
         return
     replaced = connection.execute(
         "DELETE FROM ps_oplog WHERE bucket = ? AND key IN (SELECT value FROM json_each(?)) RETURNING hash",
@@ -266,16 +253,15 @@ def begin(connection: sqlite3.Connection, wanted: Mapping[str, BucketChecksum], 
 
 
 def stored(connection: sqlite3.Connection) -> list[StoredBucket]:
-    """The buckets of the file."""
     rows = connection.execute(
         "SELECT name, last_op, add_checksum, op_checksum, count_at_last, count_since_last FROM ps_buckets ORDER BY name"
     )
     return [StoredBucket(*row) for row in rows.fetchall()]
 
 
-def positions(connection: sqlite3.Connection) -> list[Position]:
+def positions(connection: sqlite3.Connection) -> dict[str, int]:
     """Up to where each bucket is there."""
-    return [Position(each.name, each.last_op) for each in stored(connection)]
+    return {each.name: each.last_op for each in stored(connection)}
 
 
 def mismatched(connection: sqlite3.Connection, wanted: Mapping[str, BucketChecksum]) -> tuple[str, ...]:

@@ -142,10 +142,6 @@ def _statements(script: str) -> list[str]:
     return statements
 
 
-_SYNCED = "ps_data__"
-_LOCAL = "ps_data_local__"
-
-
 def replace_schema(connection: sqlite3.Connection, schema: Schema) -> None:
     """Make the file fit the schema, in one transaction; nothing is written where it fits already.
 
@@ -155,8 +151,8 @@ def replace_schema(connection: sqlite3.Connection, schema: Schema) -> None:
     if _fits(connection, schema):
         return
     with writing(connection):
-        for statement in _drop_views(connection):
-            connection.execute(statement)
+        for name in made_views(connection):
+            connection.execute(f'DROP VIEW "{name}"')
         _replace_tables(connection, schema)
         _make_views(connection, schema)
 
@@ -177,7 +173,7 @@ def kinds_without_table(connection: sqlite3.Connection) -> list[str]:
 def synced_tables(connection: sqlite3.Connection) -> dict[str, str]:
     """The tables that synced rows are kept in as JSON, by the names that rows of them have on the server."""
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB 'ps_data__*'")
-    return {name.removeprefix(_SYNCED): name for (name,) in found.fetchall()}
+    return {name.removeprefix("ps_data__"): name for (name,) in found.fetchall()}
 
 
 def local_tables(connection: sqlite3.Connection) -> list[str]:
@@ -199,9 +195,10 @@ def _fits(connection: sqlite3.Connection, schema: Schema) -> bool:
     return {text for (text,) in found.fetchall()} == wanted
 
 
-def _drop_views(connection: sqlite3.Connection) -> list[str]:
+def made_views(connection: sqlite3.Connection) -> list[str]:
+    """What the app calls the tables that a schema made."""
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view' AND sql GLOB ?", (f"*{MARK}",))
-    return [f'DROP VIEW "{name}"' for (name,) in found.fetchall()]
+    return [name for (name,) in found.fetchall()]
 
 
 def _replace_tables(connection: sqlite3.Connection, schema: Schema) -> None:

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 
 from headwater_client.errors import RetiredError
 from headwater_client.protocol.lines import Data
-from headwater_client.protocol.session import (
-    BeginCheckpoint,
-    CheckpointTarget,
-    Finish,
-    FinishOutcome,
-    Position,
-    RequestedStream,
-)
+from headwater_client.protocol.session import BeginCheckpoint, CheckpointTarget, Finish, FinishOutcome, RequestedStream
 from headwater_client.schema import RawTable
 from headwater_client.storage import apply, buckets, layout, streams, uploads
 from headwater_client.storage.connection import retire_by, writing
@@ -83,7 +76,7 @@ class DeviceStore:
     def client_id(self) -> str:
         return layout.client_id(self.connection)
 
-    def positions(self) -> list[Position]:
+    def positions(self) -> dict[str, int]:
         return buckets.positions(self.connection)
 
     def begin(self, what: BeginCheckpoint, *, include_defaults: bool) -> None:
@@ -97,7 +90,8 @@ class DeviceStore:
     def save(self, chunks: Sequence[Data]) -> None:
         """Store operations, all or none."""
         with self._writing():
-            buckets.save(self.connection, chunks)
+            for chunk in chunks:
+                buckets.save(self.connection, chunk)
 
     def finish(self, what: Finish, now: float) -> apply.Applied:
         """Show a checkpoint, if its checksums are right and no local write hides it. `now` in seconds since 1970."""
@@ -145,25 +139,16 @@ def clear(connection: sqlite3.Connection, raw: Mapping[str, RawTable], *, local:
     Subscriptions stay, since the app asks for them, and so do the client id and the number of its newest request.
     """
     with writing(connection):
-        for table in (
-            "ps_oplog",
-            "ps_buckets",
-            "ps_updated_rows",
-            "ps_untyped",
-            "ps_crud",
-            "ps_sync_state",
-            "headwater_removed",
-        ):
-            connection.execute(f"DELETE FROM {table}")
+        tables = ["ps_oplog", "ps_buckets", "ps_updated_rows", "ps_untyped", "ps_crud", "ps_sync_state"]
+        tables += ["headwater_removed", *layout.synced_tables(connection).values()]
+        tables += layout.local_tables(connection) if local else []
+        for table in tables:
+            connection.execute(f'DELETE FROM "{table}"')
         connection.execute(
             "DELETE FROM ps_kv WHERE key NOT IN ('client_id', 'powersync_js_migrated_subkeys', ?)", (uploads.REQUEST,)
         )
         connection.execute("UPDATE ps_stream_subscriptions SET active = 0, is_default = 0, last_synced_at = NULL")
         connection.execute("DELETE FROM ps_stream_subscriptions WHERE ttl IS NULL")
-        for target in layout.synced_tables(connection).values():
-            connection.execute(f'DELETE FROM "{target}"')
-        for target in layout.local_tables(connection) if local else ():
-            connection.execute(f'DELETE FROM "{target}"')
         for each in raw.values():
             if each.clear is not None:
                 connection.execute(each.clear)

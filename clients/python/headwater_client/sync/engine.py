@@ -13,9 +13,8 @@ from headwater_client.errors import ClientError, RetiredError, SyncedElsewhereEr
 from headwater_client.storage import streams
 from headwater_client.storage.connection import Turn
 from headwater_client.storage.store import DeviceStore
-from headwater_client.sync.download import Downloader, Event
 from headwater_client.sync.options import SyncSetup, Tokens
-from headwater_client.sync.upload import Uploader
+from headwater_client.sync.transfer import Downloader, Event, Uploader
 from headwater_client.timeouts import Backoff, happens
 from headwater_client.transport.http import Http
 from headwater_client.transport.websocket import Websocket
@@ -45,11 +44,6 @@ class SyncThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._download: Downloader | None = None
         self._upload: Uploader | None = None
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that the thread runs."""
-        return self._loop
 
     def start(self) -> None:
         self._thread.start()

@@ -48,13 +48,10 @@ class ConnectOptions:
 
     def check(self) -> None:
         """Raise `ConnectError` for what means nothing, and `MissingExtraError` for what is not installed."""
-        if self.transport not in get_args(TransportKind):
-            raise ConnectError(
-                f"there is no transport {self.transport!r}: use one of {', '.join(get_args(TransportKind))}"
-            )
-        if self.checkpoint_mode not in get_args(CheckpointMode):
-            modes = ", ".join(get_args(CheckpointMode))
-            raise ConnectError(f"there is no checkpoint mode {self.checkpoint_mode!r}: use one of {modes}")
+        transport, mode = (self.transport, TransportKind), (self.checkpoint_mode, CheckpointMode)
+        for what, (given, known) in {"transport": transport, "checkpoint mode": mode}.items():
+            if given not in get_args(known):
+                raise ConnectError(f"there is no {what} {given!r}: use one of {', '.join(get_args(known))}")
         try:
             json_text([dict(self.parameters), dict(self.app_metadata)])
         except (ValueError, TypeError, RecursionError) as error:
@@ -93,17 +90,17 @@ class Tokens:
 
     def __init__(self, fetch: Callable[[], Awaitable[Credentials]]) -> None:
         self._fetch = fetch
-        self._known: Credentials | None = None
+        self.known: Credentials | None = None  # if they are still good
         self._fetching: asyncio.Task[Credentials] | None = None
         self._renewed_at = -math.inf
 
     async def get(self) -> Credentials:
         """All who wait share one call of the app, which goes on if one of them is cancelled."""
-        if self._known is None:
+        if self.known is None:
             if self._fetching is None:
                 self._fetching = asyncio.ensure_future(self._fetch_once())
             return await asyncio.shield(self._fetching)
-        return self._known
+        return self.known
 
     async def using(self, call: Callable[[Credentials], Awaitable[T]]) -> T:
         """Call with the newest, and once more with others where the server takes those no more."""
@@ -121,15 +118,10 @@ class Tokens:
 
     async def _fetch_once(self) -> Credentials:
         try:
-            self._known = await self._fetch()
-            return self._known
+            self.known = await self._fetch()
+            return self.known
         finally:
             self._fetching = None
-
-    @property
-    def known(self) -> Credentials | None:
-        """The newest, if they are still good."""
-        return self._known
 
     async def renew(self, used: Credentials | None) -> bool:
         """Fetch new ones before the used ones end; whether there are others then. Where all tokens are of so short a
@@ -143,5 +135,5 @@ class Tokens:
 
     def invalidate(self, refused: Credentials | None) -> None:
         """Fetch new ones the next time, unless there are others than the refused ones already."""
-        if self._known == refused:
-            self._known = None
+        if self.known == refused:
+            self.known = None

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from typing import Final
 
 import httpx
@@ -82,15 +81,17 @@ class Http:
     async def __aenter__(self) -> Http:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     @asynccontextmanager
     async def stream(self, credentials: Credentials, body: bytes) -> AsyncIterator[ServerStream]:
         """A sync stream. Raises `TokenRefusedError`, `RefusedError`, `UnreachableError`, also while the block reads."""
-        headers = {**_authorized(credentials), "content-type": "application/json", "accept": self._accept}
+        headers = {
+            "authorization": authorization(credentials),
+            "content-type": "application/json",
+            "accept": self._accept,
+        }
         url = url_of(credentials, STREAM)
         try:
             async with self._http.stream("POST", url, content=body, headers=headers) as response:
@@ -122,7 +123,8 @@ class Http:
         body: Mapping[str, str] | None = None,
     ) -> str:
         url = url_of(credentials, path)
-        asked = self._http.stream(method, url, params=params, json=body, headers=_authorized(credentials))
+        headers = {"authorization": authorization(credentials)}
+        asked = self._http.stream(method, url, params=params, json=body, headers=headers)
         try:
             async with asked as response:
                 text = await _text(response)
@@ -151,10 +153,6 @@ async def _text(response: httpx.Response) -> str:
 def trusted() -> ssl.SSLContext:
     """The certificates that servers are checked by: read once, for all devices of the process."""
     return httpx.create_ssl_context()
-
-
-def _authorized(credentials: Credentials) -> dict[str, str]:
-    return {"authorization": authorization(credentials)}
 
 
 def _number(path: str, answer: str, field: str) -> int:

@@ -1,36 +1,41 @@
-"""One sync stream: what its lines say is done to the file."""
+"""One connection of a device: what its stream's lines say is done to the file, and the app uploads its queue."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from functools import partial
 from typing import Any, Final
 
-from headwater_client.errors import ChecksumMismatchError, TokenRefusedError
+from headwater_client.errors import (
+    ChecksumMismatchError,
+    ProtocolError,
+    RetiredError,
+    TokenRefusedError,
+    UploadStuckError,
+)
 from headwater_client.protocol.lines import Data
 from headwater_client.protocol.session import (
     BeginCheckpoint,
     Close,
-    Closing,
     Finish,
     FinishOutcome,
     Instruction,
     RenewToken,
-    RequestBody,
     RequestedStream,
     Save,
     StreamSession,
     Tick,
+    request_body,
 )
 from headwater_client.storage import store as files
 from headwater_client.storage import streams, uploads
 from headwater_client.storage.store import DeviceStore
 from headwater_client.sync.options import SyncSetup, Tokens
-from headwater_client.sync.upload import Uploader
+from headwater_client.timeouts import Backoff, happens
 from headwater_client.transport.http import Credentials, Http, ServerStream
 
 _BATCH_OPS: Final = 10_000
@@ -39,8 +44,100 @@ _BATCH_LINES: Final = 16
 
 _BATCH_SECONDS: Final = 0.5
 
+_REQUESTS: Final = 3
+"""So often a checkpoint is requested in a row: once after a file was restored it is another number's turn."""
 
 _log = logging.getLogger("headwater_client")
+
+
+class Uploader:
+    """The upload side of a device. `confirmed` is called when the queue is empty and its write checkpoint known."""
+
+    def __init__(
+        self, setup: SyncSetup, store: DeviceStore, http: Http, tokens: Tokens, confirmed: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self._setup, self._store, self._http, self._tokens = setup, store, http, tokens
+        self._confirmed = confirmed
+        self._wanted, self._hurried = asyncio.Event(), asyncio.Event()
+
+    def want(self) -> None:
+        """Look at the queue, soon. After a failure its wait comes first: an app may write all the time."""
+        self._wanted.set()
+
+    def hurry(self) -> None:
+        """Look at the queue, soon, also after a failure: there is a connection again."""
+        self._wanted.set()
+        self._hurried.set()
+
+    async def run(self) -> None:
+        """Upload whenever that is wanted, until cancelled."""
+        backoff = Backoff(self._setup.options.retry_delay)
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            used = self._tokens.known
+            try:
+                if await self._drain():
+                    self._confirmed()
+                    self._setup.board.update(upload_error=None)
+                backoff.succeeded()
+            except RetiredError:
+                return
+            except Exception as error:  # noqa: BLE001 - the app's own code may raise anything, and is tried again
+                _log.warning("upload failed, trying again: %s", error)
+                if isinstance(error, TokenRefusedError):
+                    self._tokens.invalidate(used)
+                self._setup.board.update(upload_error=error, uploading=False)
+                self._hurried.clear()
+                await happens(self._hurried, backoff.next(error))
+                self._wanted.set()
+            finally:
+                self._setup.board.update(uploading=False)
+            await asyncio.sleep(self._setup.options.upload_throttle)
+
+    async def _drain(self) -> bool:
+        """Upload all that waits; whether there was anything to do."""
+        connection = self._store.connection
+        worked = False
+        while True:
+            worked = await self._empty_queue() or worked
+            sequence = uploads.unconfirmed_sequence(connection)
+            if sequence is None:
+                if uploads.first_waiting(connection) is None:
+                    return worked
+                continue
+            worked = True
+            number = await self._write_checkpoint()
+            if uploads.set_target(connection, number, sequence):
+                return True
+
+    async def _empty_queue(self) -> bool:
+        connection = self._store.connection
+        last: int | None = None
+        while (first := uploads.first_waiting(connection)) is not None:
+            if first == last:
+                raise UploadStuckError(
+                    f"upload_data left the write {first} at the head of the queue: call complete() on what it uploaded"
+                )
+            self._setup.board.update(uploading=True)
+            last = first
+            await self._setup.app.upload()
+        return last is not None
+
+    async def _write_checkpoint(self) -> int:
+        http, client_id = self._http, self._store.client_id()
+        if self._setup.options.checkpoint_mode == "legacy":
+            return await self._tokens.using(lambda each: http.write_checkpoint(each, client_id))
+        for _ in range(_REQUESTS):
+            number = uploads.next_request(self._store.connection)
+            known = await self._tokens.using(partial(http.request_checkpoint, client_id=client_id, number=number))
+            if known <= number:
+                return number
+            # The server knows a later request, as of a file that was restored. It may stand before these writes
+            uploads.seed_request(self._store.connection, known)
+        raise ProtocolError(
+            "each checkpoint request is answered with a later one: does another device use this client id?"
+        )
 
 
 class Event(Enum):
@@ -98,7 +195,7 @@ class Downloader:
             if self._setup.options.checkpoint_mode == "requests":
                 await self._ask_for_checkpoint()
             credentials = self._used = await self._tokens.get()
-            async with self._http.stream(credentials, self._request().body()) as stream:
+            async with self._http.stream(credentials, self._request()) as stream:
                 self._setup.board.update(connected=True, connecting=False)
                 return await self._follow(stream)
         except TokenRefusedError:
@@ -111,16 +208,13 @@ class Downloader:
                 self._save()
             self._setup.board.update(buckets=None)
 
-    def _request(self) -> RequestBody:
+    def _request(self) -> bytes:
         self._requested = self._store.requested_streams(self._setup.subscribed(), time.time())
-        return RequestBody(
-            client_id=self._store.client_id(),
-            positions=self._store.positions(),
-            subscriptions=self._requested,
-            include_defaults=self._setup.options.include_defaults,
-            parameters=self._setup.options.parameters,
-            app_metadata=self._setup.options.app_metadata,
-        )
+        store, options = self._store, self._setup.options
+        return request_body(
+            store.client_id(), store.positions(), self._requested, include_defaults=options.include_defaults,
+            parameters=options.parameters, app_metadata=options.app_metadata,
+        )  # fmt: skip
 
     async def _follow(self, stream: ServerStream) -> bool:
         pieces = stream.pieces.__aiter__()
@@ -151,8 +245,8 @@ class Downloader:
     def _react(self, event: Event) -> bool:
         """React to an event; whether to open another stream."""
         if event is Event.UPLOADED:
-            for instruction in self._session.uploads_finished():
-                self._do(instruction)
+            if self._session.blocked is not None:
+                self._finish(self._session.blocked)
             return False
         return event is Event.RENEWED or self._other_streams()
 
@@ -179,7 +273,7 @@ class Downloader:
                 self._store.begin(instruction, include_defaults=self._setup.options.include_defaults)
                 self._report()
             case Finish():
-                return self._finish(instruction)
+                self._finish(instruction)
             case RenewToken(expired=True):
                 self._tokens.invalidate(self._used)
             case RenewToken():
@@ -188,7 +282,7 @@ class Downloader:
                 self._save()
                 return True if self._tick() else None
             case Close():
-                return instruction.reason is Closing.MISMATCH
+                return False
         return None
 
     def _save(self) -> None:
@@ -196,19 +290,18 @@ class Downloader:
         if batch.chunks:
             self._store.save(batch.chunks)
 
-    def _finish(self, what: Finish) -> bool | None:
+    def _finish(self, what: Finish) -> None:
         self._save()
         applied = self._store.finish(what, time.time())
-        for instruction in self._session.finished(what, applied.outcome):
-            if isinstance(instruction, Close):
-                raise ChecksumMismatchError(applied.mismatched)
+        self._session.finished(what, applied.outcome)
+        if applied.outcome is FinishOutcome.MISMATCH:
+            raise ChecksumMismatchError(applied.mismatched)
         connection = self._store.connection
         if applied.outcome is FinishOutcome.APPLIED:
             self._setup.show()
             self._setup.board.update(synced=tuple(files.synced(connection)), streams=tuple(streams.stored(connection)))
         if what.priority is None:
             self._setup.board.update(buckets=None, download_error=None)
-        return None
 
     def _report(self) -> None:
         if self._session.target is not None:
