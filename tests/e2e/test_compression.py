@@ -38,20 +38,10 @@ def script(endpoint: Endpoint, tmp_path: Path) -> Iterator[NodeProcess]:
 
 @pytest.mark.parametrize(
     ("platform", "accepted", "used"),
-    [
-        ("node", None, "gzip"),
-        ("node", "zstd", "zstd"),
-        ("chromium", None, "zstd"),
-        ("chromium", "gzip", "gzip"),
-    ],
+    [("node", None, "gzip"), ("node", "zstd", "zstd"), ("chromium", None, "zstd"), ("chromium", "gzip", "gzip")],
 )
 def test_bucket_of_several_chunks(
-    platform: str,
-    accepted: str | None,
-    used: str,
-    endpoint: Endpoint,
-    memory_store: MemoryStore,
-    script: NodeProcess,
+    platform: str, accepted: str | None, used: str, endpoint: Endpoint, memory_store: MemoryStore, script: NodeProcess
 ) -> None:
     mine = endpoint.bucket("mine", "u1")
     source = random.Random(1)

@@ -101,9 +101,7 @@ def test_people_see_each_others_writes(page: Browser) -> None:
 
 
 @pytest.mark.long
-def test_offline_phone_syncs_and_hears_of_conflict(
-    page: Browser,
-) -> None:
+def test_offline_phone_syncs_and_hears_of_conflict(page: Browser) -> None:
     page.resize(*PHONE)
     for title in ("Bring a rope", "Bring a map"):
         add_todo(page, LEFT, title)

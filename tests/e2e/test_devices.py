@@ -79,10 +79,7 @@ def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: Devic
     """`opened("a", …)`: connected devices of these users, once the tables are filled."""
 
     def start(
-        *users: str,
-        transport: Transport = "ndjson",
-        checkpoint_mode: CheckpointMode = "legacy",
-        sdk: Sdk = "node",
+        *users: str, transport: Transport = "ndjson", checkpoint_mode: CheckpointMode = "legacy", sdk: Sdk = "node"
     ) -> Sequence[Device]:
         service = serve(deploy(RULES).start())
         devices = []
@@ -120,8 +117,7 @@ def agree(device: Device, source: SourceDb, owner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sdk", "transport"),
-    [pytest.param(*way, marks=[] if way in FIRST_OFTEN else [pytest.mark.long]) for way in WAYS],
+    ("sdk", "transport"), [pytest.param(*way, marks=[] if way in FIRST_OFTEN else [pytest.mark.long]) for way in WAYS]
 )
 def test_first_sync_and_every_change(tables: SourceDb, opened: Open, sdk: Sdk, transport: Transport) -> None:
     tables.execute("insert into notes select i::text, 'a', repeat('toast', i % 60), i from generate_series(1, 3000) i")

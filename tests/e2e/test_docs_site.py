@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tests.support.fix_browser import Browser
+from tests.support.quiet_http import http_server
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
@@ -34,11 +33,6 @@ class _Assets(HTMLParser):
         self.links += [value for name, value in attrs if value and (tag, name) == ("a", "href")]
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing: what browsers fetch is no output of a test."""
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs") / "site"
@@ -48,11 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    handler = functools.partial(_Quiet, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with http_server(SimpleHTTPRequestHandler, directory=str(site)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def pages_of(site: Path) -> list[str]:

@@ -49,8 +49,7 @@ def ways(*often: tuple[Sdk, Transport]) -> pytest.MarkDecorator:
         ("python", "ndjson"), ("python", "bson"), ("python", "websocket"),
     ]  # fmt: skip
     return pytest.mark.parametrize(
-        ("sdk", "transport"),
-        [pytest.param(*way, marks=[] if way in often else pytest.mark.long) for way in every],
+        ("sdk", "transport"), [pytest.param(*way, marks=[] if way in often else pytest.mark.long) for way in every]
     )
 
 

@@ -18,7 +18,8 @@ from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import LARGEST, AddressRules, JwksClient, KeySet
 from headwater.api.auth.keys import KeyAddress
 from tests.support.fix_service import free_port
-from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
+from tests.support.jwks_server import JwksServer, certificate, jwks_server
+from tests.support.quiet_http import send_answer
 from tests.support.signers import signer
 
 
@@ -47,27 +48,27 @@ def test_jwks_request_headers(issuer: JwksServer) -> None:
 
 
 def moved(request: BaseHTTPRequestHandler) -> None:
-    send(request, b"", 302, Location="http://127.0.0.1/elsewhere")
+    send_answer(request, b"", 302, Location="http://127.0.0.1/elsewhere")
 
 
 def failing(request: BaseHTTPRequestHandler) -> None:
-    send(request, json.dumps({"keys": [signer().jwk()]}).encode(), 503)
+    send_answer(request, json.dumps({"keys": [signer().jwk()]}).encode(), 503)
 
 
 def web_page(request: BaseHTTPRequestHandler) -> None:
-    send(request, b"<!doctype html>")
+    send_answer(request, b"<!doctype html>")
 
 
 def other_json(request: BaseHTTPRequestHandler) -> None:
-    send(request, b'{"error": "not here"}')
+    send_answer(request, b'{"error": "not here"}')
 
 
 def list_only(request: BaseHTTPRequestHandler) -> None:
-    send(request, b"[]")
+    send_answer(request, b"[]")
 
 
 def deep(request: BaseHTTPRequestHandler) -> None:
-    send(request, b"[" * 100_000)
+    send_answer(request, b"[" * 100_000)
 
 
 def endless(request: BaseHTTPRequestHandler) -> None:

@@ -24,8 +24,9 @@ from headwater.cli.config import load_config
 from headwater.cli.metrics import metrics_of
 from headwater.config import ConfigSource
 from tests.support.fix_api import Endpoint, running
-from tests.support.jwks_server import JwksServer, certificate, jwks_server, send
+from tests.support.jwks_server import JwksServer, certificate, jwks_server
 from tests.support.memory_store import MemoryStore
+from tests.support.quiet_http import send_answer
 from tests.support.rsocket_client import requester
 from tests.support.signers import Signer, signer
 from tests.support.waiting import wait_until
@@ -71,7 +72,7 @@ def accepts(endpoint: Endpoint, token: str) -> bool:
 
 
 def fails(request: BaseHTTPRequestHandler) -> None:
-    send(request, b"", 503)
+    send_answer(request, b"", 503)
 
 
 def test_rotation_is_unnoticed(issuer: JwksServer, start: Start) -> None:
@@ -127,7 +128,7 @@ def test_new_key_is_fetched_once(issuer: JwksServer, start: Start) -> None:
 
     def slowly(request: BaseHTTPRequestHandler) -> None:
         slow.wait(2)
-        send(request, json.dumps({"keys": [each.jwk() for each in issuer.published]}).encode())
+        send_answer(request, json.dumps({"keys": [each.jwk() for each in issuer.published]}).encode())
 
     issuer.answer = slowly
     answers: list[bool] = []

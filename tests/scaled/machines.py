@@ -232,10 +232,7 @@ class Machines:
         return {
             "replication": {"connections": [connection_to(self._source.port)]},
             "storage": connection_to(self._store.port),
-            "spark": {
-                "master": self.master,
-                "conf": {"spark.executor.memory": "600m", "spark.driver.memory": "600m"},
-            },
+            "spark": {"master": self.master, "conf": {"spark.executor.memory": "600m", "spark.driver.memory": "600m"}},
             "client_auth": client_auth(),
             "port": port,
             "sync_config": {"content": self.sync},

@@ -77,10 +77,9 @@ def _past(chance: random.Random, table: Table, name: str) -> list[str]:
 
 
 def _told(chance: random.Random, table: Table, name: str) -> list[str]:
-    keys, values = {
-        "paired": ("a, b, ", f"{table.number + 1000}, prefix || i, "),
-        "guests": ("room, ", "'r0', "),
-    }.get(table.name, ("", ""))
+    keys, values = {"paired": ("a, b, ", f"{table.number + 1000}, prefix || i, "), "guests": ("room, ", "'r0', ")}.get(
+        table.name, ("", "")
+    )
     body, big = f"'{SECRET} ' || i", f"repeat('{SECRET}', {chance.choice([1, 2000])})"
     first = 1000 * table.number
     last = first + chance.randrange(1, 6)

@@ -129,11 +129,7 @@ def open_browser(folder: Path) -> Iterator[Browser]:
     executable = find_chromium()
     with NodeProcess("browser.mjs", folder / "browser.log") as process:
         process.call(
-            "launch",
-            deadline=60.0,
-            executable=executable,
-            sandbox=os.geteuid() != 0,
-            profile=str(folder / "profile"),
+            "launch", deadline=60.0, executable=executable, sandbox=os.geteuid() != 0, profile=str(folder / "profile")
         )
         yield Browser(process, folder)
     lines = (folder / "browser.log").read_text(encoding="utf-8").splitlines()

@@ -7,12 +7,11 @@ import itertools
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.command import command
 from tests.support.processes import Running, start
+from tests.support.quiet_http import http_server, send_answer
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
     from tests.support.fix_headwater import Deployment
@@ -150,22 +150,12 @@ def _uploads(dsn: str) -> type[BaseHTTPRequestHandler]:
             with psycopg.connect(dsn) as conn:
                 for entry in body["batch"]:
                     conn.execute(_statement(entry), [*(entry["data"] or {}).values(), entry["id"]])
-            answer = b"{}"
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.send_header("Access-Control-Allow-Origin", "*")
-            self.end_headers()
-            self.wfile.write(answer)
+            send_answer(self, b"{}", Access_Control_Allow_Origin="*")
 
         def do_OPTIONS(self) -> None:
             """A page asks first whether it may."""
-            self.send_response(204)
-            for header in ("Origin", "Headers", "Methods"):
-                self.send_header(f"Access-Control-Allow-{header}", "*, authorization" if header == "Headers" else "*")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
+            allowed = {"Origin": "*", "Headers": "*, authorization", "Methods": "*"}
+            send_answer(self, b"", 204, **{f"Access_Control_Allow_{what}": value for what, value in allowed.items()})
 
     return Uploads
 
@@ -190,11 +180,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
         def serve(deployment: Deployment, **more: object) -> Service:
             port = free_port()
-            uploads = ThreadingHTTPServer(("127.0.0.1", 0), _uploads(deployment.source.dsn))
-            threading.Thread(target=uploads.serve_forever, daemon=True).start()
-            stack.callback(uploads.server_close)
-            stack.callback(uploads.shutdown)
-            url = f"http://127.0.0.1:{uploads.server_port}/upload"
+            uploads = stack.enter_context(http_server(_uploads(deployment.source.dsn)))
+            url = f"http://127.0.0.1:{uploads}/upload"
             service = Service(deployment, tmp_path / f"api-{port}.json", port, url, more)
             stack.callback(service.stop)
             service.start()

@@ -8,16 +8,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
-
+from tests.support.authority import Authority
+from tests.support.quiet_http import http_server, send_answer
 from tests.support.signers import Signer
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -42,16 +37,7 @@ class JwksServer:
         if self.answer is not None:
             self.answer(request)
         else:
-            send(request, json.dumps({"keys": [each.jwk() for each in self.published]}).encode())
-
-
-def send(request: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
-    """Answer a request."""
-    request.send_response(status)
-    for name, value in {"Content-Length": str(len(body)), **headers}.items():
-        request.send_header(name, value)
-    request.end_headers()
-    request.wfile.write(body)
+            send_answer(request, json.dumps({"keys": [each.jwk() for each in self.published]}).encode())
 
 
 @contextmanager
@@ -61,56 +47,23 @@ def jwks_server(*published: Signer, tls: ssl.SSLContext | None = None) -> Iterat
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            try:
-                served[0].handle(self)
-            except OSError:
-                """The client hung up."""
+            served[0].handle(self)
 
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """A client that hangs up within TLS is what some tests are about."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    issuer = JwksServer(server.server_port, "http" if tls is None else "https", published)
-    served.append(issuer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield issuer
-    finally:
-        issuer.let_go.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with http_server(Handler, tls) as port:
+        served.append(JwksServer(port, "http" if tls is None else "https", published))
+        try:
+            yield served[0]
+        finally:
+            served[0].let_go.set()
 
 
 def certificate(folder: Path, host: str) -> tuple[ssl.SSLContext, Path]:
     """A server's side of TLS, and the file with the authority that vouches for it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    authority, private = folder / "authority.pem", folder / "key.pem"
-    authority.write_bytes(made.public_bytes(Encoding.PEM))
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    signing = Authority("authority of the issuer")
+    issued = signing.issue(host)
+    authority, chain = folder / "authority.pem", folder / "chain.pem"
+    authority.write_text(signing.pem)
+    chain.write_text(issued.certificate + issued.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority, private)
+    context.load_cert_chain(chain)
     return context, authority

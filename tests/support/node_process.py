@@ -69,12 +69,7 @@ class LineProcess:
         environment = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                text=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
             )
         self._reader = threading.Thread(target=self._read, name=script, daemon=True)
         self._reader.start()

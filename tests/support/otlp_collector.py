@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.quiet_http import http_server, send_answer
 
 
 @dataclass(frozen=True)
@@ -54,39 +56,18 @@ def collecting() -> Iterator[Collector]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             collector.take(self.path, gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+            send_answer(self, b"")
 
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    collector.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with http_server(Handler) as port:
+        collector.url = f"http://127.0.0.1:{port}"
         yield collector
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
-def _sent(span: object, service: str) -> Sent:
-    return Sent(
-        span.name,  # type: ignore[attr-defined]  # generated code has no types
-        span.trace_id,  # type: ignore[attr-defined]
-        span.span_id,  # type: ignore[attr-defined]
-        span.parent_span_id,  # type: ignore[attr-defined]
-        span.start_time_unix_nano / 1e9,  # type: ignore[attr-defined]
-        span.end_time_unix_nano / 1e9,  # type: ignore[attr-defined]
-        _facts(span.attributes),  # type: ignore[attr-defined]
-        service,
-    )
+def _sent(span: Any, service: str) -> Sent:  # generated code has no types
+    began, ended = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
+    facts = _facts(span.attributes)
+    return Sent(span.name, span.trace_id, span.span_id, span.parent_span_id, began, ended, facts, service)
 
 
-def _facts(attributes: object) -> dict[str, object]:
-    return {
-        each.key: getattr(each.value, each.value.WhichOneof("value"))
-        for each in attributes  # type: ignore[attr-defined]
-    }
+def _facts(attributes: Any) -> dict[str, object]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}

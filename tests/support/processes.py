@@ -113,11 +113,6 @@ def start(
     """Start a process that writes to a log."""
     with log.open("ab") as out:
         process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd=cwd,
-            env=environment(**(variables or {})),
+            arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd, env=environment(**(variables or {}))
         )
     return Running(process, log, failpoints)

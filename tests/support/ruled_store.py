@@ -13,12 +13,7 @@ from headwater.decode.copytext import join_cells
 from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
-from headwater.oplog.transform import (
-    Buckets,
-    DraftOp,
-    decode_memberships,
-    encode_memberships,
-)
+from headwater.oplog.transform import Buckets, DraftOp, decode_memberships, encode_memberships
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import ReplicationProgress, SourceState, StoredTable

@@ -39,13 +39,7 @@ def _build() -> None:
     node = find_node()
     command = [*node.npm, "exec", "--", "vite", "build", "--config", str(FOLDER / "vite.config.mjs")]
     done = subprocess.run(
-        command,
-        cwd=DEMO,
-        env=node.environment(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=DEMO, env=node.environment(os.environ), capture_output=True, text=True, timeout=300, check=False
     )
     if done.returncode != 0:
         raise ScriptError(f"the page of web devices could not be built:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")

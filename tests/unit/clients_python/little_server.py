@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from headwater_client import Credentials, Database
 from headwater_client.sync.engine import SyncThread
+from tests.support.quiet_http import http_server, send_answer
 
 Line = dict[str, object]
 COMPLETE: Line = {"checkpoint_complete": {"last_op_id": "9"}}
@@ -90,12 +91,7 @@ class LittleServer:
         self.answer(handler, {"checkpoint_request_id": str(number)})
 
     def answer(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
-        text = json.dumps({"data": body}).encode()
-        handler.send_response(200)
-        handler.send_header("content-length", str(len(text)))
-        handler.send_header("connection", "close")
-        handler.end_headers()
-        handler.wfile.write(text)
+        send_answer(handler, json.dumps({"data": body}).encode(), connection="close")
 
 
 @contextmanager
@@ -118,18 +114,9 @@ def serving(server: LittleServer) -> Iterator[LittleServer]:
             else:
                 server.other(self, body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server.endpoint = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.ended.set()
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with http_server(Handler) as port:
+        server.endpoint = f"http://127.0.0.1:{port}"
+        try:
+            yield server
+        finally:
+            server.ended.set()

@@ -13,6 +13,7 @@ import pytest
 from headwater_client import ConnectOptions, Database, UploadConnector
 from headwater_client.errors import RefusedError, UnreachableError
 from headwater_client.timeouts import Backoff
+from tests.support.quiet_http import send_answer
 from tests.unit.clients_python.little_server import Line, LittleServer, serving
 
 
@@ -51,11 +52,7 @@ class Full(LittleServer):
         self.answer(handler, {})
 
     def answer(self, handler: BaseHTTPRequestHandler, body: Line) -> None:
-        handler.send_response(429)
-        handler.send_header("retry-after", self.retry_after)
-        handler.send_header("content-length", "0")
-        handler.send_header("connection", "close")
-        handler.end_headers()
+        send_answer(handler, b"", 429, retry_after=self.retry_after, connection="close")
 
 
 @contextmanager

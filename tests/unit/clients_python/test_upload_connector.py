@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from headwater_client import Database, Refusal, UploadConnector
 from headwater_client.database import connector as connectors
 from headwater_client.errors import ProtocolError, UnreachableError
+from tests.support.quiet_http import http_server
 
 
 @contextmanager
@@ -31,15 +31,8 @@ def answering(text: str, drip: float = 0.0) -> Iterator[str]:
                     self.wfile.write(text[start : start + 10_000].encode())
                     time.sleep(drip)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_port}"
-        http.shutdown()
-        thread.join()
+    with http_server(Handler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
