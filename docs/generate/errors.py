@@ -43,6 +43,7 @@ words may change. Where nothing else is said, you act. Link to a code as `errors
 def entries() -> dict[str, str]:
     """What is said of each code, in their order."""
     said = {code: f"{each.meaning} {each.remedy}{_WHO[each.kind]}" for code, each in CODES.items()}
+    said = {code: text.replace(" Nothing. *", " *") for code, text in said.items()}
     said |= {code.value: code.meaning for code in RuleCode}
     return dict(sorted(said.items()))
 

@@ -36,8 +36,8 @@ _KEPT = "\n## your own tables\n"
 _INTRO = """\
 # The first hour
 
-Three ways from nothing to a device with its rows, as `make first-hour` ran them and wrote this page. Outputs are
-shortened (…), and shown once. Then [your own tables](#your-own-tables), and [bare machines](#bare-machines).
+Three ways from nothing to a device with its rows, as `make first-hour` ran them and wrote this page. What the first
+printed is shortened (…). Then [your own tables](#your-own-tables), and [bare machines](#bare-machines).
 
 | | minutes | of which installation |
 |---|---|---|
@@ -181,29 +181,15 @@ def _server_settings(services: dict[str, dict[str, list[str]]]) -> dict[str, str
 
 def page(ways: list[tuple[str, Transcript, float]]) -> str:
     """The page."""
-    rows = "".join(f"| [{name}](#{name}) | {on.seconds / 60:.1f} | {part / 60:.1f} |\n" for name, on, part in ways)
+    rows = "".join(f"| {name} | {on.seconds / 60:.1f} | {part / 60:.1f} |\n" for name, on, part in ways)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory"
-    shown = set[str]()
-    sections = "".join(
-        f"\n## {name}\n\n```console\n{chr(10).join(once(on.lines, shown))}\n```\n" for name, on, _ in ways
-    )
+    name, on, _ = ways[0]
+    section = f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n"
     return (
         f"{_INTRO}{rows}\n{machine}. The steps of the compose file ran as processes,\n"
-        f"without a container engine fetching and building images.\n{sections}{_kept()}"
+        f"without a container engine fetching and building images.\n{section}{_kept()}"
     )
-
-
-def once(lines: list[str], shown: set[str]) -> Iterator[str]:
-    """The lines of a session. A command that is in `shown` is left without what it prints; the others join it."""
-    again = False
-    for line in lines:
-        if line.startswith("$ "):
-            command = line.partition("   # ")[0]
-            again = command in shown
-            shown.add(command)
-        if line.startswith(("$ ", "# ", "^C")) or not again:
-            yield line
 
 
 def _kept() -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate.first_hour import once
 from docs.generate.transcript import Transcript, TranscriptError, check_clean, check_room, clean
 
 FOLDER = Path("/tmp/first-hour-abc/clone")
@@ -67,9 +66,3 @@ def test_missing_requirements() -> None:
     check_room(["sh"], [port])
     with pytest.raises(TranscriptError, match="no-such-program not found"):
         check_room(["sh", "no-such-program"], [])
-
-
-def test_output_is_shown_once() -> None:
-    shown = set[str]()
-    assert list(once(["$ a   # 2 s", "x", "^C"], shown)) == ["$ a   # 2 s", "x", "^C"]
-    assert list(once(["# b", "$ a   # 3 s", "y", "$ c", "z"], shown)) == ["# b", "$ a   # 3 s", "$ c", "z"]
