@@ -7,6 +7,7 @@ minutes and fetches packages; it needs the ports 8080 and 5432, and the programs
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -36,8 +37,8 @@ _KEPT = "\n## your own tables\n"
 _INTRO = """\
 # The first hour
 
-Three ways from nothing to a device with its rows, as `make first-hour` ran them and wrote this page. What the first
-printed is shortened (…). Then [your own tables](#your-own-tables), and [bare machines](#bare-machines).
+Three ways from nothing to a device with its rows, as `make first-hour` ran them and wrote this page. Then [your own
+tables](#your-own-tables), and [bare machines](#bare-machines).
 
 | | minutes | of which installation |
 |---|---|---|
@@ -57,7 +58,7 @@ def your_postgres(folder: Path, name: str) -> Iterator[str]:
 
 def demo(on: Transcript) -> None:
     """The demo answers, and ends."""
-    with on.running("headwater dev", "Ctrl-C ends everything", most=6):
+    with on.running("headwater dev", "Ctrl-C ends everything"):
         on.run("curl --silent http://127.0.0.1:8080/demo/ | grep '<title>'")
 
 
@@ -65,11 +66,11 @@ def own_app(on: Transcript, uri: str) -> None:
     """A database of one's own, to a device of user 1."""
     on.run("mkdir app")
     on.enter("app")
-    on.run(f"headwater init --yes --sdk none --uri {uri}", most=8)
-    on.run("headwater rules explain sync.yaml", most=4)
-    on.run("headwater source prepare", most=4)
-    on.run("headwater doctor", most=4)
-    with on.running("headwater serve", _FOLLOWS, most=4):
+    on.run(f"headwater init --yes --sdk none --uri {uri}")
+    on.run("headwater rules explain sync.yaml")
+    on.run("headwater source prepare")
+    on.run("headwater doctor")
+    with on.running("headwater serve", _FOLLOWS):
         a_device(on, "1", "select id, name from projects")
 
 
@@ -87,7 +88,6 @@ def a_device(on: Transcript, user: str, query: str) -> None:
 
 def by_clone(on: Transcript) -> float:
     """Returns the seconds of the installation."""
-    on.run("python3 --version")
     on.run(f"git clone --quiet {ROOT} headwater", shown="git clone --quiet … headwater")
     on.enter("headwater")
     on.run("make install")
@@ -151,7 +151,7 @@ def by_compose(on: Transcript, programs: Path) -> float:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("create database app")
         on.give(**settings, POSTGRES_USER="postgres", POSTGRES_DB="app", PGHOST="127.0.0.1", PGPORT=str(server.port))
-        on.run("sh single/init.sh", most=4)
+        on.run("sh single/init.sh")
         on.say("the mounts: the config where the image has it, the store beside it")
         on.run("sed -i 's/@postgres:/@127.0.0.1:/; s#/var/lib/headwater/##' single/headwater.yaml")
         on.enter("single")
@@ -162,14 +162,14 @@ def by_compose(on: Transcript, programs: Path) -> float:
             )
         )
         on.say("the service `prepare`")
-        on.run(f"headwater {' '.join(services['prepare']['command'])}", most=6)
+        on.run(f"headwater {' '.join(services['prepare']['command'])}")
         on.say("the service `headwater`")
-        with on.running(f"headwater {' '.join(services['headwater']['command'])}", _FOLLOWS, most=6):
+        with on.running(f"headwater {' '.join(services['headwater']['command'])}", _FOLLOWS):
             on.run(
                 f"{sys.executable} -I {copied(ROOT / 'docker' / 'healthy.py', place)} && echo healthy",
                 shown="healthy && echo healthy   # the health check",
             )
-            on.run("headwater doctor", most=6)
+            on.run("headwater doctor")
             a_device(on, "user-1", "select title, done from todos")
     return 0.0
 
@@ -181,14 +181,14 @@ def _server_settings(services: dict[str, dict[str, list[str]]]) -> dict[str, str
 
 def page(ways: list[tuple[str, Transcript, float]]) -> str:
     """The page."""
-    rows = "".join(f"| {name} | {on.seconds / 60:.1f} | {part / 60:.1f} |\n" for name, on, part in ways)
+    rows = "".join(f"| [{name}](#{name}) | {on.seconds / 60:.1f} | {part / 60:.1f} |\n" for name, on, part in ways)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory"
-    name, on, _ = ways[0]
-    section = f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n"
+    python = platform.python_version()
+    machine = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GB of memory, Python {python}"
+    sections = "".join(f"\n## {name}\n\n```console\n{chr(10).join(on.lines)}\n```\n" for name, on, _ in ways)
     return (
         f"{_INTRO}{rows}\n{machine}. The steps of the compose file ran as processes,\n"
-        f"without a container engine fetching and building images.\n{section}{_kept()}"
+        f"without a container engine fetching and building images.\n{sections}{_kept()}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs commands as somebody would who begins with nothing, and keeps what they printed, fit for a page."""
+"""Runs commands as somebody would who begins with nothing, and keeps them with their seconds, fit for a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _SECONDS = 1800.0
-_MOST_LINES = 16
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 60.0
 _PATH_OF_ALL = "/usr/local/bin:/usr/bin:/bin"
@@ -25,7 +24,6 @@ _PASSED_ON = re.compile(r"(?i)(PIP|UV|SSL|REQUESTS|CURL|NODE|npm_config)_\w+|\w+
 
 _URL = re.compile(r"\w+://(?:[^\s/@'\"]*@)?([^\s/:'\"]+)")
 _NEAR = {"127.0.0.1", "localhost", "0.0.0.0"}  # noqa: S104 - compared, not listened on
-_NOISE = re.compile(r"WARNING: Location |npm (?:warn|notice)|Looking in (?:indexes|links)| *DEPRECATION: |\s*$")
 _PATH = re.compile(
     r"(?<![\w.~:/])/(?!(?:var/lib|etc)/headwater)(?:usr|opt|root|home|tmp|var|dev|work|etc|run|proc|srv)(?:/[\w.+@%-]+)+"
 )
@@ -33,7 +31,7 @@ _TOKEN = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]+")
 
 
 class TranscriptError(Exception):
-    """A command failed, or what it printed is not fit for a page."""
+    """A command failed, or is not fit for a page."""
 
 
 @dataclass(slots=True)
@@ -80,24 +78,24 @@ class Transcript:
         """Set variables that are not shown."""
         self._variables |= variables
 
-    def run(self, command: str, *, shown: str | None = None, most: int = _MOST_LINES) -> str:
-        """Run a command to its end, and show it with what it printed. Raises TranscriptError when it fails."""
+    def run(self, command: str, *, shown: str | None = None) -> str:
+        """Run a command to its end, and show it. Returns what it printed. Raises TranscriptError when it fails."""
         with self._started(command) as (process, log):
             took = _awaited(lambda: process.poll() is not None)
             said = log.read_text()
         if process.returncode != 0:
             raise TranscriptError(f"{command} ended with {process.returncode}:\n{said}")
-        self._show(shown or command, said, took, most)
+        self._show(shown or command, took)
         return said
 
     @contextlib.contextmanager
-    def running(self, command: str, until: str, *, most: int = _MOST_LINES) -> Iterator[str]:
+    def running(self, command: str, until: str) -> Iterator[str]:
         """Start a command, go on when it has said `until`, and end it by Ctrl-C. Gives what it said until then."""
         with self._started(f"exec {command}") as (process, log):
             took = _awaited(lambda: until in log.read_text() or process.poll() is not None)
             if process.poll() is not None:
                 raise TranscriptError(f"{command} did not say {until!r}:\n{log.read_text()}")
-            self._show(f"{command} &", log.read_text(), took, most)
+            self._show(f"{command} &", took)
             yield log.read_text()
             process.send_signal(signal.SIGINT)
             _awaited(lambda: process.poll() is not None)
@@ -123,13 +121,10 @@ class Transcript:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_END_SECONDS)
 
-    def _show(self, command: str, output: str, took: float, most: int) -> None:
+    def _show(self, command: str, took: float) -> None:
         self.seconds += took
-        lines = clean(output, self.folder).splitlines()
-        if len(lines) > most:
-            lines = [*lines[: most // 2], f"… {len(lines) - most} more …", *lines[-(most - most // 2) :]]
         seconds = f"   # {took:.0f} s" if took >= 1 else ""
-        self.lines += [f"$ {clean(command, self.folder)}{seconds}", *lines]
+        self.lines.append(f"$ {clean(command, self.folder)}{seconds}")
 
 
 def _awaited(reached: Callable[[], bool]) -> float:
@@ -147,11 +142,10 @@ def _awaited(reached: Callable[[], bool]) -> float:
 
 def clean(text: str, folder: Path) -> str:
     """Text without what only this machine has: paths, names of hosts, addresses of registries, tokens."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace(str(folder / "home"), "~").replace(str(folder), "~")
+    text = text.replace(str(folder / "home"), "~").replace(str(folder), "~")
     text = _TOKEN.sub("eyJ…", text.replace(socket.gethostname(), "host"))
     text = _URL.sub(lambda found: found[0] if found[1] in _NEAR else "https://…", text)
-    text = _PATH.sub("/…", text)
-    return "\n".join(line.rstrip() for line in text.splitlines() if not _NOISE.match(line))
+    return _PATH.sub("/…", text)
 
 
 def check_clean(text: str, forbidden: Sequence[str]) -> None:

@@ -15,22 +15,22 @@ FOLDER = Path("/tmp/first-hour-abc/clone")
 def test_machine_specific_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@mirror.example.net/simple")
     raw = (
-        "WARNING: Location 'file:///opt/mirror/' is ignored\n"
-        "Looking in indexes: https://me:secret@mirror.example.net/simple\n"
-        f"Wrote sync.yaml in {FOLDER}/home/app on {socket.gethostname()}\n"
-        "\x1b[32mReady.\x1b[0m http://127.0.0.1:8080/demo/ from https://me:secret@mirror.example.net/x   \n"
-        "OK    spark    Java in /usr/lib/jvm/java-17\n"
-        "token eyJhbGciOi.eyJzdWIi.c2ln\n"
+        "pip install from https://me:secret@mirror.example.net/simple\n"
+        f"init {FOLDER}/home/app on {socket.gethostname()}\n"
+        "http://127.0.0.1:8080/demo/ of https://me:secret@mirror.example.net/x\n"
+        "Java in /usr/lib/jvm/java-17\n"
+        "token eyJhbGciOi.eyJzdWIi.c2ln"
     )
     cleaned = clean(raw, FOLDER)
     assert cleaned == (
-        "Wrote sync.yaml in ~/app on host\n"
-        "Ready. http://127.0.0.1:8080/demo/ from https://…/x\n"
-        "OK    spark    Java in /…\n"
+        "pip install from https://…/simple\n"
+        "init ~/app on host\n"
+        "http://127.0.0.1:8080/demo/ of https://…/x\n"
+        "Java in /…\n"
         "token eyJ…"
     )
     check_clean(cleaned, [])
-    for line in raw.splitlines()[1:3]:
+    for line in raw.splitlines()[:2]:
         with pytest.raises(TranscriptError):
             check_clean(line, [])
 
@@ -39,11 +39,11 @@ def test_transcript(tmp_path: Path) -> None:
     on = Transcript(tmp_path / "way")
     on.run("mkdir app")
     on.enter("app")
-    on.run("pwd; seq 40", most=4)
+    assert on.run("pwd").endswith("/app\n")
     with on.running("sh -c 'trap \"exit 0\" INT; echo ready; while :; do sleep 0.05; done'", "ready"):
         on.run("echo $HOME")
-    assert on.lines[:7] == ["$ mkdir app", "$ cd app", "$ pwd; seq 40", "~/app", "1", "… 37 more …", "39"]
-    assert on.lines[-4:] == ["ready", "$ echo $HOME", "~", "^C"]
+    running = next(line for line in on.lines if line.endswith("&"))
+    assert on.lines == ["$ mkdir app", "$ cd app", "$ pwd", running, "$ echo $HOME", "^C"]
     with pytest.raises(TranscriptError, match="ended with 3"):
         on.run("exit 3")
     with pytest.raises(TranscriptError, match="did not say"), on.running("echo no", "yes"):
