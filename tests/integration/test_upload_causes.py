@@ -297,11 +297,16 @@ def filled(text: str, case: Case) -> str:
     return text.replace("{t}", NAMES[case.cause]).replace("{role}", ROLE)
 
 
-def rows_of_the_docs() -> list[list[str]]:
-    """The cells of the table of causes."""
-    (table,) = re.findall(r"^\| cause \|.*?\n\n", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    lines = [line.removeprefix("| ").removesuffix(" |") for line in table.splitlines()[2:] if line]
-    return [line.split(" | ") for line in lines]
+def rows_of_the_docs() -> Iterator[tuple[str, str, list[str], str]]:
+    """Each cause in the docs: whose it is, what is answered, and what the user reads."""
+    (section,) = re.findall(r"^## Who can fix it\n(.*?)^## ", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for part in section.split("\n**")[1:]:
+        whose, _, answer = part.partition(".**")[0].partition(": ")
+        statuses = re.findall(r"\d{3}", answer)
+        for line in re.findall(r"^\| (.*) \|$", part, re.MULTILINE)[1:]:
+            first, second, *shown = line.split(" | ")
+            causes, code = ([first], second) if shown else (second.split("; "), first)
+            yield from ((cause, whose, [*statuses, code.strip("`")], "".join(shown)) for cause in causes)
 
 
 def shown_to_the_user(case: Case) -> str:
@@ -477,12 +482,12 @@ def test_long_wait_is_parked(causes: Uploads) -> None:
 
 
 def test_docs_name_every_cause() -> None:
-    told = {cause: (who, re.findall(r"\d{3}|HW_\d{4}", answer)) for cause, who, answer, _ in rows_of_the_docs()}
+    told = {cause: (whose, answer) for cause, whose, answer, _ in rows_of_the_docs()}
     wanted = {
-        **{case.cause: ("user", ["200", case.code]) for case in USER},
-        **{case.cause: ("you", ["503", case.code]) for case in OPERATOR},
-        **{case.cause: ("nobody", ["503", case.code]) for case in PASSING},
-        **{case.cause: ("developer", ["503", "200", case.code]) for case in SLOW},
-        UNTRACKED.cause: ("you", ["503", UNTRACKED.code]),
+        **{case.cause: ("The user's mistakes", ["200", case.code]) for case in USER},
+        **{case.cause: ("Yours", ["503", case.code]) for case in OPERATOR},
+        **{case.cause: ("Nobody's", ["503", case.code]) for case in PASSING},
+        **{case.cause: ("Too slow", ["503", "200", case.code]) for case in SLOW},
+        UNTRACKED.cause: ("Yours", ["503", UNTRACKED.code]),
     }
     assert told == wanted
