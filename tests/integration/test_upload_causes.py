@@ -299,7 +299,8 @@ def filled(text: str, case: Case) -> str:
 
 def rows_of_the_docs() -> Iterator[tuple[str, str, list[str], str]]:
     """Each cause in the docs: whose it is, what is answered, and what the user reads."""
-    (section,) = re.findall(r"^## Who can fix it\n(.*?)^## ", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = DOCS.read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Who can fix it\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
     for part in section.split("\n**")[1:]:
         whose, _, answer = part.partition(".**")[0].partition(": ")
         statuses = re.findall(r"\d{3}", answer)
