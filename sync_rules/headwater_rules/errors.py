@@ -185,16 +185,16 @@ class RuleError(Exception):
         """The error with the source line underlined, for a terminal."""
         head = f"{'error' if self.severity is Severity.FATAL else 'warning'} [{self.code.value}]: {self.message}"
         lines = [head]
-        if self.span:
-            width = len(str(self.span.line))
-            line, column = _cropped(self.span.source_line, self.span.column)
+        if span := self.span:
+            margin = " " * len(str(span.line))
+            line, column = _cropped(span.source_line, span.column)
             before = line[: column - 1]
             indent = "".join(character if character == "\t" else " " for character in before)
-            marked = min(self.span.end - self.span.start, len(line) - len(before))
+            marked = max(min(span.end - span.start, len(line) - len(before)), 1)
             lines += [
-                f"{' ' * width} --> line {self.span.line}, column {self.span.column}",
-                f"{self.span.line} | {line}",
-                f"{' ' * width} | {indent}{'^' * max(marked, 1)}",
+                f"{margin} --> line {span.line}, column {span.column}",
+                f"{span.line} | {line}",
+                f"{margin} | {indent}{'^' * marked}",
             ]
         if self.suggestion:
             lines.append(f"  help: {self.suggestion}")
@@ -320,11 +320,16 @@ class Report:
     def sorted_errors(self) -> list[RuleError]:
         """Errors in the order of the file, without duplicates: an error in a shared expression is found by all its
         users."""
-        return [*{str(error): error for error in sorted(self.errors, key=_position)}.values(), *self._last]
+        return [*_in_order(self.errors), *self._last]
 
     def sorted_warnings(self) -> list[RuleError]:
-        return list({str(warning): warning for warning in sorted(self.warnings, key=_position)}.values())
+        return _in_order(self.warnings)
+
+    def as_errors(self, *more: RuleError) -> SyncConfigError:
+        """All findings, as the exception that rejects the config."""
+        return SyncConfigError([*self.sorted_errors(), *more], self.sorted_warnings())
 
 
-def _position(error: RuleError) -> int:
-    return error.span.start if error.span else -1
+def _in_order(findings: Sequence[RuleError]) -> list[RuleError]:
+    ordered = sorted(findings, key=lambda each: each.span.start if each.span else -1)
+    return list({str(each): each for each in ordered}.values())

@@ -120,6 +120,10 @@ class RowSource:
     params: tuple[Expr, ...]
     projection: tuple[Output | Star, ...]
 
+    def selected(self) -> tuple[Expr, ...]:
+        """The expressions of named columns."""
+        return tuple(item.expr for item in self.projection if isinstance(item, Output))
+
     def deciding(self) -> tuple[Expr, ...]:
         """The expressions that decide in which buckets a row is."""
         return (*self.filters, *self.each, *self.params)
@@ -202,6 +206,11 @@ class Variant:
     stages: tuple[Stage, ...]
     params: tuple[tuple[ParamSource, ...], ...]
     priority: int | None = None
+
+    def sources(self, first: int = 0) -> list[ParamSource]:
+        """What the keys of its stages, from the `first` one on, and the parameters of its buckets are taken from."""
+        stages = [stage for stage in self.stages[first:] if isinstance(stage, LookupStage)]
+        return [source for group in (*(stage.keys for stage in stages), *self.params) for source in group]
 
     def lookups(self) -> tuple[int, ...]:
         """The lookups that its stages read, in order."""

@@ -125,63 +125,50 @@ class Comparison:
 def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
     """What changes when `new` replaces `old`. Raises SyncConfigError as `check_names` does."""
     check_names(new, sides(old))
-    return Comparison(
-        (
-            *_sides(DefinitionKind.BUCKET, _buckets(old), _buckets(new)),
-            *_sides(DefinitionKind.LOOKUP, _lookups(old), _lookups(new)),
-        ),
-        _streams(old, new),
-    )
+    changes = (*_sides(_buckets(old), _buckets(new)), *_sides(_lookups(old), _lookups(new)))
+    return Comparison(changes, _streams(old, new))
 
 
-@dataclass(frozen=True, slots=True)
-class _Used:
-    """A row side with the streams that use it."""
-
-    name: str
-    tables: tuple[TablePattern, ...]
-    streams: tuple[str, ...]
-
-    def as_change(self, kind: DefinitionKind, change: ChangeKind, before: str | None = None) -> DefinitionChange:
-        return DefinitionChange(self.name, kind, change, before, self.streams, self.tables)
+def _buckets(plan: SyncPlan) -> list[DefinitionChange]:
+    """The bucket definitions of a plan, as if nothing changed."""
+    tables = ((each.name, tuple(dict.fromkeys(source.table for source in each.sources))) for each in plan.buckets)
+    return _unchanged(DefinitionKind.BUCKET, tables, plan.streams_by_bucket())
 
 
-def _buckets(plan: SyncPlan) -> list[_Used]:
-    users = plan.streams_by_bucket()
-    return [
-        _Used(bucket.name, tuple(dict.fromkeys(source.table for source in bucket.sources)), _names(users, position))
-        for position, bucket in enumerate(plan.buckets)
-    ]
+def _lookups(plan: SyncPlan) -> list[DefinitionChange]:
+    tables = ((each.name, (each.table,)) for each in plan.lookups)
+    return _unchanged(DefinitionKind.LOOKUP, tables, plan.streams_by_lookup())
 
 
-def _lookups(plan: SyncPlan) -> list[_Used]:
-    users = plan.streams_by_lookup()
-    return [
-        _Used(lookup.name, (lookup.table,), _names(users, position)) for position, lookup in enumerate(plan.lookups)
-    ]
+def _unchanged(
+    kind: DefinitionKind,
+    tables: Iterable[tuple[str, tuple[TablePattern, ...]]],
+    users: Mapping[int, Iterable[Stream]],
+) -> list[DefinitionChange]:
+    found = []
+    for position, (name, read) in enumerate(tables):
+        streams = tuple(stream.name for stream in users.get(position, ()))
+        found.append(DefinitionChange(name, kind, ChangeKind.UNCHANGED, None, streams, read))
+    return found
 
 
-def _names(users: Mapping[int, Iterable[Stream]], position: int) -> tuple[str, ...]:
-    return tuple(stream.name for stream in users.get(position, ()))
-
-
-def _sides(kind: DefinitionKind, old: Sequence[_Used], new: Sequence[_Used]) -> Iterator[DefinitionChange]:
+def _sides(old: Sequence[DefinitionChange], new: Sequence[DefinitionChange]) -> Iterator[DefinitionChange]:
     kept = {side.name for side in old} & {side.name for side in new}
     gone = [side for side in old if side.name not in kept]
     places = _places(gone, [side for side in new if side.name not in kept])
     for side in new:
         if side.name in kept:
-            yield side.as_change(kind, ChangeKind.UNCHANGED)
+            yield side
         elif side.name in places:
-            yield side.as_change(kind, ChangeKind.CHANGED, places[side.name])
+            yield replace(side, change=ChangeKind.CHANGED, before=places[side.name])
         else:
-            yield side.as_change(kind, ChangeKind.ADDED)
+            yield replace(side, change=ChangeKind.ADDED)
     for side in gone:
         if side.name not in places.values():
-            yield side.as_change(kind, ChangeKind.REMOVED)
+            yield replace(side, change=ChangeKind.REMOVED)
 
 
-def _places(gone: Sequence[_Used], come: Sequence[_Used]) -> dict[str, str]:
+def _places(gone: Sequence[DefinitionChange], come: Sequence[DefinitionChange]) -> dict[str, str]:
     """Which new side replaces which old one: a side of a stream that used both, preferably over the same tables."""
     places: dict[str, str] = {}
     left = list(gone)
@@ -194,11 +181,11 @@ def _places(gone: Sequence[_Used], come: Sequence[_Used]) -> dict[str, str]:
     return places
 
 
-def _same_stream(old: _Used, new: _Used) -> bool:
+def _same_stream(old: DefinitionChange, new: DefinitionChange) -> bool:
     return not set(old.streams).isdisjoint(new.streams)
 
 
-def _same_tables(old: _Used, new: _Used) -> bool:
+def _same_tables(old: DefinitionChange, new: DefinitionChange) -> bool:
     return _same_stream(old, new) and old.tables == new.tables
 
 

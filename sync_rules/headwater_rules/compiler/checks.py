@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag
+from headwater_rules.compiler.fragment import NUMERIC, REQUEST, ExprKind, Frag
 from headwater_rules.compiler.relations import ExpandedArray, SelectedColumn, SelectedStar, TableRef
-from headwater_rules.errors import Report, RuleCode, RuleError, Severity, did_you_mean
+from headwater_rules.errors import Report, RuleCode, RuleError, did_you_mean
 from headwater_rules.evaluate.binding import lacking
 from headwater_rules.plan import Expr, TablePattern
 from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
-from headwater_rules.text.sqltext import error_at, identifier, span_of
+from headwater_rules.text.sqltext import identifier, span_of, warning_at
 
 _NAMED = 8  # tables or columns that a hint lists
 
@@ -37,9 +37,18 @@ class SourceChecks:
         self._found: list[tuple[RuleError, bool, _Absent | None]] = []
         self._deciding: set[_Absent] = set()
 
-    def find(self, code: RuleCode, message: str, node: exp.Expr, suggestion: str, *, grave: bool = True) -> None:
-        """Keep a finding; `grave` ones reject a strict config."""
-        self._found.append((error_at(code, message, node, suggestion, Severity.WARNING), grave, None))
+    def find(
+        self,
+        code: RuleCode,
+        message: str,
+        node: exp.Expr,
+        hint: str,
+        *,
+        grave: bool = True,
+        absent: _Absent | None = None,
+    ) -> None:
+        """Keep a finding; `grave` ones reject a strict config, and those of what is `absent` where that decides."""
+        self._found.append((warning_at(code, message, node, hint), grave, absent))
 
     def report_to(self, report: Report, *, strict: bool) -> None:
         """Report all findings. Called last, because an error stops further checks of the query that contains it."""
@@ -64,9 +73,6 @@ class SourceChecks:
                 hint = f"that column decides who gets rows of `{pattern.name}`: add it, or name the tables that have it"
                 self.find(RuleCode.PARTLY, message, node, hint, grave=False)
 
-    def _absent(self, absent: _Absent, code: RuleCode, message: str, node: exp.Expr, hint: str) -> None:
-        self._found.append((error_at(code, message, node, hint, Severity.WARNING), True, absent))
-
     def table(self, pattern: TablePattern, node: exp.Identifier) -> None:
         """Check that a table exists, or at least one that matches a wildcard."""
         found = self._schema.matching(pattern)
@@ -84,50 +90,36 @@ class SourceChecks:
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
             what = f"no table is called like {shown}"
-            self._absent((pattern, ""), RuleCode.NO_TABLE, what, node, self._table_hint(pattern))
+            self.find(RuleCode.NO_TABLE, what, node, self._table_hint(pattern), absent=(pattern, ""))
             return
         others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
         hint = _case_hint(node, [each.name for each in others]) or self._table_hint(pattern)
-        self._absent((pattern, ""), RuleCode.NO_TABLE, f"no table {shown}", node, hint)
+        self.find(RuleCode.NO_TABLE, f"no table {shown}", node, hint, absent=(pattern, ""))
 
     def column(self, pattern: TablePattern, column: str, node: exp.Identifier) -> None:
         """Check that a column exists and is published, unless its table does not exist."""
         tables = self._schema.matching(pattern)
         if not tables or (column == "_table_suffix" and not pattern.exact):
             return
-        if self._columns(tables, column):
-            if all(column in table.unsent for table in tables if table.column(column) is not None):
+        if having := [table for table in tables if table.column(column) is not None]:
+            if all(column in table.unsent for table in having):
                 what = f"`{column}` of `{pattern.name}` is not published, so its values are not known here"
                 hint = "name it in the publication's column list (ALTER PUBLICATION … SET TABLE), or do without it"
-                self._absent((pattern, column), RuleCode.COLUMN_NOT_SENT, what, node, hint)
+                self.find(RuleCode.COLUMN_NOT_SENT, what, node, hint, absent=(pattern, column))
             return
         known = list(dict.fromkeys(each.name for table in tables for each in table.columns))
         hint = _case_hint(node, known) or _near(column, known) or f"its columns are {_listed(known)}"
         what = f"no column `{column}` in `{pattern.name}`"
-        self._absent((pattern, column), RuleCode.NO_COLUMN, what, node, hint)
+        self.find(RuleCode.NO_COLUMN, what, node, hint, absent=(pattern, column))
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""
-        found = self._columns(self._schema.matching(pattern), column)
+        found = [each for table in self._schema.matching(pattern) if (each := table.column(column)) is not None]
         kinds = {each.value_kind(custom_types=self._custom_types) for each in found}
         return (kinds.pop(), found[0]) if len(kinds) == 1 else None
 
-    def blobs(self, pattern: TablePattern) -> list[str]:
-        """Columns of type bytea, which devices don't get."""
-        tables = self._schema.matching(pattern)
-        names = [column.name for table in tables for column in table.columns if column.kind is ValueKind.BLOB]
-        return list(dict.fromkeys(names))
-
-    def lacks_id(self, pattern: TablePattern) -> bool:
-        """Whether any matching table has no column `id`."""
-        return any(table.column("id") is None for table in self._schema.matching(pattern))
-
-    def knows(self, pattern: TablePattern) -> bool:
-        return bool(self._schema.matching(pattern))
-
-    def _columns(self, tables: Iterable[SourceTable], name: str) -> list[SourceColumn]:
-        found = (table.column(name) for table in tables)
-        return [column for column in found if column is not None]
+    def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
+        return self._schema.matching(pattern)
 
     def _table_hint(self, pattern: TablePattern) -> str:
         tables = [table for table in self._schema.tables if table.tag == pattern.tag]
@@ -167,9 +159,9 @@ def _quoted(name: str) -> str:
     return name if name == name.lower() else f'"{name}"'
 
 
-_NUMBERS = frozenset({ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER})
 _NEVER_JSON = ("uuid", "timestamp", "date", "time", "interval", "numeric", "inet", "cidr", "money")
 _MAX_SHOWN = 60
+_NUMBER = re.compile(r"'[+-]?[0-9]+(\.[0-9]+)?'")
 _SIZE_PER_WORD = 300  # building so large an expression takes as long as compiling a word
 _ELEMENT = "\x00element"  # after an array: an element of it is meant
 
@@ -199,7 +191,7 @@ class QueryChecks:
             if found.name != identifier(found) and found.parent_select is node:
                 message = f"`{found.name}` is written without quotes and so means `{identifier(found)}`"
                 hint = f'write "{found.name}" in quotes to keep the case'
-                self.report.add(error_at(RuleCode.LOWERED, message, found, hint, Severity.WARNING))
+                self.report.add(warning_at(RuleCode.LOWERED, message, found, hint))
 
     def table(self, table: TableRef, node: exp.Identifier) -> None:
         if self._checks is not None:
@@ -242,34 +234,31 @@ class QueryChecks:
 
     def selected(self, table: TableRef, columns: Sequence[SelectedColumn | SelectedStar], node: exp.Expr) -> None:
         """Report columns of the synced table that devices don't get, and rows without a column `id`."""
-        if self._checks is None or not self._checks.knows(table.pattern):
+        checks, called = self._checks, table.pattern.name
+        if checks is None or not (tables := checks.matching(table.pattern)):
             return
+        everything, named = False, set[str]()
         for column in columns:
             if isinstance(column, SelectedStar):
-                self._blobs(table.pattern, column.node)
-            else:
-                self._blob(column)
-        named = {column.name for column in columns if isinstance(column, SelectedColumn)}
-        everything = any(isinstance(column, SelectedStar) for column in columns)
-        if "id" not in named and (not everything or self._checks.lacks_id(table.pattern)):
-            message = f"no column `id` is selected from `{table.pattern.name}`: rows get `row_id()` as their id"
+                everything = True
+                blobs = (each.name for table in tables for each in table.columns if each.kind is ValueKind.BLOB)
+                for name in dict.fromkeys(blobs):
+                    message = f"`{name}` of `{called}` is bytea, and devices get no blobs"
+                    hint = (
+                        f"name the columns, with `base64({name}) AS {name}` or `hex({name}) AS {name}` if they need it"
+                    )
+                    checks.find(RuleCode.BLOB, message, column.node, hint, grave=False)
+                continue
+            named.add(column.name)
+            known = self._column(column.value)
+            if known is not None and known[0] is ValueKind.BLOB:
+                message, name = f"`{column.name}` is bytea, and devices get no blobs", known[1].name
+                hint = f"write `base64({name}) AS {column.name}` or `hex({name}) AS {column.name}`"
+                checks.find(RuleCode.BLOB, message, column.node, hint)
+        if "id" not in named and (not everything or any(each.column("id") is None for each in tables)):
+            message = f"no column `id` is selected from `{called}`: rows get `row_id()` as their id"
             hint = "select `… AS id`, or `row_id() AS id` if that is meant"
-            self._checks.find(RuleCode.NO_ID, message, columns[0].node if columns else node, hint, grave=False)
-
-    def _blobs(self, pattern: TablePattern, node: exp.Expr) -> None:
-        assert self._checks is not None
-        for name in self._checks.blobs(pattern):
-            message = f"`{name}` of `{pattern.name}` is bytea, and devices get no blobs"
-            hint = f"name the columns, with `base64({name}) AS {name}` or `hex({name}) AS {name}` if they need it"
-            self._checks.find(RuleCode.BLOB, message, node, hint, grave=False)
-
-    def _blob(self, column: SelectedColumn) -> None:
-        known = self._column(column.value)
-        if self._checks is not None and known is not None and known[0] is ValueKind.BLOB:
-            message = f"`{column.name}` is bytea, and devices get no blobs"
-            name = known[1].name
-            hint = f"write `base64({name}) AS {column.name}` or `hex({name}) AS {column.name}`"
-            self._checks.find(RuleCode.BLOB, message, column.node, hint)
+            checks.find(RuleCode.NO_ID, message, columns[0].node if columns else node, hint, grave=False)
 
     # kinds of values
 
@@ -295,7 +284,7 @@ class QueryChecks:
             if isinstance(instance, ExpandedArray) and ref.column == "value":
                 return self._element(instance.array, value)
             return _Side(value, None)
-        kind = "number" if value.kind in _NUMBERS else "text" if value.kind is ExprKind.TEXT else None
+        kind = "number" if value.kind in NUMERIC else "text" if value.kind is ExprKind.TEXT else None
         return _Side(value, kind, literal=value.simple)
 
     def _element(self, array: Frag, value: Frag) -> _Side:
@@ -317,7 +306,8 @@ class _Side:
 
     @property
     def text(self) -> str:
-        return _shortened(self.value)
+        text = " ".join(self.value.span().text.split())
+        return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
     @property
     def description(self) -> str:
@@ -334,31 +324,18 @@ def _cast_hint(left: _Side, right: _Side, node: exp.Expr) -> str:
     number, other = (left, right) if left.kind == "number" else (right, left)
     if number.type == "boolean":
         return f"write `{number.text}` alone, or `{number.text} = true`: a boolean is 1 or 0 here"
-    if number.column and other.literal and _is_number(other.text):
+    if number.column and other.literal and _NUMBER.fullmatch(other.text):
         return f"write {other.text} without the quotes"
     chosen, target = (other, "numeric") if number.literal or number.elements_of else (number, "text")
     cast = f"{chosen.text}::{target}"
     whole = " ".join(span_of(node).text.split())
-    return (
-        f"write `{whole.replace(chosen.text, cast, 1) if chosen.text in whole and len(whole) <= _MAX_SHOWN else cast}`"
-    )
+    fits = chosen.text in whole and len(whole) <= _MAX_SHOWN
+    return f"write `{whole.replace(chosen.text, cast, 1) if fits else cast}`"
 
 
-def _is_number(literal: str) -> bool:
-    return re.fullmatch(r"'[+-]?[0-9]+(\.[0-9]+)?'", literal) is not None
+_COMPARED = {ValueKind.INTEGER: "number", ValueKind.REAL: "number", ValueKind.BLOB: "blob"}
 
 
 def _of(kind: ValueKind) -> str:
     """The kind for comparisons: values of the same one can be equal."""
-    match kind:
-        case ValueKind.INTEGER | ValueKind.REAL:
-            return "number"
-        case ValueKind.BLOB:
-            return "blob"
-        case _:
-            return "text"
-
-
-def _shortened(value: Frag) -> str:
-    text = " ".join(value.span().text.split())
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return _COMPARED.get(kind, "text")

@@ -31,6 +31,10 @@ from headwater_rules.text.document import load
 from headwater_rules.text.sqltext import SqlText, parse_select
 
 MAX_QUERIES = 5_000
+_SHARE = (
+    f"a device may have {MOST_BUCKETS:,} buckets (api.parameters.max_buckets_per_connection); if one gets more rows of"
+    " it, select by a value that many rows share, such as their owner or project"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ def compile_config(
             checks = SourceChecks(schema, custom_types=custom_types, allow_missing=allow_missing)
         return _compiled(config, default_schema, checks, report, advise=advise)
     except RuleError as error:
-        raise SyncConfigError([*report.sorted_errors(), error], report.sorted_warnings()) from None
+        raise report.as_errors(error) from None
     except StoppedError:
-        raise SyncConfigError(report.sorted_errors(), report.sorted_warnings()) from None
+        raise report.as_errors() from None
 
 
 def findings_in(
@@ -86,24 +90,16 @@ def _compiled(
     if checks is not None:
         checks.report_to(report, strict=config.options.strict)
     if report.errors:
-        raise SyncConfigError(report.sorted_errors(), report.sorted_warnings())
+        raise report.as_errors()
     plan = SyncPlan(job.catalog.buckets, job.catalog.lookups, streams, config.options.conversion)
     if advise:
-        _advise(config, plan)
+        keys = {each.name: each.key for each in config.streams} | {each.name: each.key for each in config.buckets}
+        for found in buckets_per_row(plan):
+            message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
+            keys[found.stream].warn(RuleCode.BUCKET_PER_ROW, message, _SHARE)
         for warning in everybody_warnings(job.everybody):
             report.add(warning)
     return Compiled(plan, tuple(report.sorted_warnings()), tuple(job.everybody))
-
-
-def _advise(config: Config, plan: SyncPlan) -> None:
-    keys = {source.name: source.key for source in config.streams} | {each.name: each.key for each in config.buckets}
-    for found in buckets_per_row(plan):
-        message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
-        hint = (
-            f"a device may have {MOST_BUCKETS:,} buckets (api.parameters.max_buckets_per_connection); if one gets more"
-            " rows of it, select by a value that many rows share, such as their owner or project"
-        )
-        keys[found.stream].warn(RuleCode.BUCKET_PER_ROW, message, hint)
 
 
 def _bound(config: Config) -> None:
@@ -111,8 +107,8 @@ def _bound(config: Config) -> None:
     counted = [(source.key, len(source.queries)) for source in config.streams]
     counted += [(source.key, len(source.data) * max(len(source.parameters), 1)) for source in config.buckets]
     total = 0
-    for key, count in counted:
-        total += count
+    for key, number in counted:
+        total += number
         if total > MAX_QUERIES:
             message = f"the sync config has more than {MAX_QUERIES} queries"
             raise key.fail(message, "split the config", RuleCode.TOO_MANY)

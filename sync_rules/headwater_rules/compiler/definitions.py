@@ -19,7 +19,7 @@ from headwater_rules.compiler.planner import VariantDraft, find_mixed, find_targ
 from headwater_rules.compiler.relations import All, Atom, SelectedColumn, Selection, TableRef
 from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.variants import Compilation, add_variants, check_danger, check_number, draft_query, merged
-from headwater_rules.errors import RuleCode, did_you_mean
+from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.plan import Stream, TablePattern, Variant
 from headwater_rules.text.config import BucketSource, EventSource
 from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select
@@ -45,7 +45,13 @@ def compile_definition(job: Compilation, source: BucketSource) -> Stream:
     for query in source.data:
         with job.report.collecting(query.span):
             node = parse_select(query)
-            if not _is_covered(job, query, node, parameters):
+            covered = bool(parameters)  # without any, all were wrong
+            try:
+                _check_cover(node, parameters)
+            except RuleError as error:
+                job.report.add(error)
+                covered = False
+            if not covered:
                 _check_only(job, query, node)
                 continue
             for each in parameters:
@@ -149,23 +155,13 @@ def _drafts(job: Compilation, parameters: _Parameters, query: SqlText, node: exp
     given = Selection((), All(()), frozenset())
     if parameters.query is not None:
         given = flatten_select(context, *parameters.query)
-    columns: dict[str, Frag] = {
-        column.name: column.value for column in given.columns if isinstance(column, SelectedColumn)
-    }
+    columns = {each.name: each.value for each in given.columns if isinstance(each, SelectedColumn)}
     scope = Scope(None, {_BUCKET: columns})
     selection = flatten_select(context.naming(RequestNames.NONE), query, node, scope)
     if len(job.report.errors) > before:
         find_mixed(context, selection.condition)
         return []
     return draft_query(context, selection, given.condition, given.tables, node)
-
-
-def _is_covered(job: Compilation, query: SqlText, node: exp.Select, parameters: list[_Parameters]) -> bool:
-    """Whether a data query can be joined to the parameter queries. Reports what prevents it."""
-    before = len(job.report.errors)
-    with job.report.collecting(query.span):
-        _check_cover(node, parameters)
-    return len(job.report.errors) == before and bool(parameters)  # without any, all were wrong
 
 
 def _check_only(job: Compilation, query: SqlText, node: exp.Select) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref, build, equal, negated, truth
+from headwater_rules.compiler.functions import wrong_call
 from headwater_rules.compiler.names import ELEMENT, Context, Scope, ScopeNames
 from headwater_rules.compiler.relations import (
     All,
@@ -25,8 +26,17 @@ from headwater_rules.compiler.relations import (
 from headwater_rules.compiler.request_values import RequestNames
 from headwater_rules.compiler.scalars import Scalars, in_list
 from headwater_rules.compiler.trust import element
-from headwater_rules.errors import RuleCode, RuleError, Severity
-from headwater_rules.text.sqltext import SqlText, error_at, identifier, parse_select, selecting_nothing, text_of
+from headwater_rules.errors import RuleCode, RuleError
+from headwater_rules.text.sqltext import (
+    SqlText,
+    error_at,
+    identifier,
+    parse_select,
+    selecting_nothing,
+    text_of,
+    unsupported,
+    warning_at,
+)
 
 _SELECT_PARTS = frozenset({"expressions", "from_", "joins", "where", "distinct"})
 _CONDITIONS = (exp.EQ, exp.And, exp.Or, exp.Not, exp.In, exp.Exists, exp.ArrayOverlaps)
@@ -55,6 +65,7 @@ class _Select:
         self._names = ScopeNames(context, self._scope)
         self._checks = self._names.checks
         self._scalars = Scalars(self._names)
+        self._value = self._scalars.frag
         self._tables: set[int] = set()
         self._conditions: list[Condition] = []
 
@@ -76,21 +87,14 @@ class _Select:
             self._conditions.append(self._guarded(node.args["where"].this, negate=False))
         return Selection(tuple(columns), All(tuple(self._conditions)), frozenset(self._tables))
 
-    def _value(self, node: exp.Expr) -> Frag:
-        return self._scalars.frag(node)
-
-    def _report(self, code: RuleCode, message: str, node: exp.Expr, suggestion: str = "") -> None:
-        self._context.report.add(error_at(code, message, node, suggestion))
-
     # FROM
 
     def _join(self, join: exp.Join) -> None:
         if join.args.get("side") or join.args.get("method") or (join.args.get("kind") or "") not in _INNER:
             hint = "list the tables in FROM and compare in WHERE"
-            self._report(RuleCode.UNSUPPORTED, "only inner joins are supported", join, hint)
+            self._context.report.add(unsupported("only inner joins are supported", join, hint))
         if join.args.get("using"):
-            hint = "write `ON a.x = b.x`"
-            self._report(RuleCode.UNSUPPORTED, "`USING` is not supported", join, hint)
+            self._context.report.add(unsupported("`USING` is not supported", join, "write `ON a.x = b.x`"))
         self._scalars.only(join, _JOIN_PARTS)
         self._from(join.this)
         if join.args.get("on"):
@@ -100,16 +104,16 @@ class _Select:
         alias = node.args.get("alias")
         columns = alias.args.get("columns") if alias is not None else None
         if columns and not isinstance(node.this, exp.Anonymous):
-            raise error_at(RuleCode.UNSUPPORTED, "column names after an alias are not supported", node)
+            raise unsupported("column names after an alias are not supported", node)
         name = identifier(alias.this) if alias is not None else None
         if isinstance(node, exp.Subquery):
             self._scalars.only(node, frozenset({"this", "alias"}))
             if name is None or not isinstance(node.this, exp.Select):
-                raise error_at(RuleCode.UNSUPPORTED, "a subquery in FROM must be a SELECT with an alias", node)
+                raise unsupported("a subquery in FROM must be a SELECT with an alias", node)
             self._derive(node, name, self._inner(node.this))
             return
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier | exp.Anonymous):
-            raise error_at(RuleCode.UNSUPPORTED, "only tables and subqueries can stand in FROM", node)
+            raise unsupported("only tables and subqueries can stand in FROM", node)
         self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
         if isinstance(node.this, exp.Anonymous):
             self._from_each(node, node.this, name, columns or [])
@@ -127,8 +131,7 @@ class _Select:
     def _from_each(self, node: exp.Table, call: exp.Anonymous, name: str | None, columns: list[exp.Expr]) -> None:
         function = str(call.this).lower()
         if function != "json_each" or len(call.expressions) != 1:
-            hint = "there is `json_each(array) AS name`"
-            error = error_at(RuleCode.UNKNOWN_FUNCTION, f"`{function}` cannot stand in FROM", node, hint)
+            error = wrong_call(f"`{function}` cannot stand in FROM", node, "there is `json_each(array) AS name`")
             array = self._checks.failed(error, call)
         else:
             array = self._value(call.expressions[0])
@@ -140,7 +143,7 @@ class _Select:
         names = [identifier(column) for column in columns if isinstance(column, exp.Identifier)]
         if len(names) != len(columns) or len(set(names)) != len(ELEMENT):
             hint = "write two different names, for key and value, or none: `AS a (position, element)`"
-            raise error_at(RuleCode.UNSUPPORTED, "`json_each` has two columns, `key` and `value`", node, hint)
+            raise unsupported("`json_each` has two columns, `key` and `value`", node, hint)
         self._tables.add(number)
         trust = element(array.trust)
         return {
@@ -156,8 +159,8 @@ class _Select:
 
     def _name(self, name: str, relation: Relation, node: exp.Expr) -> None:
         if name in self._scope.relations:
-            hint = "give one of them an alias"
-            self._report(RuleCode.UNKNOWN_NAME, f"two tables are called `{name}`", node, hint)
+            message = f"two tables are called `{name}`"
+            self._context.report.add(error_at(RuleCode.UNKNOWN_NAME, message, node, "give one of them an alias"))
             return
         self._scope.relations[name] = relation
         if isinstance(relation, int):
@@ -201,16 +204,14 @@ class _Select:
             return [SelectedColumn(identifier(item.this), value)]
         name = text_of(item).source_of(item)
         message = f"this column has no name and will be called `{name}`"
-        self._context.report.add(
-            error_at(RuleCode.UNNAMED_COLUMN, message, value.node, "add `AS name`", Severity.WARNING)
-        )
+        self._context.report.add(warning_at(RuleCode.UNNAMED_COLUMN, message, value.node, "add `AS name`"))
         return [SelectedColumn(name, value)]
 
     def _star(self, relation: Relation, item: exp.Expr) -> list[SelectedColumn | SelectedStar]:
         if isinstance(relation, dict):
             return [SelectedColumn(name, value) for name, value in relation.items()]
         if isinstance(self._context.instances[relation], ExpandedArray):
-            raise error_at(RuleCode.UNSUPPORTED, "`*` of `json_each` is not supported", item, "select its `value`")
+            raise unsupported("`*` of `json_each` is not supported", item, "select its `value`")
         return [SelectedStar(relation, item)]
 
     # WHERE and ON
@@ -268,14 +269,14 @@ class _Select:
         query = node.args["query"]
         inner = query.this if isinstance(query, exp.Subquery) else query
         if not isinstance(inner, exp.Select):
-            raise error_at(RuleCode.UNSUPPORTED, "expected a SELECT statement", node, "use several queries")
+            raise unsupported("expected a SELECT statement", node, "use several queries")
         selection = self._inner(inner)
         if not isinstance(node.this, exp.Tuple):
             return self._member(self._value(node.this), selection, node)
         values, columns = node.this.expressions, list(selection.named().values())
         if len(values) != len(columns):
             message = f"{len(values)} values are compared with {len(columns)} columns"
-            raise error_at(RuleCode.UNSUPPORTED, message, node)
+            raise unsupported(message, node)
         links = (
             self._link(self._value(value), column, node, selection.tables)
             for value, column in zip(values, columns, strict=True)
@@ -322,7 +323,7 @@ class _Select:
     def _single(self, selection: Selection, node: exp.Expr) -> Frag:
         columns = selection.columns
         if len(columns) != 1 or isinstance(columns[0], SelectedStar):
-            raise error_at(RuleCode.UNSUPPORTED, "this subquery must select exactly one named column", node)
+            raise unsupported("this subquery must select exactly one named column", node)
         return columns[0].value
 
     def _element(self, array: Frag) -> tuple[int, Frag]:
@@ -357,4 +358,4 @@ class _Select:
 
     def _no_negation(self, node: exp.Expr, what: str) -> RuleError:
         hint = "access can follow from a row that is there, not from one that is missing"
-        return error_at(RuleCode.UNSUPPORTED, f"`{what}` is not supported", node, hint)
+        return unsupported(f"`{what}` is not supported", node, hint)

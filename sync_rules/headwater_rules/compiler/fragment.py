@@ -7,7 +7,7 @@ fragments around, looking only at what they depend on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from sqlglot import exp
@@ -33,6 +33,9 @@ class ExprKind(Enum):
     NUMBER = "integer or real"
     TEXT = "text"
     ANY = "any"
+
+
+NUMERIC = frozenset({ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,43 +109,36 @@ def _check_size(node: exp.Expr, pieces: Sequence[str | Frag]) -> None:
         raise error_at(RuleCode.TOO_MANY, message, node, "name a column once instead of several times")
 
 
-def joined(kind: ExprKind, node: exp.Expr, items: list[Frag], between: str, trust: Trust | None = None) -> Frag:
-    """The items separated by `between`, in brackets."""
-    pieces: list[str | Frag] = ["("]
+def joined(
+    kind: ExprKind, node: exp.Expr, items: Sequence[Frag], between: str, trust: Trust | None = None, function: str = ""
+) -> Frag:
+    """The items separated by `between`, in brackets: those of the call of a `function`, if it is given."""
+    pieces: list[str | Frag] = [f"{function}("]
     for number, item in enumerate(items):
         pieces += [between, item] if number else [item]
     return build(kind, node, *pieces, ")", trust=trust)
 
 
+_TRUTH = {
+    ExprKind.LOGICAL: ("ifnull(", ", 0)"),
+    **dict.fromkeys((ExprKind.INTEGER, ExprKind.NUMBER), ("(ifnull(", ", 0) <> 0)")),
+    ExprKind.TEXT: ("(ifnull(CAST(", " AS INTEGER), 0) <> 0)"),
+    ExprKind.ANY: ("hw_truth(", ")"),
+}
+
+
 def truth(frag: Frag) -> Frag:
     """The value as 0 or 1: a number is true unless 0, text by its integer prefix; null and blobs are false."""
-    return frag if frag.kind is ExprKind.CERTAIN else replace(_truth(frag), trust=frag.trust)
-
-
-def _truth(frag: Frag) -> Frag:
-    node = frag.node
-    match frag.kind:
-        case ExprKind.CERTAIN:
-            return frag
-        case ExprKind.LOGICAL:
-            return build(ExprKind.CERTAIN, node, "ifnull(", frag, ", 0)")
-        case ExprKind.INTEGER | ExprKind.NUMBER:
-            return build(ExprKind.CERTAIN, node, "(ifnull(", frag, ", 0) <> 0)")
-        case ExprKind.TEXT:
-            return build(ExprKind.CERTAIN, node, "(ifnull(CAST(", frag, " AS INTEGER), 0) <> 0)")
-        case ExprKind.ANY:
-            return _any_truth(frag)
-
-
-def _any_truth(frag: Frag) -> Frag:
-    node = frag.node
-    if not frag.simple:
-        return build(ExprKind.CERTAIN, node, "hw_truth(", frag, ")")
-    by_type = (
-        "(CASE typeof(", frag, ") WHEN 'text' THEN CAST(", frag, " AS INTEGER) <> 0 WHEN 'blob' THEN 0 ELSE ifnull(",
-        frag, ", 0) <> 0 END)",
-    )  # fmt: skip
-    return build(ExprKind.CERTAIN, node, *by_type)
+    if frag.kind is ExprKind.CERTAIN:
+        return frag
+    before, after = _TRUTH[frag.kind]
+    pieces: tuple[str | Frag, ...] = (before, frag, after)
+    if frag.kind is ExprKind.ANY and frag.simple:
+        pieces = (
+            "(CASE typeof(", frag, ") WHEN 'text' THEN CAST(", frag,
+            " AS INTEGER) <> 0 WHEN 'blob' THEN 0 ELSE ifnull(", frag, ", 0) <> 0 END)",
+        )  # fmt: skip
+    return build(ExprKind.CERTAIN, frag.node, *pieces, trust=frag.trust)
 
 
 def negated(frag: Frag) -> Frag:
@@ -152,18 +148,15 @@ def negated(frag: Frag) -> Frag:
 
 def text(frag: Frag) -> Frag:
     """The value as `||` prints it: reals without `.0`."""
-    return frag if frag.kind is ExprKind.TEXT else replace(_text(frag), trust=frag.trust)
-
-
-def _text(frag: Frag) -> Frag:
+    if frag.kind is ExprKind.TEXT:
+        return frag
+    pieces: tuple[str | Frag, ...] = ("hw_text(", frag, ")")
     if frag.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER}:
         # the plus removes the affinity that a cast would add to a comparison
-        return build(ExprKind.TEXT, frag.node, "(+CAST(", frag, " AS TEXT))")
-    if not frag.simple:
-        return build(ExprKind.TEXT, frag.node, "hw_text(", frag, ")")
-    return build(
-        ExprKind.TEXT, frag.node, "(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)"
-    )
+        pieces = ("(+CAST(", frag, " AS TEXT))")
+    elif frag.simple:
+        pieces = ("(+CASE typeof(", frag, ") WHEN 'text' THEN ", frag, " ELSE hw_text(", frag, ") END)")
+    return build(ExprKind.TEXT, frag.node, *pieces, trust=frag.trust)
 
 
 def equal(left: Frag, right: Frag, node: exp.Expr) -> Frag:

@@ -11,26 +11,21 @@ from typing import Final
 
 from sqlglot import exp
 
-from headwater_rules.compiler.fragment import ExprKind, Frag, build, chain, choice, text, truth
+from headwater_rules.compiler.fragment import NUMERIC, ExprKind, Frag, build, chain, choice, joined, text, truth
 from headwater_rules.compiler.trust import Trust, holding
 from headwater_rules.errors import RuleCode, RuleError, did_you_mean
-from headwater_rules.text.sqltext import error_at
+from headwater_rules.text.sqltext import error_at, unsupported
 
 _MAX_INDEX_SEGMENTS = 3
 _MAX_INDEX_DIGITS = 9
 _MAX_PARTS = 200
 _MANY = 100
-_NUMERIC = {ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER}
 _MAX_WRITTEN = 20_000  # characters
 
 
 _MOMENTS: Final = {
-    "unixepoch": ExprKind.NUMBER,
-    "julianday": ExprKind.NUMBER,
-    "datetime": ExprKind.TEXT,
-    "date": ExprKind.TEXT,
-    "time": ExprKind.TEXT,
-    "strftime": ExprKind.TEXT,
+    **dict.fromkeys(("unixepoch", "julianday"), ExprKind.NUMBER),
+    **dict.fromkeys(("datetime", "date", "time", "strftime"), ExprKind.TEXT),
 }
 _MOST_MODIFIED: Final = 10
 _CLOCK = r"\d\d:\d\d(?::\d\d(?:\.\d+)?)?"
@@ -54,54 +49,38 @@ class _Function:
     texts: bool = False
 
 
+def _plain(kind: ExprKind, names: str, least: int = 1, most: int = 1, *, texts: bool = False) -> dict[str, _Function]:
+    """Functions that take their arguments alike. `rule=sqlite`: SQLite's own of that name differs."""
+    pairs = (each.partition("=") for each in names.split())
+    return {name: _Function(sql or name, least, most, kind, texts) for name, _, sql in pairs}
+
+
 _PLAIN = {
-    "upper": _Function("upper", 1, 1, ExprKind.TEXT),
-    "lower": _Function("lower", 1, 1, ExprKind.TEXT),
-    "trim": _Function("trim", 1, 2, ExprKind.TEXT, texts=True),
-    "ltrim": _Function("ltrim", 1, 2, ExprKind.TEXT, texts=True),
-    "rtrim": _Function("rtrim", 1, 2, ExprKind.TEXT, texts=True),
-    "replace": _Function("replace", 3, 3, ExprKind.TEXT, texts=True),
-    "concat": _Function("concat", 1, _MANY, ExprKind.TEXT, texts=True),
-    "concat_ws": _Function("concat_ws", 2, _MANY, ExprKind.TEXT, texts=True),
-    "hex": _Function("hw_hex", 1, 1, ExprKind.TEXT),
-    "base64": _Function("base64", 1, 1, ExprKind.TEXT),
-    "length": _Function("hw_length", 1, 1, ExprKind.INTEGER),
-    "instr": _Function("hw_instr", 2, 2, ExprKind.INTEGER),
-    "typeof": _Function("typeof", 1, 1, ExprKind.TEXT),
-    "uuid_blob": _Function("uuid_blob", 1, 1, ExprKind.ANY),
-    "ifnull": _Function("ifnull", 2, 2, ExprKind.ANY),
-    "coalesce": _Function("coalesce", 2, _MANY, ExprKind.ANY),
-    "nullif": _Function("nullif", 2, 2, ExprKind.ANY),
-    "abs": _Function("abs", 1, 1, ExprKind.NUMBER),
-    "round": _Function("round", 1, 2, ExprKind.NUMBER),
-    "sign": _Function("sign", 1, 1, ExprKind.NUMBER),
-    "floor": _Function("floor", 1, 1, ExprKind.NUMBER),
-    "ceil": _Function("ceil", 1, 1, ExprKind.NUMBER),
-    "ceiling": _Function("ceil", 1, 1, ExprKind.NUMBER),
-    "trunc": _Function("trunc", 1, 1, ExprKind.NUMBER),
-    "json": _Function("json", 1, 1, ExprKind.TEXT),
-    "json_array": _Function("json_array", 0, _MANY, ExprKind.TEXT),
-    "json_keys": _Function("json_keys", 1, 1, ExprKind.TEXT),
-    "json_valid": _Function("json_valid", 1, 1, ExprKind.LOGICAL),
-    "st_asgeojson": _Function("st_asgeojson", 1, 1, ExprKind.TEXT),
-    "st_astext": _Function("st_astext", 1, 1, ExprKind.TEXT),
-    "st_x": _Function("st_x", 1, 1, ExprKind.NUMBER),
-    "st_y": _Function("st_y", 1, 1, ExprKind.NUMBER),
+    **_plain(ExprKind.TEXT, "upper lower hex=hw_hex base64 typeof json json_keys st_asgeojson st_astext"),
+    **_plain(ExprKind.TEXT, "trim ltrim rtrim", 1, 2, texts=True),
+    **_plain(ExprKind.TEXT, "replace", 3, 3, texts=True),
+    **_plain(ExprKind.TEXT, "concat", 1, _MANY, texts=True),
+    **_plain(ExprKind.TEXT, "concat_ws", 2, _MANY, texts=True),
+    **_plain(ExprKind.TEXT, "json_array", 0, _MANY),
+    **_plain(ExprKind.INTEGER, "length=hw_length"),
+    **_plain(ExprKind.INTEGER, "instr=hw_instr", 2, 2),
+    **_plain(ExprKind.LOGICAL, "json_valid"),
+    **_plain(ExprKind.NUMBER, "abs sign floor ceil ceiling=ceil trunc st_x st_y"),
+    **_plain(ExprKind.NUMBER, "round", 1, 2),
+    **_plain(ExprKind.ANY, "uuid_blob"),
+    **_plain(ExprKind.ANY, "ifnull nullif", 2, 2),
+    **_plain(ExprKind.ANY, "coalesce", 2, _MANY),
 }
 _SPECIAL = {
     "iif": (3, 3),
-    "min": (2, _MANY),
-    "max": (2, _MANY),
-    "substring": (2, 3),
-    "substr": (2, 3),
+    **dict.fromkeys(("min", "max"), (2, _MANY)),
+    **dict.fromkeys(("substring", "substr"), (2, 3)),
     "json_extract": (2, 2),
-    "json_array_length": (1, 2),
-    "json_type": (1, 2),
+    **dict.fromkeys(("json_array_length", "json_type"), (1, 2)),
     "json_object": (0, _MANY),
     **dict.fromkeys(_MOMENTS, (0, _MOST_MODIFIED)),
 }
 
-ROW_FUNCTIONS = frozenset({"row_id", "table_name", "table_suffix", "schema"})
 JSON_READERS = frozenset({"json_extract", "json_array_length", "json_keys"})
 KNOWN = frozenset({*_PLAIN, *_SPECIAL})
 
@@ -114,14 +93,13 @@ def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = 
     least, most = (plain.least, plain.most) if plain else _SPECIAL.get(name, (-1, -1))
     if least < 0:
         raise unknown_function(name, KNOWN, node)
-    if name in {"min", "max"} and len(arguments) == 1:
-        raise single_extreme(name, node)
+    if name in {"min", "max"} and len(arguments) == 1:  # which is an aggregate elsewhere
+        message = f"`{name}` of one argument is an aggregate and not supported"
+        raise wrong_call(message, node, f"give it two or more arguments; {_ONE_ROW}")
     if not least <= len(arguments) <= most:
         wanted = str(least) if least == most else f"{least} to {most}"
         plural = "" if wanted == "1" else "s"
-        raise error_at(
-            RuleCode.UNKNOWN_FUNCTION, f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", node
-        )
+        raise wrong_call(f"`{name}` takes {wanted} argument{plural}, not {len(arguments)}", node)
     if plain:
         taken = [text(argument) for argument in arguments] if plain.texts else arguments
         return _written(plain.sql, taken, plain.kind, node, _trust(name, taken))
@@ -145,7 +123,7 @@ def call(name: str, arguments: Sequence[Frag], node: exp.Expr, *, fixed: bool = 
 
 
 def _extreme(name: str, arguments: Sequence[Frag], node: exp.Expr) -> Frag:
-    if all(argument.kind in _NUMERIC for argument in arguments):
+    if all(argument.kind in NUMERIC for argument in arguments):
         return _written(name, arguments, ExprKind.NUMBER, node)
     first = build(arguments[0].kind, node, arguments[0], " COLLATE utf16")  # texts have the order of `<`
     return _written(name, [first, *arguments[1:]], ExprKind.ANY, node)
@@ -153,21 +131,14 @@ def _extreme(name: str, arguments: Sequence[Frag], node: exp.Expr) -> Frag:
 
 def _substring(arguments: Sequence[Frag], nodes: Sequence[exp.Expr], node: exp.Expr) -> Frag:
     if isinstance(nodes[1], exp.Literal) and nodes[1].is_string:
-        raise error_at(
-            RuleCode.UNSUPPORTED, "the start of `substring` is a number", node, "regular expressions are not supported"
-        )
+        raise unsupported("the start of `substring` is a number", node, "regular expressions are not supported")
     numbers = [build(ExprKind.INTEGER, node, "CAST(", argument, " AS INTEGER)") for argument in arguments[1:]]
     return _written("hw_substring", [arguments[0], *numbers], ExprKind.ANY, node)
 
 
 def _object(arguments: Sequence[Frag], node: exp.Expr) -> Frag:
     if len(arguments) % 2:
-        raise error_at(
-            RuleCode.UNKNOWN_FUNCTION,
-            "`json_object` takes keys and values in pairs",
-            node,
-            "write `json_object('key', x)`",
-        )
+        raise wrong_call("`json_object` takes keys and values in pairs", node, "write `json_object('key', x)`")
     pairs = [argument if number % 2 else text(argument) for number, argument in enumerate(arguments)]
     return _written("json_object", pairs, ExprKind.TEXT, node, holding([pair.trust for pair in pairs]))
 
@@ -176,9 +147,7 @@ def json_access(value: Frag, path: exp.Expr, operator: str, node: exp.Expr, *, f
     """`value -> path` or `value ->> path`. Unless `fixed`, a path without `$` is split at dots too, and a JSON null is
     the text `null` for `->>` and null for `->`. Raises RuleError when the path is not a literal."""
     if value.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL}:
-        raise error_at(
-            RuleCode.UNSUPPORTED, f"`{operator}` is applied to a condition", node, "put brackets around the JSON access"
-        )
+        raise unsupported(f"`{operator}` is applied to a condition", node, "put brackets around the JSON access")
     kind = ExprKind.TEXT if operator == "->" else ExprKind.ANY
     paths = _sqlite_paths(_segments(path, node, fixed), node)
     readings = [_reading(value, operator, quoted(each), kind, node, fixed) for each in paths]
@@ -186,9 +155,8 @@ def json_access(value: Frag, path: exp.Expr, operator: str, node: exp.Expr, *, f
         return readings[0]
     written = sum(len(part) for reading in readings for part in reading.parts if isinstance(part, str))
     if sum(len(reading.parts) for reading in readings) > _MAX_PARTS or written > _MAX_WRITTEN:
-        raise error_at(
-            RuleCode.TOO_MANY, "too many array elements in nested JSON accesses", node, "use one path `$.a.0`"
-        )
+        message = "too many array elements in nested JSON accesses"
+        raise error_at(RuleCode.TOO_MANY, message, node, "use one path `$.a.0`")
     return _written("coalesce", readings, kind, node)
 
 
@@ -216,10 +184,7 @@ def _trust(name: str, arguments: Sequence[Frag]) -> Trust | None:
 
 
 def _written(name: str, arguments: Sequence[Frag], kind: ExprKind, node: exp.Expr, trust: Trust | None = None) -> Frag:
-    pieces: list[str | Frag] = [f"{name}("]
-    for number, argument in enumerate(arguments):
-        pieces += [", ", argument] if number else [argument]
-    return build(kind, node, *pieces, ")", trust=trust)
+    return joined(kind, node, arguments, ", ", trust, name)
 
 
 def _reading(value: Frag, operator: str, path: str, kind: ExprKind, node: exp.Expr, fixed: bool) -> Frag:
@@ -233,24 +198,19 @@ def _reading(value: Frag, operator: str, path: str, kind: ExprKind, node: exp.Ex
 
 def _segments(path: exp.Expr, node: exp.Expr, fixed: bool) -> list[str]:
     if not isinstance(path, exp.Literal):
-        raise error_at(RuleCode.UNSUPPORTED, "the path of a JSON access must be a literal", node, "write it in quotes")
+        raise unsupported("the path of a JSON access must be a literal", node, "write it in quotes")
     written = str(path.this)
     if not (path.is_string and written.startswith("$")):
         return [written] if fixed or not path.is_string else written.split(".")
     head, *segments = written.split(".")
     if head != "$" or any("[" in segment for segment in segments):
-        raise error_at(
-            RuleCode.UNSUPPORTED,
-            "`[…]` is not supported in a JSON path",
-            node,
-            "write `$.a.0` for the first element of a",
-        )
+        raise unsupported("`[…]` is not supported in a JSON path", node, "write `$.a.0` for the first element of a")
     return segments
 
 
 def _rooted(path: exp.Expr, node: exp.Expr) -> exp.Expr:
     if isinstance(path, exp.Literal) and path.is_string and not str(path.this).startswith("$"):
-        raise error_at(RuleCode.UNSUPPORTED, "this JSON path must start with `$`", node, "write `$.key`")
+        raise unsupported("this JSON path must start with `$`", node, "write `$.key`")
     return path
 
 
@@ -279,12 +239,10 @@ def _moment(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], nod
     missing, which SQLite would read as the current time."""
     before = 1 if name == "strftime" else 0
     if len(arguments) <= before:
-        raise error_at(
-            RuleCode.UNKNOWN_FUNCTION,
-            f"`{name}` without a point in time means the current one, but a rule must give the same answer at any time",
-            node,
-            "write `strftime('%Y-%m-%d', column)`" if before else f"write `{name}(column)`",
+        message = (
+            f"`{name}` without a point in time means the current one, but a rule must give the same answer at any time"
         )
+        raise wrong_call(message, node, "write `strftime('%Y-%m-%d', column)`" if before else f"write `{name}(column)`")
     pieces: list[str | Frag] = [f"{name}("]
     if before:
         pieces += [text(arguments[0]), ", "]
@@ -295,151 +253,105 @@ def _moment(name: str, arguments: Sequence[Frag], nodes: Sequence[exp.Expr], nod
 
 def _modifier(name: str, written: exp.Expr, node: exp.Expr) -> str:
     if not (isinstance(written, exp.Literal) and written.is_string):
-        message = f"a modifier of `{name}` must be a literal"
-        raise error_at(RuleCode.UNSUPPORTED, message, node, "write it in quotes: '+1 day'")
+        raise unsupported(f"a modifier of `{name}` must be a literal", node, "write it in quotes: '+1 day'")
     modifier = str(written.this)
     if modifier.strip().lower() in _MACHINE_ZONE:
         message = f"the modifier '{modifier}' of `{name}` is not allowed: it depends on the time zone of the machine"
-        raise error_at(RuleCode.UNSUPPORTED, message, node, "times are UTC; add an offset like '+02:00'")
+        raise unsupported(message, node, "times are UTC; add an offset like '+02:00'")
     if not _MODIFIER.fullmatch(modifier):
         hint = "use 'unixepoch', 'subsec', '+1 day', '-02:30', 'start of month' or another one of SQLite's"
-        raise error_at(RuleCode.UNSUPPORTED, f"unsupported modifier of `{name}`", node, hint)
+        raise unsupported(f"unsupported modifier of `{name}`", node, hint)
     return modifier
 
 
-_CLOCKS: Final = frozenset(
-    {
-        "now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "current_timestamp",
-        "current_date", "current_time", "localtime", "localtimestamp", "getdate", "sysdate", "curdate", "curtime",
-        "utc_timestamp", "unix_timestamp",
-    }
-)  # fmt: skip
-_CHANGING: Final = frozenset(
-    {
-        "random", "rand", "randomblob", "setseed", "uuid", "newid", "gen_random_uuid", "uuid_generate_v1",
-        "uuid_generate_v4", "uuidv4", "uuidv7", "nextval", "currval", "lastval", "txid_current", "pg_current_xact_id",
-        "last_insert_rowid", "changes", "total_changes", "version", "sqlite_version", "current_user", "session_user",
-        "current_setting",
-    }
-)  # fmt: skip
-_AGGREGATES: Final = frozenset(
-    {
-        "count", "sum", "avg", "total", "array_agg", "string_agg", "group_concat", "json_agg", "jsonb_agg",
-        "json_object_agg", "jsonb_object_agg", "json_group_array", "json_group_object", "jsonb_group_array",
-        "jsonb_group_object", "bool_and", "bool_or", "every", "stddev", "variance", "median", "percentile",
-        "percentile_cont", "percentile_disc", "mode",
-    }
-)  # fmt: skip
-_WINDOWS: Final = frozenset(
-    {
-        "row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead", "first_value",
-        "last_value", "nth_value",
-    }
-)  # fmt: skip
-_INEXACT: Final = frozenset(
-    {
-        "sqrt", "cbrt", "pow", "power", "exp", "ln", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos",
-        "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "degrees", "radians", "pi",
-    }
-)  # fmt: skip
-_INSTEAD: Final = {
-    "char_length": "write `length(x)`",
-    "character_length": "write `length(x)`",
-    "octet_length": "write `length(x::blob)`",
-    "strpos": "write `instr(x, part)`",
-    "position": "write `instr(x, part)`",
-    "charindex": "write `instr(x, part)`",
-    "left": "write `substring(x, 1, n)`",
-    "right": "write `substring(x, -n)`",
-    "mid": "write `substring(x, start, n)`",
-    "btrim": "write `trim(x, characters)`",
-    "split_part": "use `instr` and `substring`",
-    "starts_with": "write `substring(x, 1, n) = 'start'`",
-    "like": "write `x LIKE pattern`",
-    "glob": "write `x LIKE pattern`",
-    "regexp_match": "regular expressions are not supported, use `instr` or `LIKE`",
-    "regexp_replace": "regular expressions are not supported, use `replace`",
-    "printf": "join the parts with `||`",
-    "format": "join the parts with `||`",
-    "to_char": "write `strftime('%Y-%m-%d', x)` for a time, `x::text` for a number",
-    "to_number": "write `x::numeric`",
-    "to_date": "write `date(x)`",
-    "to_timestamp": "write `datetime(x, 'unixepoch')`",
-    "date_trunc": "write `date(x)`, or `datetime(x, 'start of month')`",
-    "date_part": "write `strftime('%Y', x)::integer`",
-    "extract": "write `unixepoch(x)`, or `strftime('%Y', x)::integer`",
-    "age": "subtract two `unixepoch(x)` or `julianday(x)`",
-    "datediff": "subtract two `julianday(x)`",
-    "timediff": "subtract two `unixepoch(x)`",
-    "greatest": "write `max(a, b)`, which is null if one of them is",
-    "least": "write `min(a, b)`, which is null if one of them is",
-    "if": "write `iif(condition, a, b)`",
-    "nvl": "write `ifnull(a, b)`",
-    "isnull": "write `x IS NULL`, or `ifnull(a, b)`",
-    "mod": "write `a % b`",
-    "div": "write `a / b`: dividing integers truncates",
-    "any": "write `x IN array`",
-    "some": "write `x IN array`",
-    "all": "write `NOT` and `x IN array`",
-    "row": "write `x IN (a, b)` or `json_array(a, b)`",
-    "array": "write `json_array(a, b)`",
-    "unnest": "write `json_each(array)` in the FROM",
-    "json_each": "write it in the FROM: `FROM t, json_each(t.array) AS e`",
-    "json_array_elements": "write `json_each(array)` in the FROM",
-    "jsonb_array_elements": "write `json_each(array)` in the FROM",
-    "jsonb_array_elements_text": "write `json_each(array)` in the FROM",
-    "array_length": "write `json_array_length(array)`",
-    "cardinality": "write `json_array_length(array)`",
-    "jsonb_array_length": "write `json_array_length(array)`",
-    "array_position": "write `x IN array`",
-    "array_to_json": "arrays are JSON texts already",
-    "to_json": "write `json(x)` for a JSON text, or `json_object('key', x)`",
-    "to_jsonb": "write `json(x)` for a JSON text, or `json_object('key', x)`",
-    "row_to_json": "write `json_object('key', x)`",
-    "json_build_object": "write `json_object('key', x)`",
-    "jsonb_build_object": "write `json_object('key', x)`",
-    "json_build_array": "write `json_array(a, b)`",
-    "jsonb_build_array": "write `json_array(a, b)`",
-    "json_extract_path": "write `x -> '$.a.b'`",
-    "json_extract_path_text": "write `x ->> '$.a.b'`",
-    "jsonb_extract_path": "write `x -> '$.a.b'`",
-    "jsonb_extract_path_text": "write `x ->> '$.a.b'`",
-    "json_object_keys": "write `json_keys(x)`",
-    "jsonb_object_keys": "write `json_keys(x)`",
-    "json_typeof": "write `json_type(x)`",
-    "jsonb_typeof": "write `json_type(x)`",
-    "pg_typeof": "write `typeof(x)`",
-    "encode": "write `hex(x)` or `base64(x)`",
-    "decode": "keep the value in a column of the row",
-    "load_extension": "a rule cannot load code",
-}
 _ONE_ROW: Final = "a rule sees one row at a time: compute the value in Postgres, or in the device's own query"
+_KEEP: Final = "keep the value in a column of the row"
+_UNSTEADY: Final = "is not allowed: a rule must give the same answer whenever it is evaluated"
+
+_REFUSED: Final = (
+    (_UNSTEADY, f"compare times on the device, or {_KEEP}",
+     """now clock_timestamp statement_timestamp transaction_timestamp timeofday current_timestamp current_date
+     current_time localtime localtimestamp getdate sysdate curdate curtime utc_timestamp unix_timestamp"""),
+    (_UNSTEADY, _KEEP,
+     """random rand randomblob setseed uuid newid gen_random_uuid uuid_generate_v1 uuid_generate_v4 uuidv4 uuidv7
+     nextval currval lastval txid_current pg_current_xact_id last_insert_rowid changes total_changes version
+     sqlite_version current_user session_user current_setting"""),
+    ("is an aggregate and not supported", _ONE_ROW,
+     """count sum avg total array_agg string_agg group_concat json_agg jsonb_agg json_object_agg jsonb_object_agg
+     json_group_array json_group_object jsonb_group_array jsonb_group_object bool_and bool_or every stddev variance
+     median percentile percentile_cont percentile_disc mode"""),
+    ("is a window function and not supported", _ONE_ROW,
+     "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"),
+    ("is not supported: its last digits depend on the machine", "compute the value in Postgres, or on the device",
+     """sqrt cbrt pow power exp ln log log2 log10 sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
+     degrees radians pi"""),
+)  # fmt: skip
+"""Functions that rules can't have: why, what to do, and their names."""
+
+_INSTEAD: Final = {
+    "write `length(x)`": "char_length character_length",
+    "write `length(x::blob)`": "octet_length",
+    "write `instr(x, part)`": "strpos position charindex",
+    "write `substring(x, 1, n)`": "left",
+    "write `substring(x, -n)`": "right",
+    "write `substring(x, start, n)`": "mid",
+    "write `trim(x, characters)`": "btrim",
+    "use `instr` and `substring`": "split_part",
+    "write `substring(x, 1, n) = 'start'`": "starts_with",
+    "write `x LIKE pattern`": "like glob",
+    "regular expressions are not supported, use `instr` or `LIKE`": "regexp_match",
+    "regular expressions are not supported, use `replace`": "regexp_replace",
+    "join the parts with `||`": "printf format",
+    "write `strftime('%Y-%m-%d', x)` for a time, `x::text` for a number": "to_char",
+    "write `x::numeric`": "to_number",
+    "write `date(x)`": "to_date",
+    "write `datetime(x, 'unixepoch')`": "to_timestamp",
+    "write `date(x)`, or `datetime(x, 'start of month')`": "date_trunc",
+    "write `strftime('%Y', x)::integer`": "date_part",
+    "write `unixepoch(x)`, or `strftime('%Y', x)::integer`": "extract",
+    "subtract two `unixepoch(x)` or `julianday(x)`": "age",
+    "subtract two `julianday(x)`": "datediff",
+    "subtract two `unixepoch(x)`": "timediff",
+    "write `max(a, b)`, which is null if one of them is": "greatest",
+    "write `min(a, b)`, which is null if one of them is": "least",
+    "write `iif(condition, a, b)`": "if",
+    "write `ifnull(a, b)`": "nvl",
+    "write `x IS NULL`, or `ifnull(a, b)`": "isnull",
+    "write `a % b`": "mod",
+    "write `a / b`: dividing integers truncates": "div",
+    "write `x IN array`": "any some array_position",
+    "write `NOT` and `x IN array`": "all",
+    "write `x IN (a, b)` or `json_array(a, b)`": "row",
+    "write `json_array(a, b)`": "array json_build_array jsonb_build_array",
+    "write `json_each(array)` in the FROM": "unnest json_array_elements jsonb_array_elements jsonb_array_elements_text",
+    "write it in the FROM: `FROM t, json_each(t.array) AS e`": "json_each",
+    "write `json_array_length(array)`": "array_length cardinality jsonb_array_length",
+    "arrays are JSON texts already": "array_to_json",
+    "write `json(x)` for a JSON text, or `json_object('key', x)`": "to_json to_jsonb",
+    "write `json_object('key', x)`": "row_to_json json_build_object jsonb_build_object",
+    "write `x -> '$.a.b'`": "json_extract_path jsonb_extract_path",
+    "write `x ->> '$.a.b'`": "json_extract_path_text jsonb_extract_path_text",
+    "write `json_keys(x)`": "json_object_keys jsonb_object_keys",
+    "write `json_type(x)`": "json_typeof jsonb_typeof",
+    "write `typeof(x)`": "pg_typeof",
+    "write `hex(x)` or `base64(x)`": "encode",
+    _KEEP: "decode",
+    "a rule cannot load code": "load_extension",
+}
+"""What to write for functions of other databases."""
 
 
 def unknown_function(name: str, known: Iterable[str], node: exp.Expr) -> RuleError:
     """The error for an unknown function, with a replacement."""
-    if name in _CLOCKS or name in _CHANGING:
-        message = f"`{name}` is not allowed: a rule must give the same answer whenever it is evaluated"
-        hint = "compare times on the device, or keep the value in a column of the row"
-        return error_at(
-            RuleCode.UNKNOWN_FUNCTION,
-            message,
-            node,
-            hint if name in _CLOCKS else "keep the value in a column of the row",
-        )
-    if name in _AGGREGATES:
-        return error_at(RuleCode.UNKNOWN_FUNCTION, f"`{name}` is an aggregate and not supported", node, _ONE_ROW)
-    if name in _WINDOWS:
-        return error_at(RuleCode.UNKNOWN_FUNCTION, f"`{name}` is a window function and not supported", node, _ONE_ROW)
-    if name in _INEXACT:
-        message = f"`{name}` is not supported: its last digits depend on the machine"
-        return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, "compute the value in Postgres, or on the device")
+    for why, instead, refused in _REFUSED:
+        if name in refused.split():
+            return wrong_call(f"`{name}` {why}", node, instead)
     names = sorted(known)
-    hint = _INSTEAD.get(name) or did_you_mean(name, names) or f"the functions are {', '.join(names)}"
-    return error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown function `{name}`", node, hint)
+    written = next((hint for hint, others in _INSTEAD.items() if name in others.split()), "")
+    hint = written or did_you_mean(name, names) or f"the functions are {', '.join(names)}"
+    return wrong_call(f"unknown function `{name}`", node, hint)
 
 
-def single_extreme(name: str, node: exp.Expr) -> RuleError:
-    """The error for `max(x)`, which is an aggregate elsewhere."""
-    message = f"`{name}` of one argument is an aggregate and not supported"
-    return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, f"give it two or more arguments; {_ONE_ROW}")
+def wrong_call(message: str, node: exp.Expr, hint: str = "") -> RuleError:
+    """The error for a call of a function that is not there, or that takes other arguments."""
+    return error_at(RuleCode.UNKNOWN_FUNCTION, message, node, hint)

@@ -11,23 +11,18 @@ from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref
 from headwater_rules.compiler.relations import ExpandedArray, Relation, TableRef
 from headwater_rules.compiler.request_values import RequestNames, Semantics
-from headwater_rules.compiler.trust import NEITHER, element
-from headwater_rules.errors import Report, RuleCode, Severity, did_you_mean
+from headwater_rules.compiler.trust import element
+from headwater_rules.errors import Report, RuleCode, did_you_mean
 from headwater_rules.plan import RowFunction, TablePattern
-from headwater_rules.text.sqltext import SqlText, error_at, identifier
+from headwater_rules.text.sqltext import SqlText, error_at, identifier, unsupported, warning_at
 
 MAX_TABLES = 100  # planning takes time in the cube of their number
 
 ELEMENT = ("key", "value")
 """The columns of `json_each`."""
 
-_ROW_FUNCTIONS = {
-    "row_id": RowFunction.ROW_ID,
-    "table_name": RowFunction.TABLE_NAME,
-    "table_suffix": RowFunction.TABLE_SUFFIX,
-    "schema": RowFunction.SCHEMA,
-}
-_SUFFIX = "_table_suffix"
+ROW_FUNCTIONS = {function.name.lower(): function.value for function in RowFunction}
+_SUFFIX = "_table_suffix"  # the older name of `table_suffix()`, which is a column
 
 
 @dataclass(slots=True)
@@ -63,7 +58,7 @@ class Context:
         """Raises RuleError where a CTE uses another one like a column, which would silently give nothing."""
         if identifier(node.this) in self.hidden and not node.args.get("table"):
             message = "the queries under `with` cannot name each other"
-            raise error_at(RuleCode.UNSUPPORTED, message, node, "write the subquery in full")
+            raise unsupported(message, node, "write the subquery in full")
 
     def warn_of_hidden(self, node: exp.Table) -> None:
         """Warn where a CTE reads a table with the name of another CTE. Its own name is allowed."""
@@ -72,7 +67,7 @@ class Context:
             return
         message = f"`{name}` means the table here: the queries under `with` cannot name each other"
         hint = f"write `{self.default_schema}.{name}` if that is meant, else the subquery in full"
-        self.report.add(error_at(RuleCode.NOT_THE_CTE, message, node, hint, Severity.WARNING))
+        self.report.add(warning_at(RuleCode.NOT_THE_CTE, message, node, hint))
 
     def naming(self, requests: RequestNames) -> Context:
         """The same context with other names for request values."""
@@ -88,6 +83,12 @@ class Context:
             tables = instance.array.sources - {REQUEST}
             return self.owner(next(iter(tables))) if tables else number
         return number
+
+    def table_at(self, number: int) -> TableRef:
+        """The table with a number that is known to be one, and not an array."""
+        instance = self.instances[number]
+        assert isinstance(instance, TableRef)
+        return instance
 
     def add(self, instance: TableRef | ExpandedArray) -> int:
         """Add a table or array, and return its number. Raises RuleError beyond MAX_TABLES."""
@@ -138,17 +139,13 @@ class ScopeNames:
         if isinstance(instance, ExpandedArray) and name not in ELEMENT:
             hint = "there are `value` and `key`"
             raise error_at(RuleCode.UNKNOWN_NAME, f"`json_each` has no column `{name}` here", node, hint)
-        if name == _SUFFIX and self._has_suffix(relation):
+        if isinstance(instance, ExpandedArray):
+            return Frag((Ref(relation, name),), ExprKind.ANY, node, element(instance.array.trust))
+        if name == _SUFFIX and instance.pattern.name.endswith("%"):
             name = RowFunction.TABLE_SUFFIX.value
-        elif isinstance(instance, TableRef):
+        else:
             self.checks.column(instance, name, node.this)
-        trust = element(instance.array.trust) if isinstance(instance, ExpandedArray) else NEITHER
-        return Frag((Ref(relation, name),), ExprKind.ANY, node, trust)
-
-    def _has_suffix(self, relation: int) -> bool:
-        """Whether the older name of `table_suffix()`, which is a column, applies."""
-        table = self.context.instances[relation]
-        return isinstance(table, TableRef) and table.pattern.name.endswith("%")
+        return Frag((Ref(relation, name),), ExprKind.ANY, node)
 
     def row_function(self, qualifier: str | None, name: str, node: exp.Expr) -> Frag:
         """The value of `alias.table_suffix()` and similar functions."""
@@ -159,8 +156,8 @@ class ScopeNames:
         if name == "table_suffix" and table.pattern.exact:
             message = "`table_suffix()` is empty: the table is named without a wildcard"
             hint = 'name the table `"prefix_%"`'
-            self.context.report.add(error_at(RuleCode.NO_EFFECT, message, node, hint, Severity.WARNING))
-        return Frag((Ref(relation, _ROW_FUNCTIONS[name].value),), ExprKind.ANY, node)
+            self.context.report.add(warning_at(RuleCode.NO_EFFECT, message, node, hint))
+        return Frag((Ref(relation, ROW_FUNCTIONS[name]),), ExprKind.ANY, node)
 
     def _holder(self, name: str, node: exp.Expr) -> Relation:
         """The relation that has the unqualified column `name`. Columns of subqueries and of `json_each` are known; any
@@ -182,9 +179,8 @@ class ScopeNames:
         relations = self.scope.relations
         if len(relations) != 1:
             hint = f"write `{next(iter(relations))}.…`" if relations else ""
-            raise error_at(
-                RuleCode.UNKNOWN_NAME, "columns must be qualified where several tables are in scope", node, hint
-            )
+            message = "columns must be qualified where several tables are in scope"
+            raise error_at(RuleCode.UNKNOWN_NAME, message, node, hint)
         return next(iter(relations.values()))
 
     def relation(self, name: str, node: exp.Expr) -> Relation:

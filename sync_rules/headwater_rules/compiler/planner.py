@@ -124,8 +124,7 @@ def find_target(context: Context, selection: Selection, node: exp.Expr) -> Query
         raise error_at(RuleCode.SINGLE_TABLE, message, list(owners.values())[-1] if owners else node,
                         "sync the other table by a query of its own, under `queries`")  # fmt: skip
     number = next(iter(owners))
-    table = context.instances[number]
-    assert isinstance(table, TableRef)
+    table = context.table_at(number)
     name = table.alias or (None if table.pattern.name.endswith("%") else table.pattern.name)
     return QueryTarget(number, name, selection.columns)
 
@@ -168,10 +167,11 @@ def find_mixed(context: Context, condition: Condition) -> None:
 
 def _sources(context: Context, frag: Frag) -> set[int]:
     """Where a value comes from: the request, including its arrays, or tables."""
-    owners = dependencies(frag, context.owner)
-    return {owner if isinstance(context.instances[owner], TableRef) else REQUEST for owner in owners - {REQUEST}} | (
-        owners & {REQUEST}
-    )
+
+    def is_table(owner: int) -> bool:
+        return owner != REQUEST and isinstance(context.instances[owner], TableRef)
+
+    return {owner if is_table(owner) else REQUEST for owner in dependencies(frag, context.owner)}
 
 
 def _mixed(context: Context, atom: Atom) -> RuleError:
@@ -225,7 +225,8 @@ class _Term:
                 parts = self._parts.setdefault(owner, _Parts())
                 if owner != number:
                     parts.arrays.append(number)
-        self._order_arrays()
+        for parts in self._parts.values():
+            parts.arrays.sort(key=lambda number: (expr_order(self._expr(self._array(number))), number))
 
     def plan(self, term: Sequence[Atom]) -> VariantDraft:
         self._classify_all(term)
@@ -236,15 +237,25 @@ class _Term:
         provided = {table: stage for stage, table in enumerate(stages)}
         outputs = self._outputs(stages)
         lookups = tuple(self._lookup(table, provided, outputs) for table in stages if table != _ELEMENTS)
-        row_params = self._keyed(self._target.table, provided, outputs)
+        target = self._target
+        row_params = self._keyed(target.table, provided, outputs)
         for number, uses in self._request_arrays.items():
             if not uses:
                 array = self._array(number)
                 self._gates.append(build(ExprKind.CERTAIN, array.node, "EXISTS (SELECT 1 FROM json_each(", array, "))"))
+        request = None
+        if self._elements.arrays:
+            filters, arrays = self._rows_of(self._elements)
+            request = RequestStage(arrays, filters, outputs[_ELEMENTS])
+        pattern = self._context.table_at(target.table).pattern
+        row = RowSource(
+            pattern, target.output_table, *self._rows_of(self._parts[target.table]), tuple(row_params),
+            tuple(self._projected(column) for column in target.columns),
+        )  # fmt: skip
         return VariantDraft(
-            self._row_source(tuple(row_params)),
-            tuple(self._sorted(self._gates)),
-            self._request_stage(outputs.get(_ELEMENTS, ())),
+            row,
+            self._sorted(self._gates),
+            request,
             lookups,
             tuple(tuple(sources) for sources in row_params.values()),
             self._dangerous(),
@@ -306,11 +317,8 @@ class _Term:
         for number in self._elements.arrays:
             del self._request_arrays[number]
         for link in self._links:
-            left, right = link.owners
-            link.owners = (self._merged(left), self._merged(right))
-
-    def _merged(self, owner: int) -> int:
-        return _ELEMENTS if owner in self._elements.arrays else owner
+            left, right = (_ELEMENTS if owner in self._elements.arrays else owner for owner in link.owners)
+            link.owners = (left, right)
 
     # who decides
 
@@ -348,8 +356,7 @@ class _Term:
         known = {REQUEST, _ELEMENTS, *self._request_arrays}
         ordered: list[int] = []
         while waiting:
-            reachable = [table for table in waiting if self._connected(table, known)]
-            table = (reachable or waiting)[0]
+            table = next((table for table in waiting if self._connected(table, known)), waiting[0])
             waiting.remove(table)
             ordered.append(table)
             known.add(table)
@@ -375,18 +382,9 @@ class _Term:
     ) -> tuple[LookupDefinition, tuple[ParamSource, ...]]:
         earlier = {other: stage for other, stage in provided.items() if stage < provided[table]}
         pairs = [(key, source) for key, sources in self._keyed(table, earlier, outputs).items() for source in sources]
-        instance = self._context.instances[table]
-        assert isinstance(instance, TableRef)
-        definition = LookupDefinition(
-            "", "", instance.pattern, tuple(self._sorted(self._parts[table].filters)), self._arrays(self._parts[table]),
-            tuple(key for key, _ in pairs), outputs[table],
-        )  # fmt: skip
+        pattern, keys = self._context.table_at(table).pattern, tuple(key for key, _ in pairs)
+        definition = LookupDefinition("", "", pattern, *self._rows_of(self._parts[table]), keys, outputs[table])
         return definition, tuple(source for _, source in pairs)
-
-    def _request_stage(self, outputs: tuple[Expr, ...]) -> RequestStage | None:
-        if not self._elements.arrays:
-            return None
-        return RequestStage(self._arrays(self._elements), tuple(self._sorted(self._elements.filters)), outputs)
 
     def _keyed(
         self, table: int, provided: dict[int, int], outputs: dict[int, tuple[Expr, ...]]
@@ -415,39 +413,24 @@ class _Term:
             return None
         return FromStage(provided[owner], outputs[owner].index(self._expr(value)))
 
-    # the row side
-
-    def _row_source(self, params: tuple[Expr, ...]) -> RowSource:
-        table = self._context.instances[self._target.table]
-        assert isinstance(table, TableRef)
-        return RowSource(
-            table.pattern,
-            self._target.output_table,
-            tuple(self._sorted(self._parts[self._target.table].filters)),
-            self._arrays(self._parts[self._target.table]),
-            params,
-            tuple(self._projected(column) for column in self._target.columns),
-        )
+    # expressions
 
     def _projected(self, column: SelectedColumn | SelectedStar) -> Output | Star:
         if isinstance(column, SelectedStar):
             return Star(self._context.semantics.star_is_all)
         return Output(column.name, self._expr(column.value))
 
-    def _arrays(self, parts: _Parts) -> tuple[Expr, ...]:
-        return tuple(self._expr(self._array(number)) for number in parts.arrays)
-
-    def _order_arrays(self) -> None:
-        for parts in self._parts.values():
-            parts.arrays.sort(key=lambda number: (expr_order(self._expr(self._array(number))), number))
+    def _rows_of(self, parts: _Parts) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
+        """The filters and arrays."""
+        return self._sorted(parts.filters), tuple(self._expr(self._array(number)) for number in parts.arrays)
 
     def _array(self, number: int) -> Frag:
         instance = self._context.instances[number]
         assert isinstance(instance, ExpandedArray)
         return instance.array
 
-    def _sorted(self, frags: Sequence[Frag]) -> list[Expr]:
-        return sorted({self._expr(frag) for frag in frags}, key=expr_order)
+    def _sorted(self, frags: Sequence[Frag]) -> tuple[Expr, ...]:
+        return tuple(sorted({self._expr(frag) for frag in frags}, key=expr_order))
 
     def _expr(self, frag: Frag) -> Expr:
         return to_expr(frag, self._input)

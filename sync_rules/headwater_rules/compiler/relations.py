@@ -12,7 +12,7 @@ from headwater_rules.compiler.fragment import ExprKind, Frag, joined
 from headwater_rules.compiler.trust import Trust, any_of, every
 from headwater_rules.errors import RuleCode
 from headwater_rules.plan import TablePattern
-from headwater_rules.text.sqltext import error_at
+from headwater_rules.text.sqltext import error_at, unsupported
 
 MAX_TERMS = 100
 
@@ -200,7 +200,7 @@ class Selection:
         for column in self.columns:
             if isinstance(column, SelectedStar):
                 message = "`*` is not supported in a subquery or a `with` query"
-                raise error_at(RuleCode.UNSUPPORTED, message, column.node, "name the columns")
+                raise unsupported(message, column.node, "name the columns")
             if column.name in columns:
                 message = f"two columns of this subquery are called `{column.name}`"
                 raise error_at(RuleCode.UNKNOWN_NAME, message, column.node, "give one of them another name")

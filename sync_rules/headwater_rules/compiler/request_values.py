@@ -8,10 +8,8 @@ from enum import Enum
 from sqlglot import exp
 
 from headwater_rules.compiler.fragment import ExprKind, Frag, build, request_value
-from headwater_rules.compiler.functions import json_access, quoted
-from headwater_rules.errors import RuleCode
+from headwater_rules.compiler.functions import json_access, quoted, wrong_call
 from headwater_rules.plan import RequestInput
-from headwater_rules.text.sqltext import error_at
 
 
 class RequestNames(Enum):
@@ -60,7 +58,10 @@ _SCHEMAS = {
     RequestNames.PARAMETERS: {"request": RequestInput.CONNECTION},
     RequestNames.NONE: {},
 }  # fmt: skip
-_TABLES = frozenset({"token_parameters", "user_parameters"})
+_COLUMNS = {
+    "token_parameters": (RequestInput.CLAIMS, '$."parameters"'),
+    "user_parameters": (RequestInput.CONNECTION, "$"),
+}
 _CALLED = {
     RequestNames.STREAM: "values of the request are called `auth.…`, `connection.…` and `subscription.…`",
     RequestNames.PARAMETERS: "values of the request are called `request.user_id()`, `request.jwt()` and "
@@ -76,7 +77,7 @@ REQUEST_SCHEMAS = frozenset(schema for schemas in _SCHEMAS.values() for schema i
 
 def is_request_table(name: str, semantics: Semantics) -> bool:
     """Whether `name.column` is a request value."""
-    return name in _TABLES and semantics.requests is RequestNames.PARAMETERS
+    return name in _COLUMNS and semantics.requests is RequestNames.PARAMETERS
 
 
 def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: exp.Expr) -> Frag:
@@ -84,8 +85,7 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: e
     name, arguments = call.name.lower(), call.expressions
     source = _SCHEMAS[semantics.requests].get(schema)
     if source is None:
-        message = f"`{schema}.{name}` is not available in this query"
-        raise error_at(RuleCode.UNKNOWN_FUNCTION, message, node, _CALLED[semantics.requests])
+        raise wrong_call(f"`{schema}.{name}` is not available in this query", node, _CALLED[semantics.requests])
     if name == "user_id" and not arguments and schema in {"auth", "request"}:
         return request_value(RequestInput.USER_ID, ExprKind.ANY, node)
     if name == "jwt" and not arguments and schema == "request":
@@ -95,11 +95,11 @@ def request_call(schema: str, call: exp.Anonymous, semantics: Semantics, node: e
     if name == "parameter" and len(arguments) == 1:
         return json_access(_whole(source, semantics, node), arguments[0], "->>", node, fixed=semantics.fixed_paths)
     if schema == "auth" and name in _ELSEWHERE:
-        raise error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown use of `auth.{name}`", node, _ELSEWHERE[name])
+        raise wrong_call(f"unknown use of `auth.{name}`", node, _ELSEWHERE[name])
     user = f"`{schema}.user_id()`, " if schema in {"auth", "request"} else ""
     token = "`request.jwt()`, " if schema == "request" else ""
     hint = f"there are {user}{token}`{schema}.parameters()` and `{schema}.parameter('name')`"
-    raise error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown use of `{schema}.{name}`", node, hint)
+    raise wrong_call(f"unknown use of `{schema}.{name}`", node, hint)
 
 
 def request_column(table: str, name: str, node: exp.Expr) -> Frag:
@@ -107,15 +107,10 @@ def request_column(table: str, name: str, node: exp.Expr) -> Frag:
     `user_parameters.x` is a client parameter."""
     if table == "token_parameters" and name == "user_id":
         return request_value(RequestInput.USER_ID, ExprKind.ANY, node)
-    source = RequestInput.CLAIMS if table == "token_parameters" else RequestInput.CONNECTION
-    whole = request_value(source, ExprKind.TEXT, node)
-    path = '$."parameters"' if table == "token_parameters" else "$"
-    return build(ExprKind.ANY, node, "(", whole, f" ->> {quoted(path + _key(name))})")
-
-
-def _key(name: str) -> str:
+    source, path = _COLUMNS[table]
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'."{escaped}"'
+    path = quoted(f'{path}."{escaped}"')
+    return build(ExprKind.ANY, node, "(", request_value(source, ExprKind.TEXT, node), f" ->> {path})")
 
 
 def _whole(source: RequestInput, semantics: Semantics, node: exp.Expr) -> Frag:

@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from headwater_rules.compiler import functions
 from headwater_rules.compiler.fragment import (
+    NUMERIC,
     ExprKind,
     Frag,
     build,
@@ -21,12 +22,12 @@ from headwater_rules.compiler.fragment import (
     text,
     truth,
 )
-from headwater_rules.compiler.names import ScopeNames
+from headwater_rules.compiler.names import ROW_FUNCTIONS, ScopeNames
 from headwater_rules.compiler.request_values import REQUEST_SCHEMAS, is_request_table, request_call, request_column
 from headwater_rules.compiler.trust import NEITHER, any_of, element, every, opposite, repeating
 from headwater_rules.errors import RuleCode, RuleError, did_you_mean
 from headwater_rules.evaluate.engine import MAX_PATTERN
-from headwater_rules.text.sqltext import error_at, identifier, text_of
+from headwater_rules.text.sqltext import error_at, identifier, text_of, unsupported
 
 _COMPARISONS: dict[type[exp.Expr], str] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _ARITHMETIC: dict[type[exp.Expr], str] = {
@@ -34,31 +35,27 @@ _ARITHMETIC: dict[type[exp.Expr], str] = {
     exp.BitwiseLeftShift: "<<", exp.BitwiseRightShift: ">>",
 }  # fmt: skip
 _CASTS: dict[exp.DType, tuple[str, ExprKind]] = {
-    exp.DType.TEXT: ("TEXT", ExprKind.TEXT),
-    exp.DType.VARCHAR: ("TEXT", ExprKind.TEXT),
-    exp.DType.INT: ("INTEGER", ExprKind.INTEGER),
-    exp.DType.BIGINT: ("INTEGER", ExprKind.INTEGER),
+    **dict.fromkeys((exp.DType.TEXT, exp.DType.VARCHAR), ("TEXT", ExprKind.TEXT)),
+    **dict.fromkeys((exp.DType.INT, exp.DType.BIGINT), ("INTEGER", ExprKind.INTEGER)),
     exp.DType.DECIMAL: ("NUMERIC", ExprKind.NUMBER),
-    exp.DType.FLOAT: ("REAL", ExprKind.NUMBER),
-    exp.DType.DOUBLE: ("REAL", ExprKind.NUMBER),
-    exp.DType.VARBINARY: ("BLOB", ExprKind.ANY),
-    exp.DType.BLOB: ("BLOB", ExprKind.ANY),
+    **dict.fromkeys((exp.DType.FLOAT, exp.DType.DOUBLE), ("REAL", ExprKind.NUMBER)),
+    **dict.fromkeys((exp.DType.VARBINARY, exp.DType.BLOB), ("BLOB", ExprKind.ANY)),
 }
+_OF_JSON = "a JSON value is a text here, `json(x)` checks and shortens it"
 _CAST_HINTS = {
     exp.DType.BOOLEAN: "booleans are 1 and 0: write `iif(x, 1, 0)`",
     exp.DType.UUID: "a uuid is a text here, `uuid_blob(x)` gives its bytes",
-    exp.DType.JSON: "a JSON value is a text here, `json(x)` checks and shortens it",
-    exp.DType.JSONB: "a JSON value is a text here, `json(x)` checks and shortens it",
+    **dict.fromkeys((exp.DType.JSON, exp.DType.JSONB), _OF_JSON),
     exp.DType.DATE: "write `date(x)`",
     exp.DType.TIME: "write `time(x)`",
-    exp.DType.TIMESTAMP: "write `datetime(x)`",
-    exp.DType.TIMESTAMPTZ: "write `datetime(x)`",
+    **dict.fromkeys((exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ), "write `datetime(x)`"),
 }
+_INSTEAD = "use `LIKE`, `instr` or `substring`"
+_SEARCHED = ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE")
 _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.ILike: ("`ILIKE` is not supported", "`LIKE` ignores the case of A to Z, `lower(x) LIKE …` that of all letters"),
-    exp.RegexpLike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
-    exp.RegexpILike: ("regular expressions are not supported", "use `LIKE`, `instr` or `substring`"),
-    exp.SimilarTo: ("`SIMILAR TO` is not supported", "use `LIKE`, `instr` or `substring`"),
+    **dict.fromkeys((exp.RegexpLike, exp.RegexpILike), ("regular expressions are not supported", _INSTEAD)),
+    exp.SimilarTo: ("`SIMILAR TO` is not supported", _INSTEAD),
     exp.Pow: ("`^` is not supported: its last digits depend on the machine", "multiply"),
     exp.BitwiseXor: ("`#` is not supported", "write `(a | b) - (a & b)`"),
     exp.Array: ("an array is not supported here", "write `x IN ARRAY[…]` or `json_array(…)`"),
@@ -68,8 +65,7 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.AtTimeZone: ("`AT TIME ZONE` is not supported", "write `datetime(x, '+02:00')`"),
     exp.Interval: ("`INTERVAL` is not supported", "write `datetime(x, '+1 day')`"),
     exp.HexString: ("hexadecimal literals are not supported", "write the number in decimal digits"),
-    exp.Subquery: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
-    exp.Select: ("a subquery is not supported here", "write `x IN (SELECT …)` as a condition of the WHERE"),
+    **dict.fromkeys((exp.Subquery, exp.Select), _SEARCHED),
     exp.Exists: ("`EXISTS` is not supported here", "write it as a condition of the WHERE"),
     exp.Any: ("`ANY` is not supported here", "write `x IN array`, or `x IN (SELECT …)`"),
     exp.All: ("`ALL` is not supported", "write `x NOT IN array`, or several conditions"),
@@ -122,21 +118,21 @@ class Scalars:
                 word = name.rstrip("_")
                 hint = _HINTS.get(word, "")
                 message = f"`{_WORDS.get(word, word.upper())}` is not supported"
-                self._checks.report.add(error_at(RuleCode.UNSUPPORTED, message, where, hint))
+                self._checks.report.add(unsupported(message, where, hint))
 
     def refused(self, node: exp.Expr) -> RuleError:
         for kind, (message, suggestion) in _REFUSED.items():
             if isinstance(node, kind):
-                return error_at(RuleCode.UNSUPPORTED, message, node, suggestion)
+                return unsupported(message, node, suggestion)
         what = text_of(node).source_of(node)
         named = f" `{what}`" if 0 < len(what) <= 60 else ""
-        return error_at(RuleCode.UNSUPPORTED, f"this expression{named} is not supported ({type(node).__name__})", node)
+        return unsupported(f"this expression{named} is not supported ({type(node).__name__})", node)
 
     def _literal(self, node: exp.Literal) -> Frag:
         value = str(node.this)
         if node.is_string:
             if "\0" in value:
-                raise error_at(RuleCode.UNSUPPORTED, "a text may not contain the NUL character", node)
+                raise unsupported("a text may not contain the NUL character", node)
             return build(ExprKind.TEXT, node, functions.quoted(value))
         if value.isdecimal() and len(value) <= _MOST_DIGITS and int(value) <= _LARGEST:
             return build(ExprKind.INTEGER, node, str(int(value)))
@@ -152,13 +148,11 @@ class Scalars:
 
     def _column(self, node: exp.Column) -> Frag:
         if isinstance(node.this, exp.Star):
-            raise error_at(RuleCode.UNSUPPORTED, "`*` is not supported here", node, "name the column")
+            raise unsupported("`*` is not supported here", node, "name the column")
         if not node.table and str(node.name).lower() in _MOMENTS and not node.this.args.get("quoted"):
             return functions.call(str(node.name).lower(), [], node)  # raises
         if node.args.get("db") or node.args.get("catalog"):
-            raise error_at(
-                RuleCode.UNSUPPORTED, "a column may not be qualified by a schema", node, "give the table an alias"
-            )
+            raise unsupported("a column may not be qualified by a schema", node, "give the table an alias")
         if node.table and is_request_table(table := identifier(node.args["table"]), self._semantics):
             return request_column(table, identifier(node.this), node)
         return self._names.column(node)
@@ -181,35 +175,36 @@ class Scalars:
         if qualifier in REQUEST_SCHEMAS and not schema.args.get("quoted"):
             self.only(function, frozenset({"this", "expressions"}))
             return request_call(qualifier, function, self._semantics, node)
-        if name in functions.ROW_FUNCTIONS:
+        if name in ROW_FUNCTIONS:
             if function.expressions:
-                raise error_at(RuleCode.UNKNOWN_FUNCTION, f"`{name}` takes no arguments", node)
+                raise functions.wrong_call(f"`{name}` takes no arguments", node)
             return self._names.row_function(qualifier, name, node)
         hint = did_you_mean(qualifier, REQUEST_SCHEMAS)
-        raise error_at(RuleCode.UNKNOWN_FUNCTION, f"unknown function `{qualifier}.{name}`", node, hint)
+        raise functions.wrong_call(f"unknown function `{qualifier}.{name}`", node, hint)
+
+    def _sides(self, node: exp.Binary) -> tuple[Frag, Frag]:
+        return self.frag(node.this), self.frag(node.expression)
 
     def _equal(self, node: exp.Binary) -> Frag:
-        left, right = self.frag(node.this), self.frag(node.expression)
+        left, right = self._sides(node)
         self._checks.compared(left, right, node)
         return equal(left, right, node)
 
     def _not_equal(self, node: exp.NEQ) -> Frag:
         if self._semantics.null_differs:
             return negated(self._equal(node))
-        left, right = self.frag(node.this), self.frag(node.expression)
-        unequal = build(ExprKind.LOGICAL, node, "(", left, " <> ", right, ")")
+        left, right = self._sides(node)
         self._checks.compared(left, right, node)
-        return unequal
+        return build(ExprKind.LOGICAL, node, "(", left, " <> ", right, ")")
 
     def _compare(self, node: exp.Binary) -> Frag:
-        left, right = self.frag(node.this), self.frag(node.expression)
-        sign = _COMPARISONS[type(node)]
-        compared = build(ExprKind.LOGICAL, node, "(", left, _collation(left, right), f" {sign} ", right, ")")
+        left, right = self._sides(node)
         self._checks.compared(left, right, node, equality=False)
-        return compared
+        sign = f"{_collation(left, right)} {_COMPARISONS[type(node)]} "
+        return build(ExprKind.LOGICAL, node, "(", left, sign, right, ")")
 
     def _arithmetic(self, node: exp.Binary) -> Frag:
-        left, right = self.frag(node.this), self.frag(node.expression)
+        left, right = self._sides(node)
         return build(ExprKind.NUMBER, node, "(", left, f" {_ARITHMETIC[type(node)]} ", right, ")")
 
     def _concat(self, node: exp.DPipe) -> Frag:
@@ -223,19 +218,16 @@ class Scalars:
 
     def _is(self, node: exp.Is) -> Frag:
         wanted = node.expression
-        if isinstance(wanted, exp.Null):
-            against = "NULL"
-        elif isinstance(wanted, exp.Boolean):
-            against = str(int(bool(wanted.this)))
-        else:
+        if not isinstance(wanted, exp.Null | exp.Boolean):
             raise self.refused(node)
+        against = "NULL" if isinstance(wanted, exp.Null) else str(int(bool(wanted.this)))
         value, negate = self.frag(node.this), bool(node.args.get("negate"))
         tested = build(ExprKind.CERTAIN, value.node, "(", value, f" {'IS NOT' if negate else 'IS'} {against})")
         same = equality(value, replace(tested, parts=(against,), trust=NEITHER))
         return replace(tested, node=node, trust=opposite(same) if negate else same)
 
     def _distinct(self, node: exp.Binary, sign: str) -> Frag:
-        left, right = self.frag(node.this), self.frag(node.expression)
+        left, right = self._sides(node)
         trust = equality(left, right) if sign == "IS" else opposite(equality(left, right))
         return build(ExprKind.CERTAIN, node, "(", left, f" {sign} ", right, ")", trust=trust)
 
@@ -252,7 +244,7 @@ class Scalars:
         if not isinstance(node.this, exp.Like):
             raise self.refused(node.this)
         if not (isinstance(character, exp.Literal) and len(str(character.this)) == 1):
-            raise error_at(RuleCode.UNSUPPORTED, "`ESCAPE` takes one character", node, "write `LIKE 'a!%' ESCAPE '!'`")
+            raise unsupported("`ESCAPE` takes one character", node, "write `LIKE 'a!%' ESCAPE '!'`")
         return self._like(node.this, f" ESCAPE {functions.quoted(str(character.this))}")
 
     def _access(self, node: exp.Binary, operator: str) -> Frag:
@@ -289,21 +281,16 @@ class Scalars:
         """Reject `x IN (y)`, which is a comparison in SQL and a search in an array in the rule language."""
         listed = node.expressions
         if len(listed) == 1 and not isinstance(listed[0], exp.Literal | exp.Boolean | exp.Null | exp.Neg):
-            raise error_at(
-                RuleCode.UNSUPPORTED,
-                "`IN` with one computed value in brackets is ambiguous",
-                node,
-                "leave the brackets out to search a JSON array, or compare with `=`",
-            )
+            hint = "leave the brackets out to search a JSON array, or compare with `=`"
+            raise unsupported("`IN` with one computed value in brackets is ambiguous", node, hint)
 
     def _between(self, node: exp.Between) -> Frag:
         self.only(node, frozenset({"this", "low", "high"}))
         value, low, high = (self.frag(node.args[name]) for name in ("this", "low", "high"))
         collation = _collation(value, low) or _collation(value, high)
-        between = build(ExprKind.LOGICAL, node, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
         for bound in (low, high):
             self._checks.compared(value, bound, node, equality=False)
-        return between
+        return build(ExprKind.LOGICAL, node, "(", value, collation, " BETWEEN ", low, " AND ", high, ")")
 
     def _case(self, node: exp.Case) -> Frag:
         subject = node.args.get("this")
@@ -329,19 +316,14 @@ class Scalars:
         target = _CASTS.get(node.to.this)
         if target is None or node.to.expressions:
             hint = _CAST_HINTS.get(node.to.this, "use text, integer, numeric, real or blob")
-            raise error_at(RuleCode.UNSUPPORTED, "unsupported type in a cast", node, hint)
+            raise unsupported("unsupported type in a cast", node, hint)
         name, kind = target
         value = self.frag(node.this)
         if name == "TEXT":
             return text(value)
         if name == "BLOB":
             return build(ExprKind.ANY, node, "hw_blob(", value, ")")
-        if name == "INTEGER" and value.kind not in {
-            ExprKind.CERTAIN,
-            ExprKind.LOGICAL,
-            ExprKind.INTEGER,
-            ExprKind.TEXT,
-        }:
+        if name == "INTEGER" and value.kind in {ExprKind.NUMBER, ExprKind.ANY}:
             value = build(ExprKind.ANY, node, "hw_floor(", value, ")")
         # the plus removes the affinity that a cast would add to a comparison
         return build(kind, node, "(+CAST(", value, f" AS {name}))")
@@ -361,7 +343,7 @@ def _collation(left: Frag, right: Frag) -> str:
     """The collation for comparing texts by UTF-16 code units. SQLite's order by bytes is the same unless both sides can
     contain characters beyond U+D7FF."""
     for side in (left, right):
-        if side.kind in {ExprKind.CERTAIN, ExprKind.LOGICAL, ExprKind.INTEGER, ExprKind.NUMBER}:
+        if side.kind in NUMERIC:
             return ""
         literal = side.parts[0] if side.simple else None
         if isinstance(literal, str) and all(character < "\ud800" for character in literal):

@@ -45,17 +45,14 @@ class Trust:
 NEITHER = Trust()
 TOKEN = Trust(token=True, bound=True, true=TokenProof.TOKEN, untrue=TokenProof.TOKEN)
 CLIENT = Trust(client=True)
-_MIXED = Trust(token=True, client=True)
+_TOGETHER = {(each.token, each.client): each for each in (NEITHER, TOKEN, CLIENT, Trust(token=True, client=True))}
 
 
 def together(parts: Iterable[Trust]) -> Trust:
     """The trust in a value that is computed from several in an unknown way."""
-    token = client = False
-    for part in parts:
-        token, client = token or part.token, client or part.client
-    if token and client:
-        return _MIXED
-    return TOKEN if token else CLIENT if client else NEITHER
+    found = list(parts)
+    token, client = any(part.token for part in found), any(part.client for part in found)
+    return _TOGETHER[token, client]
 
 
 def element(array: Trust) -> Trust:
@@ -106,11 +103,8 @@ def chained(parts: list[Trust]) -> Trust:
     client could continue it to the value of another token. Parts of the token alone don't separate: they may be
     empty."""
     found = together(parts)
-    shows = False
-    for constant, group in groupby(parts, NEITHER.__eq__):
-        between = together(group)
-        shows = shows or (not constant and between.bound and not between.client)
-    return replace(found, bound=shows) if found.mixed else found
+    between = [together(group) for constant, group in groupby(parts, NEITHER.__eq__) if not constant]
+    return replace(found, bound=any(each.bound and not each.client for each in between)) if found.mixed else found
 
 
 def repeating(left: Trust, right: Trust, written: tuple[object, object | None]) -> Trust:

@@ -18,9 +18,9 @@ from headwater_rules.compiler.planner import (
     find_target,
     plan_term,
 )
-from headwater_rules.compiler.relations import All, Condition, SelectedColumn, SelectedStar, Selection, TableRef, terms
+from headwater_rules.compiler.relations import All, Condition, SelectedColumn, SelectedStar, Selection, terms
 from headwater_rules.compiler.request_values import RequestNames, Semantics
-from headwater_rules.errors import EvaluationError, Report, RuleCode, RuleError, Severity
+from headwater_rules.errors import EvaluationError, Report, RuleCode, RuleError
 from headwater_rules.evaluate.binding import Bound, Layout
 from headwater_rules.evaluate.engine import engine
 from headwater_rules.evaluate.inputs import stage_statement
@@ -33,13 +33,12 @@ from headwater_rules.plan import (
     LookupStage,
     RowSource,
     Stage,
-    Star,
     TablePattern,
     Variant,
 )
 from headwater_rules.text.config import Options
 from headwater_rules.text.document import YamlItem
-from headwater_rules.text.sqltext import SqlText, error_at, span_of
+from headwater_rules.text.sqltext import SqlText, error_at, span_of, warning_at
 
 MAX_VARIANTS = 100
 _WORDS_PER_TERM = 30  # planning a further one takes as long as compiling so many words
@@ -126,9 +125,8 @@ def draft_query(
     """One draft per alternative of a query's condition combined with `beside`, which is over further `tables`. Raises
     RuleError for a query that can't be synced."""
     target = find_target(context, selection, node)
-    table = context.instances[target.table]
-    assert isinstance(table, TableRef)
-    QueryChecks(context.checks, context.instances, context.report).selected(table, target.columns, node)
+    checks = QueryChecks(context.checks, context.instances, context.report)
+    checks.selected(context.table_at(target.table), target.columns, node)
     _warn_of_columns(target, context)
     _warn_of_alias(context, selection, target)
     condition = All((selection.condition, beside))
@@ -179,13 +177,9 @@ def check_danger(job: Compilation, draft: VariantDraft, node: exp.Expr) -> None:
     """Report a draft for which values chosen by the client alone decide."""
     if not draft.dangerous:
         return
-    warning = error_at(
-        RuleCode.DANGEROUS,
-        "clients can send any value for the parameters of this query, and so read every row",
-        node,
-        "compare with a value of the token too, or set `accept_potentially_dangerous_queries: true`",
-        Severity.WARNING,
-    )
+    message = "clients can send any value for the parameters of this query, and so read every row"
+    hint = "compare with a value of the token too, or set `accept_potentially_dangerous_queries: true`"
+    warning = warning_at(RuleCode.DANGEROUS, message, node, hint)
     job.report.add(warning.as_fatal() if job.options.strict else warning)
 
 
@@ -203,17 +197,17 @@ def _warn_of_columns(target: QueryTarget, context: Context) -> None:
     for column in target.columns:
         if isinstance(column, SelectedStar) and named and context.semantics.star_is_all:
             message = "`*` after other columns replaces those of the same name"
-            warning = error_at(RuleCode.ALIAS_BEFORE_STAR, message, column.node, "put `*` first", Severity.WARNING)
+            warning = warning_at(RuleCode.ALIAS_BEFORE_STAR, message, column.node, "put `*` first")
             context.report.add(warning)
         named = named or isinstance(column, SelectedColumn)
 
 
 def _warn_of_alias(context: Context, selection: Selection, target: QueryTarget) -> None:
-    table = context.instances[target.table]
-    if isinstance(table, TableRef) and table.alias and not table.alias_quoted and len(selection.tables) > 1:
+    table = context.table_at(target.table)
+    if table.alias and not table.alias_quoted and len(selection.tables) > 1:
         message = f"the synced table will be called `{table.alias}` on the device, by its alias"
         hint = f'quote the alias ("{table.alias}") if that is meant, or use the full name'
-        context.report.add(error_at(RuleCode.JOINED_ALIAS, message, table.node, hint, Severity.WARNING))
+        context.report.add(warning_at(RuleCode.JOINED_ALIAS, message, table.node, hint))
 
 
 def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
@@ -225,8 +219,7 @@ def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
         if draft.arrays is not None:
             engine().check(stage_statement(draft.arrays)[0])
         row = draft.row
-        outputs = [item.expr for item in row.projection if not isinstance(item, Star)]
-        _check_bound(row.table, row.filters, row.each, (*row.params, *outputs))
+        _check_bound(row.table, row.filters, row.each, (*row.params, *row.selected()))
         for lookup, _ in draft.lookups:
             _check_bound(lookup.table, lookup.filters, lookup.each, (*lookup.keys, *lookup.outputs))
     except EvaluationError as error:

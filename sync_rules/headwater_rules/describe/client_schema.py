@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice, product
@@ -12,7 +12,7 @@ from itertools import islice, product
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import engine
-from headwater_rules.plan import Expr, Output, RowFunction, RowSource, Star, SyncPlan, TablePattern, Value
+from headwater_rules.plan import Expr, RowFunction, RowSource, Star, SyncPlan, TablePattern, Value
 from headwater_rules.schema import Language, SourceSchema, SourceTable, ValueKind
 
 _MAX_SAMPLES = 64
@@ -72,14 +72,6 @@ def client_schema(plan: SyncPlan, schema: SourceSchema | None) -> ClientSchema:
     return ClientSchema(tuple(draft.table() for draft in drafts.values()), tuple(notes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A column as one query produces it; None is an unknown type."""
-
-    name: str
-    type: ClientType | None
-
-
 class _Draft:
     """A table of the device, merged from all queries that produce its rows."""
 
@@ -89,31 +81,29 @@ class _Draft:
         self._notes: dict[str, None] = {}
 
     def add(self, plan: SyncPlan, source: RowSource, tables: Sequence[SourceTable]) -> None:
+        everything = any(isinstance(item, Star) for item in source.projection)
         if not tables:
-            unknown = f"the columns of {_shown(source.table.name)} in the source are not known"
-            self._notes[unknown] = None
-            if any(isinstance(item, Star) for item in source.projection):
+            self._notes[f"the columns of {_shown(source.table.name)} in the source are not known"] = None
+            if everything:
                 self._notes["add those that the rules do not name"] = None
             self._merge(_of_source(plan, source, None))
         for table in tables:
-            blobs = [c.name for c in table.columns if _kind(table, c.name, plan) is ValueKind.BLOB]
-            if any(isinstance(item, Star) for item in source.projection):
-                for blob in blobs:
-                    self._notes[f"{_shown(blob)} is bytea and not synced"] = None
+            for column in table.columns if everything else ():
+                if _kind(table, column.name, plan) is ValueKind.BLOB:
+                    self._notes[f"{_shown(column.name)} is bytea and not synced"] = None
             self._merge(_of_source(plan, source, table))
 
-    def _merge(self, found: Iterable[_Found]) -> None:
-        for column in found:
-            known = {"id": "id"} | {name.lower(): name for name in self._types}
-            same = known.get(column.name.lower(), column.name)
-            if column.name == "id":
+    def _merge(self, found: Mapping[str, ClientType | None]) -> None:
+        for name, known in found.items():
+            same = ({"id": "id"} | {each.lower(): each for each in self._types}).get(name.lower(), name)
+            if name == "id":
                 continue
-            if _REFUSED.search(column.name):
-                self._notes[f"column {_shown(column.name)}: SDKs reject its name; select it AS another one"] = None
-            elif same != column.name:
-                self._notes[f"column {_shown(column.name)}: a device can't distinguish it from {same}"] = None
+            if _REFUSED.search(name):
+                self._notes[f"column {_shown(name)}: SDKs reject its name; select it AS another one"] = None
+            elif same != name:
+                self._notes[f"column {_shown(name)}: a device can't distinguish it from {same}"] = None
             else:
-                self._types.setdefault(column.name, []).append(column.type)
+                self._types.setdefault(name, []).append(known)
 
     def table(self) -> ClientTable:
         columns = tuple(ClientColumn(name, *_united(types)) for name, types in self._types.items())
@@ -132,8 +122,8 @@ def _united(types: Sequence[ClientType | None]) -> tuple[ClientType, str]:
     return ClientType.TEXT, "different types in different queries"
 
 
-def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> Iterator[_Found]:
-    """The columns of one query's rows, each once; later ones replace earlier ones."""
+def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> dict[str, ClientType | None]:
+    """The columns of one query's rows; later ones replace earlier ones. None is an unknown type."""
     found: dict[str, ClientType | None] = {}
     for item in source.projection:
         if isinstance(item, Star):
@@ -142,7 +132,7 @@ def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> 
                     found[name] = known
         elif not _is_blob(item.expr, table, plan):
             found[item.name] = _type_of(item.expr, table, plan)
-    return (_Found(name, known) for name, known in found.items())
+    return found
 
 
 def _of_star(
@@ -157,25 +147,17 @@ def _of_star(
 
 def _named(plan: SyncPlan, pattern: TablePattern) -> list[str]:
     """The columns of a table that the rules mention."""
-    exprs: list[Expr] = []
-    for source in (source for bucket in plan.buckets for source in bucket.sources):
-        if source.table == pattern:
-            outputs = [item.expr for item in source.projection if isinstance(item, Output)]
-            exprs += [*outputs, *source.filters, *source.each, *source.params]
-    for lookup in plan.lookups:
-        if lookup.table == pattern:
-            exprs += lookup.exprs()
+    sources = [source for bucket in plan.buckets for source in bucket.sources if source.table == pattern]
+    exprs = [expr for source in sources for expr in (*source.selected(), *source.deciding())]
+    exprs += [expr for lookup in plan.lookups if lookup.table == pattern for expr in lookup.exprs()]
     return columns_of(exprs)
 
 
 # types of expressions
 
-_CLIENT = {
+_CLIENT = dict.fromkeys(ValueKind, ClientType.TEXT) | {
     ValueKind.INTEGER: ClientType.INTEGER,
     ValueKind.REAL: ClientType.REAL,
-    ValueKind.TEXT: ClientType.TEXT,
-    ValueKind.JSON: ClientType.TEXT,
-    ValueKind.BLOB: ClientType.TEXT,
 }
 _UUID = "00000000-0000-4000-8000-000000000000"
 _SAMPLES: dict[ValueKind | None, tuple[Value, ...]] = {
@@ -186,7 +168,6 @@ _SAMPLES: dict[ValueKind | None, tuple[Value, ...]] = {
     ValueKind.BLOB: (b"a", None),
     None: (1, 1.5, "a", "{}", b"a", None),
 }
-_OF_SQLITE = {"integer": ClientType.INTEGER, "real": ClientType.REAL, "text": ClientType.TEXT}
 
 
 def _type_of(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> ClientType | None:
@@ -197,7 +178,7 @@ def _type_of(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> ClientTyp
     found = _tried(expr, table, plan) - {"null", "blob"}
     if found == {"integer", "real"}:
         return ClientType.REAL
-    return _OF_SQLITE[found.pop()] if len(found) == 1 else ClientType.TEXT if found else None
+    return ClientType(found.pop()) if len(found) == 1 else ClientType.TEXT if found else None
 
 
 def _is_blob(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> bool:
@@ -277,15 +258,11 @@ def _sql(schema: ClientSchema) -> Iterator[str]:
         yield ""
         yield from (f"-- {note}" for note in table.notes)
         yield f"CREATE TABLE {_identifier(table.name)} ("
-        yield from _sql_columns(table)
+        yield "  id TEXT NOT NULL PRIMARY KEY" + ("," if table.columns else "")
+        for column in table.columns:
+            comma = "," if column is not table.columns[-1] else ""
+            yield f"  {_identifier(column.name)} {column.type.value.upper()}{comma}{_note('--', column)}"
         yield ");"
-
-
-def _sql_columns(table: ClientTable) -> Iterator[str]:
-    yield "  id TEXT NOT NULL PRIMARY KEY" + ("," if table.columns else "")
-    for number, column in enumerate(table.columns, 1):
-        comma = "," if number < len(table.columns) else ""
-        yield f"  {_identifier(column.name)} {column.type.value.upper()}{comma}{_note('--', column)}"
 
 
 def _note(mark: str, column: ClientColumn) -> str:
@@ -294,8 +271,7 @@ def _note(mark: str, column: ClientColumn) -> str:
 
 
 def _key(name: str) -> str:
-    """A key of an object literal. `__proto__` would set the prototype."""
-    if name == "__proto__":
+    if name == "__proto__":  # which would set the prototype
         return '["__proto__"]'
     return name if name.isascii() and name.isidentifier() else _text(name)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from headwater_rules.describe.wording import columns_of, request_words, row_words
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
 from headwater_rules.plan import (
-    BucketDefinition,
     Expr,
     FromRequest,
     FromStage,
@@ -111,18 +110,18 @@ def _reads(stream: Stream) -> list[str]:
     words: list[str] = []
     for variant in stream.variants:
         words += map(request_words, variant.gates)
-        words += map(request_words, _from_request(source for sources in variant.params for source in sources))
+        words += _from_request(source for sources in variant.params for source in sources)
         for stage in variant.stages:
             if isinstance(stage, LookupStage):
-                words += map(request_words, _from_request(stage.keys))
+                words += _from_request(stage.keys)
             else:
                 words += map(request_words, stage.arrays)
                 words += (request_words(each, stage.arrays) for each in (*stage.filters, *stage.outputs))
     return list(dict.fromkeys(found for text in words for found in _VALUE.findall(text)))
 
 
-def _from_request(sources: Iterable[ParamSource]) -> list[Expr]:
-    return [source.expr for source in sources if isinstance(source, FromRequest)]
+def _from_request(sources: Iterable[ParamSource]) -> Iterator[str]:
+    return (request_words(source.expr) for source in sources if isinstance(source, FromRequest))
 
 
 def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, int]) -> BucketPath:
@@ -176,33 +175,23 @@ def _column(item: Output, arrays: Sequence[Expr]) -> str:
 
 
 def _source(plan: SyncPlan, variant: Variant, source: ParamSource) -> str:
-    match source:
-        case FromRequest(expr, each):
-            return f"each({request_words(expr)})" if each else request_words(expr)
-        case FromStage(stage, output):
-            return _given(plan, variant, stage, output)
-
-
-def _given(plan: SyncPlan, variant: Variant, stage: int, output: int) -> str:
-    found = variant.stages[stage]
+    if isinstance(source, FromRequest):
+        return f"each({request_words(source.expr)})" if source.each else request_words(source.expr)
+    found = variant.stages[source.stage]
     if isinstance(found, RequestStage):
-        return request_words(found.outputs[output], found.arrays)
+        return request_words(found.outputs[source.output], found.arrays)
     lookup = plan.lookups[found.lookup]
-    return f"{row_words(lookup.outputs[output], lookup.each)} of {_name(lookup.table)} (step {stage + 1})"
+    return f"{row_words(lookup.outputs[source.output], lookup.each)} of {_name(lookup.table)} (step {source.stage + 1})"
 
 
 def _limits(variant: Variant, steps: Sequence[RequestStep], limits: tuple[int, int]) -> Iterable[str]:
-    if any(all(map(_many, sources)) for sources in variant.params):
+    if any(all(isinstance(each, FromStage) or each.each for each in sources) for sources in variant.params):
         yield f"a device gets at most {limits[0]:,} buckets, of all its streams together"
     if any(step.table for step in steps):
         yield f"each step finds at most {limits[1]:,} rows for a request"
     for step in steps:
         if step.table and not step.keys:
             yield f"every row of {step.table} that passes is read for each request: it is not connected to the request"
-
-
-def _many(source: ParamSource) -> bool:
-    return isinstance(source, FromStage) or source.each
 
 
 # effects of changes
@@ -212,23 +201,17 @@ def _table(plan: SyncPlan, pattern: TablePattern) -> TableWords:
     moves: dict[str, dict[str, None]] = {}
     rights: dict[str, dict[str, None]] = {}
     sent: dict[str, None] = {}
-    for stream in plan.streams:
-        for variant in stream.variants:
-            for source in _sources(plan, variant):
-                if source.table == pattern:
-                    sent[stream.name] = None
-                    for column in columns_of([*source.filters, *source.each, *source.params]):
-                        moves.setdefault(column, {})[stream.name] = None
-            for number in variant.lookups():
-                if plan.lookups[number].table == pattern:
-                    for column in columns_of(plan.lookups[number].exprs()) or ["*"]:
-                        rights.setdefault(column, {})[stream.name] = None
+    for name, variant in [(stream.name, variant) for stream in plan.streams for variant in stream.variants]:
+        for source in [source for number in variant.buckets for source in plan.buckets[number].sources]:
+            if source.table == pattern:
+                sent[name] = None
+                for column in columns_of(source.deciding()):
+                    moves.setdefault(column, {})[name] = None
+        for lookup in [plan.lookups[number] for number in variant.lookups()]:
+            if lookup.table == pattern:
+                for column in columns_of(lookup.exprs()) or ["*"]:
+                    rights.setdefault(column, {})[name] = None
     return TableWords(_name(pattern), _frozen(moves), _frozen(rights), tuple(sent))
-
-
-def _sources(plan: SyncPlan, variant: Variant) -> list[RowSource]:
-    definitions: list[BucketDefinition] = [plan.buckets[number] for number in variant.buckets]
-    return [source for each in definitions for source in each.sources]
 
 
 def _frozen(found: dict[str, dict[str, None]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -263,10 +246,8 @@ def explanation_lines(explanation: Explanation, width: int) -> Iterator[str]:
 def _stream_lines(stream: StreamWords, width: int) -> Iterator[str]:
     who = "everybody gets it by default" if stream.default else "clients subscribe to it"
     yield f"stream {stream.name}: priority {stream.priority}, {who}"
-    if stream.reads:
-        yield from _labelled("reads", [", ".join(stream.reads)], width, indent=2)
-    else:
-        yield from _labelled("reads", ["nothing of the request: the same for everybody"], width, indent=2)
+    reads = ", ".join(stream.reads) or "nothing of the request: the same for everybody"
+    yield from _labelled("reads", [reads], width, indent=2)
     for number, way in enumerate(stream.ways, 1):
         if len(stream.ways) > 1:
             own = "" if way.priority == stream.priority else f", priority {way.priority}"
@@ -315,13 +296,11 @@ def _table_lines(table: TableWords, width: int) -> Iterator[str]:
     for column, words in effects.items():
         shown = "any row" if column == "*" else column
         yield from _labelled(shown.ljust(longest), ["; ".join(words)], width, indent=2)
+    rest = "any other column does nothing: no row of it is sent"
     if table.sent:
         what = "any other column that is selected" if effects else "any column that is selected"
-        yield from _labelled(
-            "", [f"{what} is sent to the devices that have the row ({', '.join(table.sent)})"], width, 2
-        )
-    else:
-        yield from _labelled("", ["any other column does nothing: no row of it is sent"], width, 2)
+        rest = f"{what} is sent to the devices that have the row ({', '.join(table.sent)})"
+    yield from _labelled("", [rest], width, indent=2)
 
 
 def _labelled(label: str, texts: Iterable[str], width: int, indent: int = 4) -> Iterator[str]:

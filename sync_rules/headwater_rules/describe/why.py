@@ -99,14 +99,8 @@ class Why:
         for inputs in self._inputs(stream):
             try:
                 failing = [request_words(gate) for gate in variant.gates if not inputs.holds(gate)]
-                stages = [stage for stage in variant.stages if isinstance(stage, LookupStage)]
-                sources = [key for stage in stages for key in stage.keys]
-                sources += [source for group in variant.params for source in group]
-                absent = [
-                    request_words(source.expr)
-                    for source in sources
-                    if isinstance(source, FromRequest) and not inputs.values(source)
-                ]
+                sources = [each for each in variant.sources() if isinstance(each, FromRequest)]
+                absent = [request_words(source.expr) for source in sources if not inputs.values(source)]
             except EvaluationError as error:
                 yield f"the request fails: {error}"
                 continue

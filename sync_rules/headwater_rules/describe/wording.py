@@ -22,12 +22,7 @@ _REQUEST = {
     RequestInput.CONNECTION.value: "connection.parameters()",
     RequestInput.SUBSCRIPTION.value: "subscription.parameters()",
 }
-_OF_ROW = {
-    RowFunction.ROW_ID.value: "row_id()",
-    RowFunction.TABLE_NAME.value: "table_name()",
-    RowFunction.TABLE_SUFFIX.value: "table_suffix()",
-    RowFunction.SCHEMA.value: "schema()",
-}
+_OF_ROW = {function.value: f"{function.name.lower()}()" for function in RowFunction}
 _INNER_FUNCTIONS = frozenset({"hw_truth", "hw_text", "hw_floor", "hw_moment"})
 _OWN = "hw_"  # prefix of functions that differ from SQLite's of the same name
 _LOOSE = (exp.Binary, exp.Not, exp.In, exp.Between)
@@ -183,6 +178,4 @@ _RULES: tuple[Callable[[exp.Expr], exp.Expr | None], ...] = (
 
 
 def _inner(node: exp.Expr) -> exp.Expr:
-    while isinstance(node, exp.Paren):
-        node = node.this
-    return node
+    return node.unnest()

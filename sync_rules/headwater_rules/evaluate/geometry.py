@@ -21,15 +21,11 @@ from headwater_rules.plan import Value
 
 _MAX_DEPTH: Final = 32  # of collections within collections
 _POINT, _LINE, _POLYGON, _COLLECTION = 1, 2, 3, 7
-_NAMES: Final = {
-    _POINT: "Point",
-    _LINE: "LineString",
-    _POLYGON: "Polygon",
-    4: "MultiPoint",
-    5: "MultiLineString",
-    6: "MultiPolygon",
-    _COLLECTION: "GeometryCollection",
-}
+_NAMES: Final = dict(
+    enumerate(
+        ("Point", "LineString", "Polygon", "MultiPoint", "MultiLineString", "MultiPolygon", "GeometryCollection"), 1
+    )
+)
 _Z, _M, _SRID = 0x8000_0000, 0x4000_0000, 0x2000_0000
 
 Point = tuple[float, ...]
@@ -63,21 +59,10 @@ def as_wkt(value: Value) -> str | None:
     return None if geometry is None else _tagged(geometry)
 
 
-def x(value: Value) -> float | None:
-    """The first coordinate of a point; null for everything else."""
-    point = _only_point(value)
-    return point[0] if point else None
-
-
-def y(value: Value) -> float | None:
-    """The second coordinate of a point; null for everything else."""
-    point = _only_point(value)
-    return point[1] if point else None
-
-
-def _only_point(value: Value) -> Point | None:
+def coordinate(value: Value, number: int) -> float | None:
+    """The first (0) or second coordinate of a point; null for everything else."""
     geometry = _read(value)
-    return geometry.points[0] if geometry and geometry.kind == _POINT and geometry.points else None
+    return geometry.points[0][number] if geometry and geometry.kind == _POINT and geometry.points else None
 
 
 def _read(value: Value) -> _Geometry | None:
@@ -174,8 +159,7 @@ def _numbers(point: Iterable[float]) -> list[object]:
 
 def _tagged(geometry: _Geometry) -> str:
     dimensions = f" {'Z' * geometry.has_z}{'M' * geometry.has_m} " if geometry.has_z or geometry.has_m else ""
-    body = "EMPTY" if geometry.empty else _body(geometry)
-    return f"{_NAMES[geometry.kind].upper()}{dimensions or ' ' * geometry.empty}{body}"
+    return f"{_NAMES[geometry.kind].upper()}{dimensions or ' ' * geometry.empty}{_body(geometry)}"
 
 
 def _body(geometry: _Geometry) -> str:

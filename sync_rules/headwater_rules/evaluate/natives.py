@@ -10,6 +10,7 @@ import base64
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import orjson
@@ -162,7 +163,7 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Value], int]]] = {
     "uuid_blob": (_uuid_blob, 1),
     "st_asgeojson": (geometry.as_geojson, 1),
     "st_astext": (geometry.as_wkt, 1),
-    "st_x": (geometry.x, 1),
-    "st_y": (geometry.y, 1),
+    "st_x": (partial(geometry.coordinate, number=0), 1),
+    "st_y": (partial(geometry.coordinate, number=1), 1),
 }
 """Name and number of arguments; -1 stands for any number."""

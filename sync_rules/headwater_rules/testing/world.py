@@ -11,7 +11,7 @@ from headwater_rules.describe.why import Why
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.rows import TableProgram, bind_table
-from headwater_rules.plan import Output, RowSource, Star, SyncPlan, Value
+from headwater_rules.plan import RowSource, Star, SyncPlan, Value
 from headwater_rules.results import Put, SourceRow, SyncRequest
 
 
@@ -92,7 +92,7 @@ class World:
         if any(isinstance(item, Star) for source in sources for item in source.projection):
             return None
         exprs = [expr for source in sources for expr in source.deciding()]
-        exprs += [item.expr for source in sources for item in source.projection if isinstance(item, Output)]
+        exprs += [expr for source in sources for expr in source.selected()]
         lookups = (each for each in self.plan.lookups if each.table.matches(each.table.tag, schema, table))
         exprs += [expr for lookup in lookups for expr in lookup.exprs()]
         return frozenset(columns_of(exprs))

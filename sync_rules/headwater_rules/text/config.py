@@ -135,18 +135,16 @@ def _flag(mapping: Mapping, name: str, *, default: bool = False) -> bool:
 
 
 def _digits(config: Mapping, iso: bool) -> int:
-    item = config.get("timestamp_max_precision")
-    if item is None:
-        return _PRECISIONS["microseconds"]
-    name = config.read("timestamp_max_precision", lambda each: each.string("`timestamp_max_precision`"), "")
-    if name not in _PRECISIONS:
-        if name:
-            item.reject(f"unknown precision `{name}`", f"use one of {', '.join(_PRECISIONS)}", RuleCode.OPTION)
-        return _PRECISIONS["microseconds"]
-    if not iso:
-        hint = "write `timestamps_iso8601: true`"
-        item.reject("`timestamp_max_precision` needs ISO 8601 timestamps", hint, RuleCode.OPTION)
-    return _PRECISIONS[name]
+    def digits(item: YamlItem) -> int:
+        name = item.string("`timestamp_max_precision`")
+        if name not in _PRECISIONS:
+            raise item.fail(f"unknown precision `{name}`", f"use one of {', '.join(_PRECISIONS)}", RuleCode.OPTION)
+        if not iso:
+            hint = "write `timestamps_iso8601: true`"
+            item.reject("`timestamp_max_precision` needs ISO 8601 timestamps", hint, RuleCode.OPTION)
+        return _PRECISIONS[name]
+
+    return config.read("timestamp_max_precision", digits, _PRECISIONS["microseconds"])
 
 
 def _check_ineffective(config: Mapping, edition: int) -> None:
@@ -172,12 +170,11 @@ def _check_edition(document: Mapping, edition: int) -> None:
         if name == "bucket_definitions" and edition >= 3:
             hint = "write them as `streams`, or `edition: 2` under `config`"
             key.reject("edition 3 has no `bucket_definitions`", hint, RuleCode.EDITION)
-        if name == "streams" and edition < 2:
-            key.reject("`streams` need edition 2 or later", _EDITION_HINT, RuleCode.EDITION)
-        if name == "streams" and edition == 2:
+        elif name in {"streams", "with"} and edition < 2:
+            need = "need" if name == "streams" else "needs"
+            key.reject(f"`{name}` {need} edition 2 or later", _EDITION_HINT, RuleCode.EDITION)
+        elif name == "streams" and edition == 2:
             key.warn(RuleCode.OLD_EDITION, "streams of edition 2 read `!=` and `*` in an older way", _EDITION_HINT)
-        if name == "with" and edition < 2:
-            key.reject("`with` needs edition 2 or later", _EDITION_HINT, RuleCode.EDITION)
 
 
 # definitions
@@ -214,8 +211,7 @@ def _refuse_clash(document: Mapping) -> None:
 
 
 def _ctes(owner: Mapping) -> dict[str, SqlText]:
-    queries = _entries(owner, "with", lambda name, _, item: (name, _sql(item, f"the query `{name}`")))
-    return dict(queries)
+    return dict(_entries(owner, "with", lambda name, _, item: (name, _sql(item, f"the query `{name}`"))))
 
 
 def _stream(name: str, key: YamlItem, item: YamlItem, shared: MappingType[str, SqlText]) -> StreamSource:
@@ -226,29 +222,19 @@ def _stream(name: str, key: YamlItem, item: YamlItem, shared: MappingType[str, S
         queries = _queries(name, key, stream)
     own = _ctes(stream)
     return StreamSource(
-        name,
-        key,
-        queries,
-        {**shared, **own},
-        tuple(own),
-        _flag(stream, "auto_subscribe"),
-        _priority(stream),
+        name, key, queries, {**shared, **own}, tuple(own), _flag(stream, "auto_subscribe"), _priority(stream),
         _flag(stream, "accept_potentially_dangerous_queries"),
-    )
+    )  # fmt: skip
 
 
 def _queries(name: str, key: YamlItem, stream: Mapping) -> tuple[SqlText, ...]:
     one, several = stream.get("query"), stream.get("queries")
     hint = "give it exactly one of the two"
-    if several is None:
-        if one is None:
-            raise key.fail(f"stream `{name}` has neither `query` nor `queries`", hint)
-        return _texts([one])
-    if one is not None:
+    if one is None and several is None:
+        raise key.fail(f"stream `{name}` has neither `query` nor `queries`", hint)
+    if one is not None and several is not None:
         key.reject(f"stream `{name}` has both `query` and `queries`", hint)
-    items = several.sequence("`queries`")
-    if one is not None:
-        return _texts([one, *items])
+    items = [*([] if one is None else [one]), *([] if several is None else several.sequence("`queries`"))]
     if not items:
         raise key.fail(f"stream `{name}` has no query", "add a SELECT below `queries`")
     return _texts(items)
@@ -278,15 +264,11 @@ def _bucket(name: str, key: YamlItem, item: YamlItem) -> BucketSource:
     items = data.sequence("`data`")
     if not items:
         key.warn(RuleCode.NO_EFFECT, f"{what} has no query, and so no rows", "add a SELECT below `data`")
+    parameters: tuple[SqlText, ...] = bucket.read("parameters", _parameters, ())
     return BucketSource(
-        name,
-        key,
-        bucket.read("parameters", _parameters, ()),
-        _texts(items),
-        _priority(bucket),
-        bucket.get("priority") is not None,
+        name, key, parameters, _texts(items), _priority(bucket), bucket.get("priority") is not None,
         _flag(bucket, "accept_potentially_dangerous_queries"),
-    )
+    )  # fmt: skip
 
 
 def _parameters(item: YamlItem) -> tuple[SqlText, ...]:

@@ -269,6 +269,14 @@ def error_at(
     return RuleError(code, message, span_of(node), suggestion, severity)
 
 
+def unsupported(message: str, node: exp.Expr, suggestion: str = "") -> RuleError:
+    return error_at(RuleCode.UNSUPPORTED, message, node, suggestion)
+
+
+def warning_at(code: RuleCode, message: str, node: exp.Expr, suggestion: str) -> RuleError:
+    return error_at(code, message, node, suggestion, Severity.WARNING)
+
+
 def selecting_nothing(node: exp.Select) -> exp.Select:
     """A copy of a SELECT within another one, with an empty select list."""
     bare = node.copy()
