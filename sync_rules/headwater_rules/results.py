@@ -47,7 +47,7 @@ class SourceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class StreamSubscription:
     """One entry of the request's `streams.subscriptions`; its position is its id on the wire."""
 
     stream: str
@@ -62,7 +62,7 @@ class SyncRequest:
     claims: Mapping[str, object]
     parameters: Mapping[str, object] | None = None
     include_defaults: bool = True
-    subscriptions: tuple[Subscription, ...] = ()
+    subscriptions: tuple[StreamSubscription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

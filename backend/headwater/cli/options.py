@@ -16,7 +16,7 @@ import orjson
 from headwater.cli.supervise import SUPERVISED
 from headwater.cli.watching import set_up_logging
 from headwater.config import ConfigSource
-from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.results import StreamSubscription, SyncRequest
 
 if TYPE_CHECKING:
     from headwater.cli.config import ServiceConfig
@@ -91,12 +91,12 @@ def seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def subscription(text: str) -> Subscription:
+def subscription(text: str) -> StreamSubscription:
     """`STREAM`, or `STREAM=` and a JSON object of parameters."""
     stream, given, parameters = text.partition("=")
     if not stream:
         raise click.BadParameter("has no stream; write STREAM or STREAM=JSON")
-    return Subscription(stream, json_object(parameters) if given else None)
+    return StreamSubscription(stream, json_object(parameters) if given else None)
 
 
 def request_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -112,7 +112,7 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
         user: str,
         claims: dict[str, object] | None,
         params: dict[str, object] | None,
-        subscriptions: tuple[Subscription, ...],
+        subscriptions: tuple[StreamSubscription, ...],
         **options: object,
     ) -> None:
         if (claims or {}).get("sub", user) != user:

@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import user_in_key
 from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS
-from headwater_rules.results import Subscription
+from headwater_rules.results import StreamSubscription
 
 MAX_NESTING = 100
 """The most levels of arrays and objects in client parameters. They are written as JSON again for the rules. Every JSON
@@ -77,7 +77,7 @@ class StreamRequest:
     client_id: str | None = None
     app_metadata: Mapping[str, str] = field(default_factory=dict)
     include_defaults: bool = True
-    subscriptions: tuple[Subscription, ...] = ()
+    subscriptions: tuple[StreamSubscription, ...] = ()
 
 
 def parse_stream_request(body: bytes, limits: BodyLimits = BodyLimits()) -> StreamRequest:
@@ -266,19 +266,19 @@ def _texts(value: object, where: str) -> None:
         raise _wrong("a string", f"{where}[{index}]")
 
 
-def _subscriptions(value: object, most: int) -> tuple[Subscription, ...]:
+def _subscriptions(value: object, most: int) -> tuple[StreamSubscription, ...]:
     if value is None:
         return ()
     items = _at_most(most, value, "streams.subscriptions", "max_subscriptions_per_connection")
     return tuple(_subscription(item, f"streams.subscriptions[{index}]") for index, item in enumerate(items))
 
 
-def _subscription(value: object, where: str) -> Subscription:
+def _subscription(value: object, where: str) -> StreamSubscription:
     item = _object(value, where)
     for key in ("parameters", "override_priority"):
         if key not in item:
             raise InvalidRequestError(f"{key} is missing", where, "send it; it may be null")
-    return Subscription(
+    return StreamSubscription(
         stream=_text(item.get("stream"), f"{where}.stream"),
         parameters=_parameters(item["parameters"], f"{where}.parameters"),
         override_priority=_priority(item["override_priority"], f"{where}.override_priority"),

@@ -41,7 +41,7 @@ from headwater_rules.results import (
     Resolution,
     ResolvedBucket,
     StreamStatus,
-    Subscription,
+    StreamSubscription,
     SyncRequest,
 )
 
@@ -49,7 +49,7 @@ Found = tuple[Canonical, ...]
 State = tuple[Found, ...]
 """For each stage that has run, the outputs of the row it found; empty once no later stage needs them."""
 Rows = Sequence[Found]
-Named = tuple[int, Subscription]
+Named = tuple[int, StreamSubscription]
 Family = tuple[tuple[int, ...], str]
 """The buckets of several definitions for the same values."""
 
@@ -202,12 +202,12 @@ class _Resolver:
     def answer(self, entry: _Entry) -> _Answer:
         """The buckets of an entry, if they fit in besides those of earlier entries."""
         answer = _Answer(entry)
-        if self._budget <= 0:
-            reason = "was not evaluated, because too many subscriptions exceed the limit already"
-            return self._omitted(answer, Setting.BUCKETS, f"stream {entry.stream.name} {reason}")
-        if self._steps <= 0:
-            reason = "was not evaluated, because other subscriptions lead to too many buckets already"
-            return self._omitted(answer, Setting.BUCKETS, f"stream {entry.stream.name} {reason}")
+        if self._budget <= 0 or self._steps <= 0:
+            others = "too many subscriptions exceed the limit"
+            if self._budget > 0:
+                others = "other subscriptions lead to too many buckets"
+            reason = f"stream {entry.stream.name} was not evaluated, because {others} already"
+            return self._omitted(answer, Setting.BUCKETS, reason)
         self._max_results = self._limits.most(Setting.RESULTS, entry.subscriber)
         try:
             counted = self._collect(answer)
@@ -320,10 +320,7 @@ class _Resolver:
 
 def _needed_after(variant: Variant, number: int) -> set[int]:
     """The stages whose outputs are still needed after stage `number`."""
-    stages = [stage for stage in variant.stages[number + 1 :] if isinstance(stage, LookupStage)]
-    later = [source for stage in stages for source in stage.keys]
-    later += [source for sources in variant.params for source in sources]
-    return {source.stage for source in later if isinstance(source, FromStage)}
+    return {source.stage for source in variant.sources(number + 1) if isinstance(source, FromStage)}
 
 
 @lru_cache(maxsize=1000)

@@ -13,7 +13,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Stream, SyncPlan, Value
-from headwater_rules.results import Put, ResolvedBucket, Subscription, SyncRequest
+from headwater_rules.results import Put, ResolvedBucket, StreamSubscription, SyncRequest
 from headwater_rules.testing.values import column_value, row_values
 from headwater_rules.testing.world import Reasons, World, like
 
@@ -230,15 +230,15 @@ class Client:
         return GivenBucket(bucket.name, names, tuple(parameters), bucket.priority)
 
 
-def _subscriptions(named: Subscriptions) -> Iterable[Subscription]:
+def _subscriptions(named: Subscriptions) -> Iterable[StreamSubscription]:
     if isinstance(named, str):
         raise TypeError("subscriptions are a list of names, or a dict from names to parameters")
     if not isinstance(named, Mapping):
-        yield from (Subscription(name) for name in named)
+        yield from (StreamSubscription(name) for name in named)
         return
     for name, parameters in named.items():
         several = [parameters] if parameters is None or isinstance(parameters, Mapping) else parameters
-        yield from (Subscription(name, each) for each in several)
+        yield from (StreamSubscription(name, each) for each in several)
 
 
 def _id(value: Value) -> str:

@@ -12,7 +12,7 @@ from headwater_rules.errors import RuleError, Span, SyncConfigError
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import SyncPlan, Value
-from headwater_rules.results import Put, Resolution, Subscription, SyncRequest
+from headwater_rules.results import Put, Resolution, StreamSubscription, SyncRequest
 
 Rows = Mapping[str, Sequence[Mapping[str, Value]]]
 
@@ -67,10 +67,10 @@ class RuleStore:
     def read(self, keys: Sequence[str]) -> dict[str, list[str]]:
         return {key: self._lookups[key] for key in keys if key in self._lookups}
 
-    def resolve(self, claims: Mapping[str, object], *subscriptions: Subscription) -> Resolution:
+    def resolve(self, claims: Mapping[str, object], *subscriptions: StreamSubscription) -> Resolution:
         return resolve(self.plan, SyncRequest(claims, subscriptions=subscriptions), self.read)
 
-    def visible(self, claims: Mapping[str, object], *subscriptions: Subscription) -> set[tuple[str, str]]:
+    def visible(self, claims: Mapping[str, object], *subscriptions: StreamSubscription) -> set[tuple[str, str]]:
         """(table, id) of every row in a bucket of the user."""
         names = {bucket.name for bucket in self.resolve(claims, *subscriptions).buckets}
         return {(put.table, put.id) for put in self.puts if put.bucket in names}

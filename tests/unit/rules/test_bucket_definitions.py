@@ -11,7 +11,7 @@ from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleCode, SyncConfigError
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import ConversionOptions
-from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.results import StreamSubscription, SyncRequest
 from headwater_rules.schema import SourceSchema
 from tests.unit.rules.rules_store import Rows, RuleStore, place_of
 
@@ -166,7 +166,7 @@ def test_definition_is_a_default_stream() -> None:
     store = RuleStore(plan, LISTS)
     found = resolve(plan, SyncRequest({"sub": "u1"}), store.read, max_buckets=1)
     declined = resolve(plan, SyncRequest({"sub": "u1"}, include_defaults=False), store.read)
-    unknown = store.resolve({"sub": "u1"}, Subscription("other"))
+    unknown = store.resolve({"sub": "u1"}, StreamSubscription("other"))
     assert [(bucket.priority, bucket.reasons) for bucket in found.buckets] == [(3, ({"default": 0},))] * 2
     assert [(stream.name, stream.is_default) for stream in found.streams] == [("b", True)]
     assert (declined.buckets, unknown.buckets) == ((), found.buckets)
@@ -333,8 +333,8 @@ def test_edition_2_has_both() -> None:
     ).plan
     store = RuleStore(plan, LISTS)
     assert ids(store.visible({"sub": "u1"})) == "l1 l2 l3"
-    assert ids(store.visible({"sub": "u1"}, Subscription("mine", {"list": "l1"}))) == "l1 l2 l3 t1"
-    assert ids(store.visible({"sub": "u1"}, Subscription("mine", {"list": "l2"}))) == "l1 l2 l3"
+    assert ids(store.visible({"sub": "u1"}, StreamSubscription("mine", {"list": "l1"}))) == "l1 l2 l3 t1"
+    assert ids(store.visible({"sub": "u1"}, StreamSubscription("mine", {"list": "l2"}))) == "l1 l2 l3"
 
 
 def test_edition_2_subscription_without_parameters() -> None:
@@ -342,8 +342,8 @@ def test_edition_2_subscription_without_parameters() -> None:
     streams = f'streams: {{s: {{accept_potentially_dangerous_queries: true, query: "{query}"}}}}'
     second = compile_config(f"config: {{edition: 2}}\n{streams}").plan
     third = compile_config(f"config: {{edition: 3}}\n{streams}").plan
-    assert RuleStore(second, LISTS).visible({}, Subscription("s"))
-    assert not RuleStore(third, LISTS).visible({}, Subscription("s"))
+    assert RuleStore(second, LISTS).visible({}, StreamSubscription("s"))
+    assert not RuleStore(third, LISTS).visible({}, StreamSubscription("s"))
 
 
 def test_events_have_no_effect() -> None:

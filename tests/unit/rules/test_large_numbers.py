@@ -15,7 +15,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.inputs import readings
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan, Value
-from headwater_rules.results import Resolution, Subscription, SyncRequest
+from headwater_rules.results import Resolution, StreamSubscription, SyncRequest
 from tests.unit.rules.rules_store import RuleStore, plan_of
 
 EDGE = 2**53
@@ -145,7 +145,7 @@ def test_condition_on_large_number(condition: str, number: float) -> None:
 )
 def test_large_number_error(condition: str, where: str) -> None:
     values = {"sub": EDGE + 1, "n": EDGE + 1, "o": {"n": EDGE + 1}, "l": [EDGE + 1]}
-    request = SyncRequest(values, values, include_defaults=False, subscriptions=(Subscription("s", values),))
+    request = SyncRequest(values, values, include_defaults=False, subscriptions=(StreamSubscription("s", values),))
     found = resolve(plan(condition), request, lambda _: {})
     (message,) = messages(found)
     assert found.buckets == ()

@@ -9,7 +9,7 @@ import pytest
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
-from headwater_rules.results import Resolution, Subscription, SyncRequest
+from headwater_rules.results import Resolution, StreamSubscription, SyncRequest
 from tests.unit.rules.rules_store import RuleStore, plan_of
 
 CONFIG = """
@@ -37,7 +37,7 @@ def nothing(keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 
 def resolved(
-    *subscriptions: Subscription, limit: int = 10, left_out: Set[str] = frozenset(), **claims: int
+    *subscriptions: StreamSubscription, limit: int = 10, left_out: Set[str] = frozenset(), **claims: int
 ) -> Resolution:
     """Asked for so many buckets of each stream."""
     request = SyncRequest({name: list(range(number)) for name, number in claims.items()}, None, True, subscriptions)
@@ -78,12 +78,12 @@ def test_order_of_streams() -> None:
     assert given(resolved(many=5, more=4, urgent=5)) == {"many": 5, "urgent": 5}
     assert given(resolved(many=6, more=4, urgent=5)) == {"more": 4, "urgent": 5}
     assert given(resolved(many=1, more=1, urgent=11)) == {"many": 1, "more": 1}
-    wish = Subscription("chosen", {"ks": list(range(8))}, 0)
+    wish = StreamSubscription("chosen", {"ks": list(range(8))}, 0)
     assert given(resolved(wish, many=1, more=1, urgent=3)) == {"many": 1, "more": 1, "chosen": 8}
 
 
 def test_subscriptions_fit_alone() -> None:
-    subscriptions = [Subscription("chosen", {"ks": list(range(first, first + 4))}) for first in (0, 4, 8, 2)]
+    subscriptions = [StreamSubscription("chosen", {"ks": list(range(first, first + 4))}) for first in (0, 4, 8, 2)]
     found = resolved(*subscriptions)
     assert given(found) == {"chosen": 8}
     assert {reason["sub"] for bucket in found.buckets for reason in bucket.reasons} >= {0, 1, 3}
@@ -92,7 +92,7 @@ def test_subscriptions_fit_alone() -> None:
 
 
 def test_shared_buckets_cost_nothing() -> None:
-    same = Subscription("chosen", {"ks": list(range(10))})
+    same = StreamSubscription("chosen", {"ks": list(range(10))})
     assert given(resolved(same, same, same)) == {"chosen": 10}
 
 
@@ -111,7 +111,7 @@ def test_left_out_returns_below_nine_tenths() -> None:
 def test_nine_tenths_only_for_the_left_out() -> None:
     out = keys(resolved(many=6, more=5))
     assert given(resolved(many=10, more=0, left_out=out)) == {"many": 10}
-    other = Subscription("chosen", {"ks": [1, 2, 3, 4]})
+    other = StreamSubscription("chosen", {"ks": [1, 2, 3, 4]})
     assert given(resolved(other, many=6, left_out=out)) == {"many": 6, "chosen": 4}
 
 
@@ -157,7 +157,9 @@ def test_huge_request() -> None:
     )
     plan = compile_config(config).plan
     grid = {"a": list(range(3_000)), "b": list(range(3_000))}
-    request = SyncRequest({"many": [1]}, subscriptions=tuple(Subscription("pairs", grid | {"n": n}) for n in range(20)))
+    request = SyncRequest(
+        {"many": [1]}, subscriptions=tuple(StreamSubscription("pairs", grid | {"n": n}) for n in range(20))
+    )
     started = time.process_time()
     found = resolve(plan, request, nothing)
     assert time.process_time() - started < 5
@@ -169,7 +171,7 @@ def test_huge_request() -> None:
 
 
 def test_huge_subscriptions() -> None:
-    greedy = [Subscription("chosen", {"ks": list(range(n, n + 1_001))}) for n in range(0, 500_000, 1_001)]
+    greedy = [StreamSubscription("chosen", {"ks": list(range(n, n + 1_001))}) for n in range(0, 500_000, 1_001)]
     started = time.process_time()
     found = resolve(PLAN, SyncRequest({"more": [1]}, subscriptions=tuple(greedy)), nothing)
     assert time.process_time() - started < 2
@@ -179,7 +181,7 @@ def test_huge_subscriptions() -> None:
 
 
 def test_many_small_subscriptions() -> None:
-    small = [Subscription("chosen", {"ks": [n]}) for n in range(2_500)]
+    small = [StreamSubscription("chosen", {"ks": [n]}) for n in range(2_500)]
     found = resolve(PLAN, SyncRequest({}, subscriptions=tuple(small)), nothing)
     assert given(found) == {"chosen": 1_000}
     assert len(found.left_out) == 1_500
@@ -187,7 +189,7 @@ def test_many_small_subscriptions() -> None:
 
 
 def test_left_out_names() -> None:
-    wide = [Subscription("chosen", {"ks": list(range(11)), "n": n}) for n in range(3)]
+    wide = [StreamSubscription("chosen", {"ks": list(range(11)), "n": n}) for n in range(3)]
     found = resolved(*wide, many=11)
     assert len(keys(found)) == 4
     assert all(len(key) < 40 for key in keys(found))
@@ -228,7 +230,7 @@ def test_shared_lookups_are_read_once() -> None:
     counts = []
     for number in (1, 100):
         parameters = CountedParameters(k="a")
-        subscriptions = tuple(Subscription("connected", {"n": n}) for n in range(number))
+        subscriptions = tuple(StreamSubscription("connected", {"n": n}) for n in range(number))
         found = resolve(plan, SyncRequest({"sub": "u"}, parameters, True, subscriptions), nothing)
         assert len(found.buckets) == number
         counts.append(parameters.read)
@@ -237,7 +239,7 @@ def test_shared_lookups_are_read_once() -> None:
 
 def test_shared_failure() -> None:
     plan = compile_config(SHARED).plan
-    subscriptions = tuple(Subscription("connected", {"n": n}) for n in range(3))
+    subscriptions = tuple(StreamSubscription("connected", {"n": n}) for n in range(3))
     found = resolve(plan, SyncRequest({"sub": "u"}, {"k": 2**60}, True, subscriptions), nothing)
     assert [error["subscription"] for status in found.streams for error in status.errors] == [0, 1, 2]
 
@@ -249,7 +251,7 @@ def test_reasons_are_bounded() -> None:
         return {key: [f'["{number}"]' for number in range(10)] for key in keys}
 
     def reasons(number: int) -> tuple[int, int]:
-        subscriptions = tuple(Subscription("theirs", {"n": n}) for n in range(number))
+        subscriptions = tuple(StreamSubscription("theirs", {"n": n}) for n in range(number))
         request = SyncRequest({"sub": "u"}, None, True, subscriptions)
         found = resolve(plan, request, rows, max_buckets=10, max_results=10)
         assert len(found.buckets) == 10

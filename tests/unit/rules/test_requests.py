@@ -8,7 +8,7 @@ import pytest
 
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
-from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.results import StreamSubscription, SyncRequest
 from tests.unit.rules.rules_store import Rows, RuleStore, plan_of
 
 CONFIG = """
@@ -43,14 +43,14 @@ def test_default_streams() -> None:
 
 def test_subscription_replaces_default() -> None:
     plan = compile_config(CONFIG).plan
-    request = SyncRequest({"sub": "u1"}, subscriptions=(Subscription("mine", None, 2),))
+    request = SyncRequest({"sub": "u1"}, subscriptions=(StreamSubscription("mine", None, 2),))
     found = resolve(plan, request, nothing)
     assert [(b.priority, b.reasons) for b in found.buckets] == [(2, ({"sub": 0},))]
 
 
 def test_subscription_beside_default() -> None:
     plan = compile_config(CONFIG).plan
-    request = SyncRequest({"sub": "u1"}, subscriptions=(Subscription("mine", {}, 0),))
+    request = SyncRequest({"sub": "u1"}, subscriptions=(StreamSubscription("mine", {}, 0),))
     found = resolve(plan, request, nothing)
     assert [(b.priority, b.reasons) for b in found.buckets] == [(0, ({"default": 0}, {"sub": 0}))]
 
@@ -60,11 +60,11 @@ def test_subscription_parameters() -> None:
     request = SyncRequest(
         {"sub": "u1"},
         subscriptions=(
-            Subscription("gone"),
-            Subscription("by_list", {"list": 1}),
-            Subscription("by_list", {"list": 1.0}),
-            Subscription("by_list", {"list": "1"}),
-            Subscription("by_list", {}),
+            StreamSubscription("gone"),
+            StreamSubscription("by_list", {"list": 1}),
+            StreamSubscription("by_list", {"list": 1.0}),
+            StreamSubscription("by_list", {"list": "1"}),
+            StreamSubscription("by_list", {}),
         ),
         include_defaults=False,
     )
@@ -80,7 +80,10 @@ def test_failing_subscription() -> None:
     plan = compile_config(CONFIG).plan
     request = SyncRequest(
         {"sub": "u1"},
-        subscriptions=(Subscription("several", {"lists": "no array"}), Subscription("several", {"lists": [1]})),
+        subscriptions=(
+            StreamSubscription("several", {"lists": "no array"}),
+            StreamSubscription("several", {"lists": [1]}),
+        ),
     )
     found = resolve(plan, request, nothing)
     assert found.streams[1].errors == ({"subscription": 0, "message": "Error evaluating bucket ids: malformed JSON"},)

@@ -20,7 +20,7 @@ from headwater.sync.request import (
     parse_stream_request,
     write_key,
 )
-from headwater_rules.results import Subscription
+from headwater_rules.results import StreamSubscription
 
 
 def test_request_of_a_stock_client() -> None:
@@ -38,7 +38,7 @@ def test_request_of_a_stock_client() -> None:
         client_id="c-77",
         app_metadata={"version": "2"},
         include_defaults=False,
-        subscriptions=(Subscription("todos", {"list": "l1"}, 1), Subscription("todos")),
+        subscriptions=(StreamSubscription("todos", {"list": "l1"}, 1), StreamSubscription("todos")),
     )
 
 

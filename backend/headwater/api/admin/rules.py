@@ -38,7 +38,7 @@ from headwater.storage.sql.stats import DefinitionStats
 from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleError, Severity
 from headwater_rules.plan import ConversionOptions, SyncPlan
-from headwater_rules.results import Subscription, SyncRequest
+from headwater_rules.results import StreamSubscription, SyncRequest
 
 Text = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
 """Text without NUL, which no store can hold."""
@@ -74,7 +74,9 @@ def request_of(client: ClientRequest) -> SyncRequest:
         {**claims, "sub": client.user},
         client.parameters,
         client.include_defaults,
-        tuple(Subscription(each.stream, each.parameters, each.override_priority) for each in client.subscriptions),
+        tuple(
+            StreamSubscription(each.stream, each.parameters, each.override_priority) for each in client.subscriptions
+        ),
     )
 
 
