@@ -51,7 +51,6 @@ function of Postgres would wait for a lock on each."""
 
 
 def load_leaves(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, tuple[Leaf, ...]]:
-    """The leaves of these tables, by the table's oid."""
     rows = conn.execute(
         f"""{TREE}
            select part.root::int8, leaf.oid::int8, n.nspname, leaf.relname,
@@ -271,7 +270,6 @@ _BY_SCHEMA = """
 def publishing_entries(
     conn: psycopg.Connection, oids: Sequence[int], publications: Sequence[str]
 ) -> Mapping[int, PublishingEntries]:
-    """The entries of each table, by oid."""
     query = _ENTRIES.format(schemas=_BY_SCHEMA if conn.info.server_version >= 15_00_00 else "")
     rows = conn.execute(query.encode(), {"oids": list(oids), "names": list(publications)}).fetchall()
     return {oid: PublishingEntries(frozenset(ancestors), tuple(entries)) for oid, ancestors, entries in rows}

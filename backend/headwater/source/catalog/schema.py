@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -16,9 +17,9 @@ from psycopg.rows import class_row
 from headwater.decode.types import values_of
 from headwater.errors import HeadwaterError
 from headwater.source.catalog.publications import PublicationError, load_publications, memberships
-from headwater.source.catalog.published import load_types, published_tables
-from headwater.source.catalog.read import load_leaves
-from headwater.source.connect import SourceSettings, connect, connection_error, source_errors
+from headwater.source.catalog.published import PublishedTable, load_types, published_tables
+from headwater.source.catalog.read import identifies, load_leaves
+from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.finding import Finding, Reading, shortened, unreadable
 from headwater_rules.plan import TablePattern
 from headwater_rules.propose.outline import OutlinedTable, Reference
@@ -46,15 +47,18 @@ order by n.nspname, c.relname, a.attnum
 
 def read_schema(settings: SourceSettings) -> SourceSchema:
     """The tables of one source under its tag. Raises SourceUnreachableError or SourceRefusedError."""
-    with connect(settings) as conn:
-        try:
-            rows = conn.execute(_COLUMNS).fetchall()
-            types = load_types(conn, {oid for *_, oid, _ in rows if oid is not None})
-            lacking = lacking_statements(conn, settings)
-            others = [each for each in all_tables(conn) if not each.publishable]
-            sent = _sent_columns(conn, settings)
-        except psycopg.Error as error:
-            raise connection_error(settings, error) from error
+    with connect(settings) as conn, source_errors(settings):
+        rows = conn.execute(_COLUMNS).fetchall()
+        types = load_types(conn, {oid for *_, oid, _ in rows if oid is not None})
+        there = all_tables(conn)
+        lacking: dict[int, tuple[str, ...]] = {}
+        sent: dict[int, set[str]] = {}
+        with suppress(PublicationError):  # nothing can be told while the publications can't be used at all
+            published = published_tables(conn, settings.publications)
+            lacking = _lacking_statements(conn, settings, there, published)
+            for each in published:
+                if not each.locked:
+                    sent[each.relation.oid] = {column.name for column in each.relation.columns}
     tables: list[SourceTable] = []
     for (number, schema, table), columns in groupby(rows, key=lambda row: (row[0], row[1], row[2])):
         described = [(name, oid, type_name) for *_, name, oid, type_name in columns if name is not None]
@@ -69,22 +73,10 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
                 tuple(name for name, *_ in known if number in sent and name not in sent[number]),
             )
         )
-    return SourceSchema(
-        tuple(tables), tuple(NotStreamed(settings.tag, each.schema, each.name, each.form) for each in others)
-    )
-
-
-def _sent_columns(conn: psycopg.Connection, settings: SourceSettings) -> dict[int, frozenset[str]]:
-    """The columns of each published table whose values we get, by oid. Nothing where they can't be told now."""
-    try:
-        published = published_tables(conn, settings.publications)
-    except PublicationError:
-        return {}
-    return {
-        each.relation.oid: frozenset(column.name for column in each.relation.columns)
-        for each in published
-        if not each.locked
-    }
+    others = [
+        NotStreamed(settings.tag, other.schema, other.name, other.form) for other in there if not other.publishable
+    ]
+    return SourceSchema(tuple(tables), tuple(others))
 
 
 def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
@@ -141,16 +133,14 @@ class NamedTable:
 FORMS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 """What is named like a table and is none, by relkind of pg_class."""
 
-_TABLES = """
+_TABLES = f"""
 select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
        c.relpersistence::text as persistence,
-       c.relreplident <> 'n' and c.relreplident <> 'f' and not exists (
-         select from pg_index i where i.indrelid = c.oid and i.indisvalid and i.indimmediate
-           and case c.relreplident when 'd' then i.indisprimary else i.indisreplident end) as keyless,
+       c.relreplident not in ('n', 'f') and not exists (select from pg_index i where {identifies("c")}) as keyless,
        case when c.relispartition then array(
-         select relid::oid::int8 from pg_partition_ancestors(c.oid) where relid <> c.oid) else '{}' end as ancestors,
+         select relid::oid::int8 from pg_partition_ancestors(c.oid) where relid <> c.oid) else '{{}}' end as ancestors,
        case when c.relkind = 'r' and c.relhassubclass then array(
-         select inhrelid::int8 from pg_inherits where inhparent = c.oid) else '{}' end as heirs
+         select inhrelid::int8 from pg_inherits where inhparent = c.oid) else '{{}}' end as heirs
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 order by n.nspname, c.relname
@@ -160,7 +150,7 @@ order by n.nspname, c.relname
 def all_tables(conn: psycopg.Connection) -> list[NamedTable]:
     """All tables of the source, views included."""
     with conn.cursor(row_factory=class_row(NamedTable)) as cursor:
-        return cursor.execute(_TABLES).fetchall()
+        return cursor.execute(_TABLES.encode()).fetchall()
 
 
 def named_tables(
@@ -195,13 +185,11 @@ def listed(tables: Sequence[NamedTable]) -> sql.Composed:
 
 
 def add_statement(conn: psycopg.Connection, publication: str, tables: Sequence[NamedTable]) -> str:
-    """The statement that adds the tables to a publication."""
     add = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), listed(tables))
     return add.as_string(conn)
 
 
 def identity_statement(conn: psycopg.Connection, table: NamedTable) -> str:
-    """The statement that gives a table without key a replica identity."""
     return sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.identifier).as_string(conn)
 
 
@@ -219,18 +207,19 @@ def unpublished_findings(
     return [*unpublished(conn, settings, missing), *rights, *_absent(settings, patterns, named), *_inherited(named)]
 
 
-def lacking_statements(conn: psycopg.Connection, settings: SourceSettings) -> dict[int, tuple[str, ...]]:
-    """By oid, the statements that are needed to receive the rows of a table, where any are. Nothing where the
-    publications can't be used at all."""
-    try:
-        published = {table.relation.oid: Reading.of(table) for table in published_tables(conn, settings.publications)}
-    except PublicationError:
-        return {}
-    tables = to_publish(all_tables(conn))
+def _lacking_statements(
+    conn: psycopg.Connection,
+    settings: SourceSettings,
+    there: Sequence[NamedTable],
+    published: Sequence[PublishedTable],
+) -> dict[int, tuple[str, ...]]:
+    """By oid, the statements that are needed to receive the rows of a table, where any are."""
+    readable = {table.relation.oid: Reading.of(table) for table in published}
+    tables = to_publish(there)
     missing = {
         table.oid: unpublished(conn, settings, [table]) for table in lacking(conn, settings.publications, tables)
     }
-    barred = unreadable(conn, [published.get(each.oid, each) for each in readings(conn, tables)])
+    barred = unreadable(conn, [readable.get(each.oid, each) for each in readings(conn, tables)])
     return {
         table.oid: tuple(statement for finding in found for statement in finding.sql)
         for table in tables
@@ -327,11 +316,9 @@ class SeenTable:
     columns: tuple[SeenColumn, ...]
 
 
-_KEYS = """
+_KEYS = f"""
 select c.oid::int8, array(
-  select a.attname::text from pg_attribute a
-  left join pg_index i on i.indrelid = c.oid and i.indisvalid and i.indimmediate
-    and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end
+  select a.attname::text from pg_attribute a left join pg_index i on {identifies("c")}
   where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     and (c.relreplident = 'f' or a.attnum = any(i.indkey))
   order by coalesce(array_position(i.indkey::int2[], a.attnum), a.attnum))
@@ -356,7 +343,7 @@ order by 1, 2, a.attnum
 
 def identity_columns(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, tuple[str, ...]]:
     """By oid of a table, the columns that tell its rows apart in the stream."""
-    return {oid: tuple(names) for oid, names in conn.execute(_KEYS, [list(oids)]).fetchall()}
+    return {oid: tuple(names) for oid, names in conn.execute(_KEYS.encode(), [list(oids)]).fetchall()}
 
 
 def read_overview(settings: SourceSettings) -> list[SeenTable]:
@@ -375,7 +362,8 @@ def read_overview(settings: SourceSettings) -> list[SeenTable]:
 
 
 _OUTLINE = """
-select c.oid::int8, n.nspname, c.relname, coalesce((
+select n.nspname, c.relname, c.oid::int8,
+  c.relrowsecurity and exists (select from pg_policy where polrelid = c.oid), coalesce((
     select array_agg(a.attname::text order by k.place)
     from pg_index i cross join unnest(i.indkey) with ordinality k (number, place)
       join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
@@ -397,8 +385,6 @@ from pg_attribute a join pg_class c on c.oid = a.attrelid
 where c.relkind in ('r', 'p') and not c.relispartition and a.attnum > 0 and not a.attisdropped
 """
 
-_SECURED = "select c.oid::int8 from pg_class c where c.relrowsecurity and c.oid in (select polrelid from pg_policy)"
-
 _REFERENCES = """
 select k.conrelid::int8, a.attname, n.nspname, c.relname, b.attname,
   k.confdeltype = 'c' and a.attnotnull
@@ -418,30 +404,23 @@ def read_outline(settings: SourceSettings) -> tuple[OutlinedTable, ...]:
     computed: dict[int, set[str]] = defaultdict(set)
     required: dict[int, set[str]] = defaultdict(set)
     choices: dict[int, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
-    with connect(settings) as conn:
-        try:
-            known = {
-                (schema, name): (oid, tuple(key), rows)
-                for oid, schema, name, key, rows in conn.execute(_OUTLINE.encode())
-            }
-            for oid, column, schema_name, name, target, owning in conn.execute(_REFERENCES.encode()):
-                references[oid].append(Reference(column, schema_name, name, target, owning=owning))
-            for oid, column, is_computed, is_required, labels in conn.execute(_DETAILS):
-                if is_computed or is_required:
-                    (computed if is_computed else required)[oid].add(column)
-                if labels:
-                    choices[oid].append((column, tuple(labels)))
-            secured = {oid for (oid,) in conn.execute(_SECURED)}
-        except psycopg.Error as error:
-            raise connection_error(settings, error) from error
+    with connect(settings) as conn, source_errors(settings):
+        known = {(schema_name, name): found for schema_name, name, *found in conn.execute(_OUTLINE.encode())}
+        for oid, column, schema_name, name, target, owning in conn.execute(_REFERENCES.encode()):
+            references[oid].append(Reference(column, schema_name, name, target, owning=owning))
+        for oid, column, is_computed, is_required, labels in conn.execute(_DETAILS):
+            if is_computed or is_required:
+                (computed if is_computed else required)[oid].add(column)
+            if labels:
+                choices[oid].append((column, tuple(labels)))
     found = []
     for table in schema.tables:
         if (table.schema, table.name) in known:
-            oid, key, rows = known[table.schema, table.name]
+            oid, secured, key, rows = known[table.schema, table.name]
             found.append(
                 OutlinedTable(
-                    table.schema, table.name, table.columns, key, tuple(references[oid]), rows,
-                    frozenset(computed[oid]), frozenset(required[oid]), tuple(choices[oid]), oid in secured,
+                    table.schema, table.name, table.columns, tuple(key), tuple(references[oid]), rows,
+                    frozenset(computed[oid]), frozenset(required[oid]), tuple(choices[oid]), secured,
                 )
             )  # fmt: skip
     return tuple(found)
