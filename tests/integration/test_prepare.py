@@ -5,13 +5,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 
-import psycopg
 import pytest
 from psycopg import sql
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError, connect
-from headwater.source.readiness.checks import SourceNotReadyError, check_source
+from headwater.source.readiness.checks import SourceNotReadyError, raise_if_fatal, source_findings
+from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.prepare import MissingRightsError, PublishRefusedError, missing_sql, prepare, sql_block
 from headwater.source.slot import slot_name
 from headwater_rules.plan import TablePattern
@@ -20,6 +20,12 @@ from tests.support.fix_postgres import SourceDb
 
 def tables(*names: str) -> list[TablePattern]:
     return [TablePattern("default", "public", name) for name in names]
+
+
+def checked(settings: SourceSettings, patterns: list[TablePattern] | None = None) -> list[Finding]:
+    """The warnings; raises the rest."""
+    with connect(settings) as conn:
+        return raise_if_fatal(source_findings(conn, settings, patterns), settings)
 
 
 def published(db: SourceDb) -> list[str]:
@@ -189,15 +195,14 @@ def test_admin_publishes_and_grants(source_db: SourceDb, weak_role: str) -> None
         f'GRANT USAGE ON SCHEMA "s" TO "{weak_role}"',
         f'GRANT SELECT ON "s"."a" TO "{weak_role}"',
     )
-    with connect(settings) as conn:
-        assert check_source(conn, settings) == []
+    assert checked(settings) == []
 
 
 def test_missing_rights_are_named_at_once(source_db: SourceDb, weak_role: str) -> None:
     source_db.execute("create table a (id int primary key); create publication headwater for table a")
     settings = source_db.settings(user=weak_role)
-    with connect(settings) as conn, pytest.raises(SourceNotReadyError) as caught:
-        check_source(conn, settings)
+    with pytest.raises(SourceNotReadyError) as caught:
+        checked(settings)
     text = str(caught.value)
     assert f'ALTER ROLE "{weak_role}" REPLICATION' in text
     assert f'GRANT SELECT ON "public"."a" TO "{weak_role}"' in text
@@ -209,10 +214,9 @@ def test_only_config_tables_must_be_readable(source_db: SourceDb, weak_role: str
     source_db.execute(f"create publication headwater for all tables; grant select on a to {weak_role}")
     source_db.execute(f"alter role {weak_role} replication")
     settings = source_db.settings(user=weak_role)
-    with connect(settings) as conn:
-        assert check_source(conn, settings, tables("a")) == []
-        with pytest.raises(SourceNotReadyError, match=r"may not read public\.secret"):
-            check_source(conn, settings)
+    assert checked(settings, tables("a")) == []
+    with pytest.raises(SourceNotReadyError, match=r"may not read public\.secret"):
+        checked(settings)
 
 
 def test_row_level_security_is_refused(source_db: SourceDb, weak_role: str) -> None:
@@ -222,20 +226,16 @@ def test_row_level_security_is_refused(source_db: SourceDb, weak_role: str) -> N
         f"grant select on a to {weak_role}; alter role {weak_role} replication"
     )
     settings = source_db.settings(user=weak_role)
-    with connect(settings) as conn, pytest.raises(SourceNotReadyError, match=rf'ALTER ROLE "{weak_role}" BYPASSRLS'):
-        check_source(conn, settings)
+    with pytest.raises(SourceNotReadyError, match=rf'ALTER ROLE "{weak_role}" BYPASSRLS'):
+        checked(settings)
     source_db.execute(f"alter role {weak_role} bypassrls")
-    with connect(settings) as conn:
-        assert check_source(conn, settings) == []
+    assert checked(settings) == []
 
 
-def test_server_settings_are_checked(
-    postgres_with: Callable[..., EmbeddedPostgres],
-) -> None:
-    server = postgres_with(wal_level="replica", max_replication_slots="1", max_wal_senders="1")
-    settings = SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable")
+def test_server_settings_are_checked(source_with: Callable[..., SourceDb]) -> None:
+    source = source_with(wal_level="replica", max_replication_slots="1", max_wal_senders="1")
     with pytest.raises(SourceNotReadyError) as caught:
-        prepare(settings, tables("a"))
+        prepare(source.settings(), tables("a"))
     text = str(caught.value)
     assert "wal_level is replica" in text
     assert "ALTER SYSTEM SET wal_level = logical" in text
@@ -253,18 +253,15 @@ def test_read_only_database_is_not_a_standby(source_db: SourceDb) -> None:
         prepare(source_db.settings(), tables("a"))
 
 
-def test_own_slot_counts_as_free(
-    postgres_with: Callable[..., EmbeddedPostgres],
-) -> None:
-    server = postgres_with(max_replication_slots="2")
-    settings = SourceSettings("127.0.0.1", "postgres", "postgres", port=server.port, sslmode="disable")
-    with psycopg.connect(server.dsn(), autocommit=True) as conn:
-        conn.execute("create table a (id int primary key)")
-        conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot_name(settings)])
-        assert prepare(settings, tables("a")).tables == ("public.a",)
-        conn.execute("select pg_create_logical_replication_slot('other', 'pgoutput')")
-        with pytest.raises(SourceNotReadyError, match="0 of 2 replication slots are free, and 1 are needed"):
-            prepare(settings, tables("a"))
+def test_own_slot_counts_as_free(source_with: Callable[..., SourceDb]) -> None:
+    source = source_with(max_replication_slots="2")
+    settings = source.settings()
+    source.execute("create table a (id int primary key)")
+    source.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", slot_name(settings))
+    assert prepare(settings, tables("a")).tables == ("public.a",)
+    source.execute("select pg_create_logical_replication_slot('other', 'pgoutput')")
+    with pytest.raises(SourceNotReadyError, match="0 of 2 replication slots are free, and 1 are needed"):
+        prepare(settings, tables("a"))
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ def _namespace(cursor: ByteCursor) -> str:
 
 
 def explain(payload: bytes, relations: Mapping[int, Relation]) -> DecodeError:
-    """What is wrong with a message that did not decode."""
     try:
         return _explain(payload, relations)
     except DecodeError as error:

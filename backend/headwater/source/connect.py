@@ -135,21 +135,18 @@ def connect(
 ) -> psycopg.Connection:
     """An ordinary connection in autocommit mode. With `patient`, statements may wait for locks for any time. Raises
     SourceUnreachableError (try again) or SourceRefusedError (do not)."""
-    try:
+    with source_errors(settings):
         conn = _Connection.connect(conninfo(settings, application_name=application_name), autocommit=True)
-    except psycopg.Error as error:
-        raise connection_error(settings, error) from error
-    conn.patience = None if patient else settings.silence_seconds
-    conn.prepare_threshold = None  # catalog queries are few
-    try:
-        with source_errors(settings):
+        conn.patience = None if patient else settings.silence_seconds
+        conn.prepare_threshold = None  # catalog queries are few
+        try:
             for statement in statements_for(conn.info.server_version):
                 conn.execute(statement)
             if conn.execute("select current_setting('synchronous_commit')").fetchone() != (_COMMIT,):
                 raise pooler_error(settings)
-    except BaseException:
-        conn.close()
-        raise
+        except BaseException:
+            conn.close()
+            raise
     return conn
 
 

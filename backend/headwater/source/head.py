@@ -29,16 +29,16 @@ class SourceHead:
     """One connection per source, opened when first needed and again when lost. For one event loop."""
 
     def __init__(self, sources: Sequence[SourceSettings]) -> None:
-        self._links = [_Link(settings) for settings in sources]
+        self._links = {settings.tag: _Link(settings) for settings in sources}
 
     async def advance_past(self) -> Mapping[str, Lsn]:
         """By tag, a position that is not before the commit of any transaction from before the call. Writes a record
         beyond it, so that even an idle stream passes it. Raises SourceUnreachableError or SourceRefusedError."""
-        positions = await asyncio.gather(*(link.advance() for link in self._links))
-        return {link.tag: lsn for link, lsn in zip(self._links, positions, strict=True)}
+        positions = await asyncio.gather(*(link.advance() for link in self._links.values()))
+        return dict(zip(self._links, positions, strict=True))
 
     async def close(self) -> None:
-        for link in self._links:
+        for link in self._links.values():
             await link.close()
 
 
@@ -47,10 +47,6 @@ class _Link:
         self._settings = settings
         self._conn: psycopg.AsyncConnection | None = None
         self._lock = asyncio.Lock()
-
-    @property
-    def tag(self) -> str:
-        return self._settings.tag
 
     async def advance(self) -> Lsn:
         try:

@@ -106,7 +106,6 @@ def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
 
 
 def system_identity(conn: psycopg.Connection) -> SystemIdentity:
-    """The identity of the cluster."""
     # After a promotion, pg_control_checkpoint() shows the old timeline for some time; a WAL file's name begins with it
     (row,) = conn.execute(
         "select (select system_identifier::text from pg_control_system()), pg_walfile_name(pg_current_wal_insert_lsn())"
@@ -115,7 +114,6 @@ def system_identity(conn: psycopg.Connection) -> SystemIdentity:
 
 
 def end_of_log(conn: psycopg.Connection) -> Lsn:
-    """The present end of the source's log."""
     return parse_lsn(conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0][0])
 
 
@@ -230,7 +228,6 @@ def _drop(conn: psycopg.Connection, name: str, which: str) -> None:
 
 
 def slot_busy_error(name: str, where: str) -> SlotBusyError:
-    """The error for a slot of ours that another session reads."""
     return SlotBusyError(
         f'another session reads the slot "{name}"',
         where,

@@ -45,13 +45,6 @@ class SourceNotReadyError(HeadwaterError):
         return f"[{self.code}] {self.what} ({self.where}):{lines}"
 
 
-def check_source(
-    conn: psycopg.Connection, settings: SourceSettings, patterns: Sequence[TablePattern] | None = None
-) -> list[Finding]:
-    """`source_findings`, if all of them are warnings. Raises SourceNotReadyError with the fatal ones."""
-    return raise_if_fatal(source_findings(conn, settings, patterns), settings)
-
-
 def source_findings(
     conn: psycopg.Connection,
     settings: SourceSettings,
@@ -121,7 +114,6 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
 
 
 def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[Finding]:
-    """Whether each publication exists."""
     known = load_publications(conn, settings.publications)
     fix = "run `headwater source prepare`, or name an existing one in publications"
     return [
@@ -132,7 +124,8 @@ def publication_findings(conn: psycopg.Connection, settings: SourceSettings) -> 
 
 
 def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
-    """Warnings for tables with changes that no publication publishes."""
+    """Warnings for tables with changes that no publication publishes, and for partitioned ones whose partitions have
+    replica identities with nothing in common."""
     partly = [table for table in tables if table.unseen and not table.mixed]
     names = sorted({name for table in partly for name in table.publications})
     known = load_publications(conn, names) if names else {}
@@ -150,7 +143,17 @@ def unseen_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) 
             fatal=False,
         )
         for (publication, unseen), names in alike.items()
-    ] + [mixed_finding(table) for table in tables if table.mixed]
+    ] + [
+        Finding(
+            "HW_2029",
+            f"the partitions of {table.qualified_name} tell rows apart in different ways: devices see updates and"
+            " deletes late, when the table is compared with the source",
+            "run ALTER TABLE … REPLICA IDENTITY FULL on each, new ones too, or have them share a key with the table",
+            fatal=False,
+        )
+        for table in tables
+        if table.mixed
+    ]
 
 
 def table_findings(conn: psycopg.Connection, tables: Sequence[PublishedTable]) -> list[Finding]:
@@ -205,17 +208,6 @@ def undecided_findings(settings: SourceSettings, tables: Sequence[PublishedTable
 
 def _columns(table: PublishedTable) -> frozenset[str]:
     return frozenset(column.name for column in table.relation.columns)
-
-
-def mixed_finding(table: PublishedTable) -> Finding:
-    """The warning for a partitioned table whose partitions have replica identities with nothing in common."""
-    return Finding(
-        "HW_2029",
-        f"the partitions of {table.qualified_name} tell rows apart in different ways: devices see updates and deletes"
-        " late, when the table is compared with the source",
-        "run ALTER TABLE … REPLICA IDENTITY FULL on each, new ones too, or have them share a key with the table",
-        fatal=False,
-    )
 
 
 def generated_findings(conn: psycopg.Connection, table: PublishedTable) -> list[Finding]:

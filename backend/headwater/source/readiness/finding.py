@@ -111,7 +111,6 @@ def _rights(conn: psycopg.Connection, oids: list[int]) -> dict[int, tuple[bool, 
 
 
 def _may_select(conn: psycopg.Connection, leaf: Leaf, columns: tuple[str, ...] | None) -> bool:
-    """Whether SELECT is granted on the columns."""
     row = conn.execute(
         """select coalesce(bool_and(has_column_privilege(attrelid, attnum, 'SELECT')), false) from pg_attribute
            where attrelid = %s and attnum > 0 and not attisdropped and (%s::text[] is null or attname = any(%s))""",

@@ -42,8 +42,6 @@ class SlotHealth:
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """One check."""
-
     slot: SlotHealth | None
     findings: tuple[Finding, ...]
     triggers: bool

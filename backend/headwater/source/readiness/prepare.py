@@ -27,7 +27,7 @@ from headwater.source.catalog.schema import (
     to_publish,
 )
 from headwater.source.connect import SourceSettings, connect, connection_error
-from headwater.source.readiness.checks import SourceNotReadyError, check_source, raise_if_fatal, server_findings
+from headwater.source.readiness.checks import SourceNotReadyError, raise_if_fatal, server_findings, source_findings
 from headwater.source.readiness.finding import Finding, Reading, unreadable
 from headwater_rules.plan import TablePattern
 
@@ -94,7 +94,7 @@ def prepare(
             findings.append(Finding("HW_2004", what, fix, sql=tuple(statements)))
         if findings:
             raise MissingRightsError(settings.address, tuple(findings))
-        warnings = check_source(ours, settings, tables)
+        warnings = raise_if_fatal(source_findings(ours, settings, tables), settings)
         published = published_tables(ours, settings.publications)
     return Prepared(tuple(done), tuple(warnings), tuple(table.qualified_name for table in published))
 

@@ -167,9 +167,9 @@ def has_row(conn: psycopg.Connection, table: PublishedTable, row_id: str) -> boo
         )
     values = _key_values(table, row_id, len(identity.columns))
     conditions = [
-        sql.SQL("{} is not distinct from {}").format(sql.Identifier(relation.columns[column].name), sql.Literal(value))
-        if value is None
-        else sql.SQL("{} = {}").format(sql.Identifier(relation.columns[column].name), sql.Literal(value))
+        sql.SQL("{} is null" if value is None else "{} = {}").format(
+            sql.Identifier(relation.columns[column].name), sql.Literal(value)
+        )
         for column, value in zip(identity.columns, values, strict=True)
     ]
     try:

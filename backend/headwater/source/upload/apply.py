@@ -60,8 +60,6 @@ Done = TypeVar("Done")
 
 
 class Taken(Enum):
-    """What became of a transaction."""
-
     APPLIED = "applied"
     KNOWN = "already_applied"
     PARKED = "parked"

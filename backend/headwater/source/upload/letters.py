@@ -105,8 +105,6 @@ async def waiting_of(uploads: Uploads, device: Device, limit: int) -> list[Waiti
 
 
 class DeadLetters:
-    """The dead letters of one source."""
-
     def __init__(self, settings: UploadSettings, uploads: Uploads) -> None:
         self._settings = settings
         self._uploads = uploads

@@ -317,8 +317,6 @@ select count(*), min(parked_at) from (
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What the catalog says of a table."""
-
     kind: str
     identity: str
     secured: bool
@@ -367,7 +365,6 @@ def check_uploads(settings: UploadSettings) -> tuple[Finding, ...]:
 
 
 def _lacking(needs: Sequence[Need]) -> Finding:
-    """That these are missing."""
     what = f"uploads lack what they need: {', '.join(need.what for need in needs)}"
     statements = tuple(need.statement for need in needs)
     how = f", or {statements[0]}" if len(needs) == 1 else ""

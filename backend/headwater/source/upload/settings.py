@@ -150,7 +150,6 @@ class UploadConnections:
                         await self.close()
 
     async def close(self) -> None:
-        """Close the idle connections."""
         idle, self._idle = self._idle, []
         for conn in idle:
             await conn.close()

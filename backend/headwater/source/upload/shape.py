@@ -152,7 +152,6 @@ def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
 
 
 def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights: Sequence[str]) -> None:
-    """Raise HW_6122 when the upload role lacks a right."""
     lacking = [right for right in needed_rights(rule) if right not in rights]
     if usage and not lacking:
         return

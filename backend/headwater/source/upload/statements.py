@@ -16,8 +16,6 @@ from headwater.source.upload.shape import FUNCTION_ARGUMENTS, TableColumn, Table
 
 @dataclass(frozen=True, slots=True)
 class SqlStatement:
-    """SQL with its parameters."""
-
     query: sql.Composed
     parameters: tuple[str | None, ...]
 
