@@ -17,9 +17,8 @@ import pytest
 from headwater_client import Database
 from tests.support.authority import Authority
 from tests.support.fix_api import RULES, make_token
-from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import free_port
-from tests.support.fix_upload import NOTES, RULE, Uploads
+from tests.support.fix_upload import Uploads
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_until
 
@@ -107,11 +106,10 @@ def curl(folder: Path, port: int, path: str, *words: str) -> subprocess.Complete
 
 @pytest.mark.long
 def test_streams_websockets_and_uploads_pass(
-    program: str, source_db: SourceDb, uploads_of: Callable[..., Uploads], memory_store: MemoryStore, tmp_path: Path
+    program: str, notes_of: Callable[..., Uploads], memory_store: MemoryStore, tmp_path: Path
 ) -> None:
-    source_db.execute(NOTES)
     memory_store.replace_config(RULES)
-    uploads = uploads_of({"notes": RULE})
+    uploads = notes_of()
     bucket = uploads.endpoint.bucket("mine", "u1")
     memory_store.put(bucket, "1", '{"title":"first"}')
     memory_store.commit()

@@ -149,6 +149,9 @@ def test_missing_publication_names_remedy(source_db: SourceDb) -> None:
         from_catalog(source_db)
 
 
+SAME = ("insert into note values (2, 'b')", "analyze note", "create index on note (title)")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -160,6 +163,7 @@ def test_missing_publication_names_remedy(source_db: SourceDb) -> None:
         "alter table note rename to notes",
         "alter publication headwater set (publish = 'insert')",
         "truncate note",
+        *SAME,
     ],
 )
 def test_altered_table_changes_fingerprint(source_db: SourceDb, change: str) -> None:
@@ -170,7 +174,7 @@ def test_altered_table_changes_fingerprint(source_db: SourceDb, change: str) -> 
     (before,) = from_catalog(source_db).values()
     source_db.execute(change)
     (after,) = from_catalog(source_db).values()
-    assert before.fingerprint != after.fingerprint
+    assert (before.fingerprint == after.fingerprint) is (change in SAME)
 
 
 @pytest.mark.parametrize("column", ["span", "multispan", "span[]", "holder", "mood"])
@@ -192,15 +196,6 @@ def test_altered_type_changes_fingerprint(source_db: SourceDb, column: str) -> N
     assert not back.followed_on(before["note"].shape)
     assert not back.followed_on(changed["note"].shape)
     assert from_catalog(source_db)["other"] == before["other"]
-
-
-@pytest.mark.parametrize("change", ["insert into note values (2, 'b')", "analyze note", "create index on note (title)"])
-def test_fingerprint_ignores_other_changes(source_db: SourceDb, change: str) -> None:
-    source_db.execute("create table note (id int primary key, title text); create publication headwater for table note")
-    (before,) = from_catalog(source_db).values()
-    source_db.execute(change)
-    (after,) = from_catalog(source_db).values()
-    assert before.fingerprint == after.fingerprint
 
 
 def test_rewrite_keeps_shape(source_db: SourceDb) -> None:

@@ -52,6 +52,17 @@ def test_part_is_of_snapshot(deploy: Deploy, source_db: SourceDb, partition: Pag
     assert sorted(found) == sorted(f"{n}\titems" for n in range(1, 11))
 
 
+def run_before_copy(monkeypatch: pytest.MonkeyPatch, source: SourceDb, change: str) -> None:
+    """Run this once the table was looked at, before its rows are read."""
+    copy = reading._copy
+
+    def late(conn: psycopg.Connection, read: PageRange, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
+        source.execute(change)
+        yield from copy(conn, read, room, told)
+
+    monkeypatch.setattr(reading, "_copy", late)
+
+
 @pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
 def test_changed_table_is_not_read(
     deploy: Deploy,
@@ -61,13 +72,7 @@ def test_changed_table_is_not_read(
     monkeypatch: pytest.MonkeyPatch,
     change: str,
 ) -> None:
-    copy = reading._copy
-
-    def late(conn: psycopg.Connection, read: PageRange, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
-        source_db.execute(change)
-        yield from copy(conn, read, room, told)
-
-    monkeypatch.setattr(reading, "_copy", late)
+    run_before_copy(monkeypatch, source_db, change)
     with pytest.raises(TableChangedError):
         list(read_lines(deploy("").settings, snapshot, partition))
 
@@ -84,14 +89,7 @@ def test_failing_row_is_named_unless_altered(
 ) -> None:
     """The connection is in the midst of a COPY then."""
     published = replace(partition.table, row_filter="(1 / (length(id) - 2) < 9)")
-    copy = reading._copy
-
-    def late(conn: psycopg.Connection, read: PageRange, room: int, told: Callable[[str], None]) -> Iterator[list[str]]:
-        if altered:
-            source_db.execute("alter table items add more int")
-        yield from copy(conn, read, room, told)
-
-    monkeypatch.setattr(reading, "_copy", late)
+    run_before_copy(monkeypatch, source_db, "alter table items add more int" if altered else "select")
     read = replace(partition, table=published)
     expected = "was altered" if altered else "division by zero"
     with pytest.raises(TableChangedError if altered else reading.PartitionError, match=expected):

@@ -190,19 +190,13 @@ def test_doctor_clock_skew(
     assert level == "OK" or "set their clocks by NTP" in clock.fix
 
 
-def test_doctor_wal_retention(
-    postgres_with: Callable[..., EmbeddedPostgres], source_db: SourceDb, tmp_path: Path
-) -> None:
+def test_doctor_wal_retention(source_with: Callable[..., SourceDb], source_db: SourceDb, tmp_path: Path) -> None:
     (unlimited,) = [each for each in found_at(source_db, tmp_path) if each.area == "log"]
     assert unlimited.level is Level.WARN
     assert "SET max_slot_wal_keep_size = '50GB'" in unlimited.fix
     source_db.needs(18, "idle_replication_slot_timeout")
-    server = postgres_with(idle_replication_slot_timeout="60", max_slot_wal_keep_size="64MB")
-    hasty = SourceDb(server, "postgres")
-    try:
-        kept, dropped = [each for each in found_at(hasty, tmp_path) if each.area == "log"]
-    finally:
-        hasty.connection.close()
+    hasty = source_with(idle_replication_slot_timeout="60", max_slot_wal_keep_size="64MB")
+    kept, dropped = [each for each in found_at(hasty, tmp_path) if each.area == "log"]
     assert (kept.level, dropped.level) == (Level.OK, Level.WARN)
     assert "ALTER SYSTEM SET idle_replication_slot_timeout = 0" in dropped.fix
 

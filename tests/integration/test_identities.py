@@ -156,7 +156,11 @@ def test_postgres_refuses_unfit_index(source_db: SourceDb, index: str) -> None:
 
 
 REASONS = {
-    "alter table notes drop constraint notes_pkey": ("HW_2017", "public.notes has no primary key", "FULL"),
+    "alter table notes drop constraint notes_pkey": (
+        "HW_2017",
+        "public.notes has no primary key",
+        "REPLICA IDENTITY FULL",
+    ),
     "alter table notes drop constraint notes_pkey, add primary key (id) deferrable": (
         "HW_2017",
         "the primary key of public.notes is deferrable and can't identify rows",
@@ -165,7 +169,7 @@ REASONS = {
     "create unique index key on notes (part, id); alter table notes replica identity using index key; drop index key": (
         "HW_2024",
         "the index that was to identify the rows of public.notes is gone",
-        "DEFAULT",
+        'ALTER TABLE "public"."notes" REPLICA IDENTITY DEFAULT',
     ),
 }
 

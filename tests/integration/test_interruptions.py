@@ -14,7 +14,7 @@ import apsw
 import psycopg
 import pytest
 
-from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.embedded.postgres import StopMode
 from headwater.replication import own_slot
 from headwater.source import stream
 from headwater.source.slot import walsender
@@ -198,14 +198,14 @@ def within_the_first_snapshot(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize("held_up", [idle, within_a_transaction, within_a_comparison, within_the_first_snapshot])
 def test_source_shutdown_is_not_delayed(
-    postgres_with: Callable[..., EmbeddedPostgres],
+    source_with: Callable[..., SourceDb],
     deploy_on: Deploy,
     monkeypatch: pytest.MonkeyPatch,
     held_up: Callable[[Deployment], None],
 ) -> None:
     monkeypatch.setattr(own_slot, "_LAST_SECONDS", 0.5)
-    server = postgres_with()
-    source = SourceDb(server, "postgres")
+    source = source_with()
+    server = source.server
     deployment = deploy_on(source, OWN_NOTES, bulk=Waiting())
     held_up(deployment)
     source.connection.close()
@@ -221,9 +221,9 @@ def test_source_shutdown_is_not_delayed(
     assert shows_the_truth(deployment.start())
 
 
-def test_source_crash_during_load(postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy) -> None:
-    server = postgres_with(synchronous_commit="on", full_page_writes="on")
-    source = SourceDb(server, "postgres")
+def test_source_crash_during_load(source_with: Callable[..., SourceDb], deploy_on: Deploy) -> None:
+    source = source_with(synchronous_commit="on", full_page_writes="on")
+    server = source.server
     deployment = snapshot_of_empty_table(deploy_on(source, OWN_NOTES)).start()
     for _ in range(2):
         with psycopg.connect(source.dsn) as open_transaction:

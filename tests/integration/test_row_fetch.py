@@ -61,6 +61,16 @@ def create(source: SourceDb, publication: str = "for table items, others") -> No
     source.execute(f"create publication headwater {publication}")
 
 
+def create_filtered(source: SourceDb, rows: int) -> None:
+    """Rows that do not pass the filter of the publication yet."""
+    source.needs(15, "row filters of publications")
+    source.execute("create table items (id text, n int, body text, more text, primary key (id, n))")
+    source.execute("alter table items alter body set storage external")
+    source.execute("create table others (id text primary key, body text)")
+    source.execute("create publication headwater for table items where (n > 0), others")
+    source.execute(f"insert into items select i::text, 0, {BIG} || i, 'x' from generate_series(1, {rows}) i")
+
+
 def truth(source: SourceDb, condition: str = "true") -> Rows:
     rows = source.fetch(f"select id, n, body, more from items where {condition}")
     return {("items", row[0]): tuple(row[1:]) for row in rows}
@@ -95,12 +105,7 @@ def test_row_over_limit_is_not_fetched(
 
 
 def test_incomplete_rows_are_fetched_together(deploy: Deploy, source_db: SourceDb, fetches: list[int]) -> None:
-    source_db.needs(15, "row filters of publications")
-    source_db.execute("create table items (id text, n int, body text, more text, primary key (id, n))")
-    source_db.execute("alter table items alter body set storage external")
-    source_db.execute("create table others (id text primary key, body text)")
-    source_db.execute("create publication headwater for table items where (n > 0), others")
-    source_db.execute(f"insert into items select i::text, 0, {BIG} || i, 'x' from generate_series(1, 200) i")
+    create_filtered(source_db, 200)
     deployment = deploy(CONFIG).start()
     source_db.execute(
         "begin; update items set n = 1 where id <> '7'; update items set more = 'y' where n = 1;"
@@ -141,12 +146,7 @@ def test_slow_fetches_become_a_compare(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, fetches: list[int]
 ) -> None:
     monkeypatch.setattr(flush, "READING_SECONDS", -1.0)
-    source_db.needs(15, "row filters of publications")
-    source_db.execute("create table items (id text, n int, body text, more text, primary key (id, n))")
-    source_db.execute("alter table items alter body set storage external")
-    source_db.execute("create table others (id text primary key, body text)")
-    source_db.execute("create publication headwater for table items where (n > 0), others")
-    source_db.execute(f"insert into items select i::text, 0, {BIG} || i, 'x' from generate_series(1, 20) i")
+    create_filtered(source_db, 20)
     deployment = deploy(CONFIG).start()
     source_db.execute("update items set n = 1; update items set more = 'y' where id < '3'")
     wait_until(lambda: settled(deployment) and shown(deployment) == truth(source_db, "n > 0"), "the comparison")
@@ -157,6 +157,14 @@ def test_slow_fetches_become_a_compare(
 LIVE = auto_streams(all="SELECT * FROM live")
 LIVE_AND_OTHERS = auto_streams(all=["SELECT * FROM live", "SELECT * FROM others"])
 BY_OWNER = auto_streams(own="SELECT * FROM live WHERE owner = auth.user_id()")
+
+
+def waiting(deploy: Deploy, rules: str = LIVE) -> tuple[Waiting, Deployment, Device]:
+    """A deployment whose comparisons wait, and a device."""
+    bulk = Waiting()
+    deployment = deploy(rules, bulk=bulk)
+    return bulk, deployment, Device(deployment.start())
+
 
 LEFT_OUT = {
     "private meanwhile": "alter table live rename to resting; {change}; alter table resting rename to live",
@@ -238,9 +246,7 @@ def test_incomplete_row_during_compare_is_shown(deploy: Deploy, source_db: Sourc
     """The snapshot does not have the row, or has it as the store does: nothing differs that would bring the values."""
     source_db.needs(15, "row filters of publications")
     source_db.execute(SOURCES[name])
-    bulk = Waiting()
-    deployment = deploy(LIVE, bulk=bulk)
-    device = Device(deployment.start())
+    bulk, deployment, device = waiting(deploy)
     if "partition" in name:
         source_db.execute("create table live_2 partition of live for values in ('2')")
     else:
@@ -268,9 +274,7 @@ def test_compare_ends_when_table_is_truncated(deploy: Deploy, source_db: SourceD
     source_db.execute("create table beside (id text primary key); insert into beside values ('1')")
     source_db.execute("alter table emptied alter body set storage external")
     source_db.execute("create publication headwater for all tables")
-    bulk = Waiting()
-    deployment = deploy(LIVE_AND_OTHERS.replace("live", "emptied").replace("others", "beside"), bulk=bulk)
-    device = Device(deployment.start())
+    bulk, deployment, device = waiting(deploy, LIVE_AND_OTHERS.replace("live", "emptied").replace("others", "beside"))
     deployment.stop()
     source_db.lose_slots()
     deployment.start()
@@ -292,9 +296,7 @@ def test_missing_value_outlives_compare(deploy: Deploy, source_db: SourceDb) -> 
     """The stream brought the row whole since the snapshot, then changed it without a value that nobody trusts."""
     source_db.execute("create table live (id text primary key, n int, body text)")
     source_db.execute("alter table live alter body set storage external; insert into live values ('1', 0, 'small')")
-    bulk = Waiting()
-    deployment = deploy(LIVE, bulk=bulk)
-    device = Device(deployment.start())
+    bulk, deployment, device = waiting(deploy)
     deployment.stop()
     source_db.lose_slots()
     source_db.execute("alter table live add another int")
@@ -316,9 +318,7 @@ def test_row_that_shrinks_is_shown_after_restart(deploy: Deploy, source_db: Sour
     is the size of the value before."""
     source_db.needs(15, "row filters of publications")
     source_db.execute(SOURCES["is small enough now"].replace("primary key (id, n)", "primary key (id)"))
-    bulk = Waiting()
-    deployment = deploy(LIVE, bulk=bulk)
-    device = Device(deployment.start())
+    bulk, deployment, device = waiting(deploy)
     source_db.execute("alter publication headwater set table live where (id <> 'another')")
     wait_until(bulk.begun.is_set, "the comparison")
     source_db.execute("update live set body = repeat('z', 9000)")
@@ -355,9 +355,7 @@ def test_missing_value_survives_error_after_compare(
         read()
 
     read_rows(monkeypatch, failing)
-    bulk = Waiting()
-    deployment = deploy(LIVE, bulk=bulk)
-    device = Device(deployment.start())
+    bulk, deployment, device = waiting(deploy)
     source_db.execute("alter table live add another int")
     wait_until(bulk.begun.is_set, "the comparison")
     source_db.execute("update live set n = 1")
@@ -472,9 +470,7 @@ def test_row_reread_while_it_flips(deploy: Deploy, source_db: SourceDb, monkeypa
 def test_row_of_compare_waits_for_stream(deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     source_db.execute(TABLE)
     source_db.execute("insert into live values ('1', 'zero', default, repeat('toast', 2000))")
-    bulk = Waiting()
-    deployment = deploy(LIVE, bulk=bulk)
-    device = Device(deployment.start())
+    bulk, deployment, device = waiting(deploy)
     resync = ask_beside(deployment, "resync")
     wait_until(bulk.begun.is_set, "the comparison")
     source_db.execute("update live set body = 'first'")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from headwater.source.catalog.schema import read_schema
-from headwater.source.connect import SourceSettings
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleCode
 from headwater_rules.schema import SourceSchema, ValueKind
@@ -27,18 +26,12 @@ _PYTHON = {
 }
 
 
-def settings(source_db: SourceDb) -> SourceSettings:
-    return SourceSettings(
-        host="127.0.0.1", port=source_db.server.port, database=source_db.name, user="postgres", sslmode="disable"
-    )
-
-
 def test_type_maps_to_value_type(source_db: SourceDb) -> None:
     skip_without("xml", source_db.connection)
     source_db.execute(CUSTOM_TYPES)
     columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(CASES))
     source_db.execute(f"create table samples ({columns})")
-    (table,) = read_schema(settings(source_db)).tables
+    (table,) = read_schema(source_db.settings()).tables
     for column, each in zip(table.columns, CASES, strict=True):
         for _, value in each.values:
             if value is None or (column.kind is ValueKind.REAL and value in {"NaN", "-Infinity"}):
@@ -61,7 +54,7 @@ def test_tables_of_every_schema(source_db: SourceDb) -> None:
         create table empty ();
         create view seen as select 1 as x; create unlogged table quick (id int); create temp table own (id int)"""
     )
-    schema = read_schema(settings(source_db))
+    schema = read_schema(source_db.settings())
     assert [(table.tag, table.schema, table.name) for table in schema.tables] == [
         ("default", "app", "Plans"),
         ("default", "public", "empty"),
@@ -121,7 +114,7 @@ def test_unpublished_columns_are_named(source_db: SourceDb) -> None:
         """create table notes (id int primary key, private bool, twice int generated always as (id * 2) stored);
         create table other (id int primary key); create publication headwater for table notes (id)"""
     )
-    notes, other = read_schema(settings(source_db)).tables
+    notes, other = read_schema(source_db.settings()).tables
     assert (notes.unsent, other.unsent) == (("private",), ())
     assert notes.sent == {"id", "twice"}
 

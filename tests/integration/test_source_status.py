@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.api.metrics import source_metrics
-from headwater.embedded.postgres import EmbeddedPostgres, StopMode
+from headwater.embedded.postgres import StopMode
 from headwater.oplog.change import RowChange
 from headwater.replication.health import ReplicationState
 from headwater.replication.stream.fold import Fold
@@ -205,10 +205,9 @@ def another_source_is_told(source: SourceDb, config: dict[str, Any], other: Path
 
 
 def test_cause_and_remedy_everywhere(
-    postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy, launch: Launch, tmp_path: Path
+    source_with: Callable[..., SourceDb], deploy_on: Deploy, launch: Launch, tmp_path: Path
 ) -> None:
-    server = postgres_with(max_slot_wal_keep_size="128MB")
-    source = SourceDb(server, "postgres")
+    source = source_with(max_slot_wal_keep_size="128MB")
     source.execute("create table notes (id text primary key); create table other (id text primary key)")
     deployment = deploy_on(source, NOTES, intervals=WATCHED).start()
     endpoint = Endpoint(free_port(), free_port())
@@ -228,22 +227,19 @@ def test_cause_and_remedy_everywhere(
     another_source_is_told(source, config, tmp_path / "other.json")
 
     source.connection.close()
-    server.stop(StopMode.FAST)
+    source.server.stop(StopMode.FAST)
     wait_until(lambda: attempts(deployment) > 1, "a second attempt")
     absence_is_told(endpoint, tmp_path / "status.json")
 
-    server.start()
+    source.server.start()
     wait_until(lambda: standing(deployment).state is ReplicationState.STREAMING, "rows to flow again")
     seen, told = endpoint.at_once()
     assert seen["cause"] is None
     assert told["headwater_source_errors_in_a_row"] == 0
 
 
-def test_lost_unread_slot_everywhere(
-    postgres_with: Callable[..., EmbeddedPostgres], deploy_on: Deploy, tmp_path: Path
-) -> None:
-    server = postgres_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB")
-    source = SourceDb(server, "postgres")
+def test_lost_unread_slot_everywhere(source_with: Callable[..., SourceDb], deploy_on: Deploy, tmp_path: Path) -> None:
+    source = source_with(max_slot_wal_keep_size="64MB", max_wal_size="2GB")
     source.execute("create table notes (id text primary key)")
     deployment = deploy_on(source, NOTES, intervals=WATCHED).start()
     deployment.caught_up()

@@ -12,7 +12,7 @@ from headwater.source.upload.settings import TableRule
 from tests.support.fix_api import Endpoint
 from tests.support.fix_logs import line_of
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_upload import ALL, NOTES, RULE, Uploads, delete, patch, put
+from tests.support.fix_upload import ALL, Uploads, delete, patch, put
 from tests.support.waiting import wait_until
 
 
@@ -126,9 +126,8 @@ def test_concurrent_repeats_are_applied_once(uploads: Uploads) -> None:
     assert uploads.rows("select n from notes") == [(20,)]
 
 
-def test_old_ops_are_pruned_and_not_applied_twice(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, window=100)
+def test_old_ops_are_pruned_and_not_applied_twice(notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(window=100)
     device = uploads.device()
     sent = [device.transaction(put("notes", str(n), owner="ann", title="x")) for n in range(1, 256)]
     device.answers(*sent)
@@ -144,11 +143,10 @@ def test_old_ops_are_pruned_and_not_applied_twice(source_db: SourceDb, uploads_o
 
 
 def test_silent_devices_are_forgotten(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
+    source_db: SourceDb, notes_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply, "FORGET_AT_ONCE", 2)
-    source_db.execute(NOTES)
-    before = uploads_of({"notes": RULE})
+    before = notes_of()
     silent, waiting, here = [before.device() for _ in range(5)], before.device(), before.device()
     sent = [(device, device.transaction(put("notes", "1", owner="ann", title="x"))) for device in (*silent, here)]
     for device, transaction in sent:
@@ -158,7 +156,7 @@ def test_silent_devices_are_forgotten(
     longest_ago = "seen_at = now() - interval '181 days'"
     source_db.execute(f"update headwater_upload.clients set {longest_ago} where client_id <> '{here.client_id}'")
     source_db.execute("delete from notes")
-    again = uploads_of({"notes": RULE})
+    again = notes_of()
     here.uploads = again
     here.applied(put("notes", "3", owner="ann", title="x"))
     remembered = """

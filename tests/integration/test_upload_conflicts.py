@@ -28,16 +28,14 @@ def test_last_write_wins(uploads: Uploads) -> None:
     assert uploads.rows(ALL) == []
 
 
-def test_update_of_deleted_row_is_skipped(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    device = uploads_of({"notes": TableRule("public", "notes", skip_gone=True)}).device()
+def test_update_of_deleted_row_is_skipped(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
+    device = notes_of(TableRule("public", "notes", skip_gone=True)).device()
     device.applied(patch("notes", "1", title="x"), put("notes", "2", owner="ann", title="y"))
     assert [row[0] for row in source_db.fetch(ALL)] == ["2"]
 
 
-def test_changed_row_is_rejected(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": TableRule("public", "notes", conflict=Conflict.REJECT_CHANGED)})
+def test_changed_row_is_rejected(notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(TableRule("public", "notes", conflict=Conflict.REJECT_CHANGED))
     phone, tablet = uploads.device(), uploads.device()
     phone.applied(put("notes", "1", owner="ann", title="a", n=1))
     seen = {"owner": "ann", "title": "a", "body": None, "n": 1}
@@ -106,8 +104,7 @@ def test_hidden_columns_are_not_guessable(
     assert len({each["description"] for each in guesses}) == 1
 
 
-def test_conflict_function(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
+def test_conflict_function(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
     source_db.execute("create schema app")
     source_db.execute(
         """create function app.merge(tab text, op text, id text, data jsonb, old jsonb) returns jsonb
@@ -124,7 +121,7 @@ def test_conflict_function(source_db: SourceDb, uploads_of: Callable[..., Upload
            end $$"""
     )
     rule = TableRule("public", "notes", conflict=Conflict.FUNCTION, function=("app", "merge"))
-    uploads = uploads_of({"notes": rule})
+    uploads = notes_of(rule)
     phone, tablet = uploads.device(), uploads.device()
     phone.applied(put("notes", "1", owner="ann", title="a", n=1))
     phone.applied(patch("notes", "1", {"n": 1}, n=3))
@@ -136,11 +133,10 @@ def test_conflict_function(source_db: SourceDb, uploads_of: Callable[..., Upload
     assert uploads.rows(ALL) == []
 
 
-def test_missing_conflict_function_parks_nothing(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
+def test_missing_conflict_function_parks_nothing(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
     source_db.execute("create schema app")
     rule = TableRule("public", "notes", conflict=Conflict.FUNCTION, function=("app", "merge"))
-    uploads = uploads_of({"notes": rule})
+    uploads = notes_of(rule)
     device = uploads.device()
     sent = device.transaction(put("notes", "1", owner="ann", title="x"))
     response = device.post(sent)
@@ -188,10 +184,10 @@ def test_trigger_or_rule_instead(source_db: SourceDb, uploads_of: Callable[..., 
     assert source_db.fetch("select * from logged order by id") == [("1", "deleted"), ("3", "again")]
 
 
-def test_accept_zero_rows(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES + "create policy see on notes for select using (true)")
+def test_accept_zero_rows(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
+    source_db.execute("create policy see on notes for select using (true)")
     source_db.execute("insert into notes values ('1', 'ben', 'a')")
-    device = uploads_of({"notes": TableRule("public", "notes", accept_zero_rows=True)}).device()
+    device = notes_of(TableRule("public", "notes", accept_zero_rows=True)).device()
     device.applied(delete("notes", "1"), patch("notes", "1", title="b"), put("notes", "2", owner="ann"))
     assert [row[0] for row in source_db.fetch(ALL)] == ["1", "2"]
 
@@ -247,10 +243,10 @@ def test_unknown_columns_dropped_or_renamed(source_db: SourceDb, uploads_of: Cal
     assert fixes == [f"name it in `columns` of upload.tables and restart, then {adding}", adding]
 
 
-def test_absent_column_becomes_null(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES + "alter table notes alter n set default 5")
+def test_absent_column_becomes_null(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
+    source_db.execute("alter table notes alter n set default 5")
     rule = TableRule("public", "notes", null_when_absent=frozenset({"title", "n"}))
-    device = uploads_of({"notes": rule}).device()
+    device = notes_of(rule).device()
     device.applied(put("notes", "1", owner="ann", title="a", body="b", n=1), put("notes", "1", owner="ann", title="c"))
     device.applied(patch("notes", "1", body="d"), put("notes", "2", owner="ann"))
     assert source_db.fetch("select title, body, n from notes order by id") == [("c", "d", None), (None, None, None)]

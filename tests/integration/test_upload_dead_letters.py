@@ -106,10 +106,9 @@ def test_retry_applies_only_the_rest(uploads: Uploads, upload: Command) -> None:
 
 
 def test_letter_claims_are_kept_for_retry(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads], tmp_path: Path
+    source_db: SourceDb, notes_of: Callable[..., Uploads], tmp_path: Path
 ) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, window=100)
+    uploads = notes_of(window=100)
     device = uploads.device()
     whole = device.transaction(put("notes", "1", owner="ann", title="a"), put("notes", "2", owner="ann", title=""))
     device.answers({"crud": whole["crud"][:1]})
@@ -257,20 +256,17 @@ def test_table_without_policies_is_named(uploads: Uploads, upload: Command) -> N
     assert 'ALTER TABLE "public"."notes" ENABLE ROW LEVEL SECURITY' in done.err
 
 
-def test_login_gets_only_needed_rights(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads], upload_role: str
-) -> None:
-    source_db.execute(NOTES)
+def test_login_gets_only_needed_rights(source_db: SourceDb, notes_of: Callable[..., Uploads], upload_role: str) -> None:
     login = f"{source_db.name}_login"
     source_db.execute(f"create role {login} login noinherit")
     try:
-        admin = uploads_of({"notes": TableRule("public", "notes")})
+        admin = notes_of()
         settings = replace(admin.settings, login=replace(admin.settings.login, user=login))
         with pytest.raises(HeadwaterError, match="HW_6120") as refused:
             prepare_uploads(settings)
         assert f'GRANT "{upload_role}" TO "{login}"' in str(refused.value)
         prepare_uploads(settings, admin.settings.login)
-        weak = uploads_of({"notes": TableRule("public", "notes")}, login=settings.login)
+        weak = notes_of(login=settings.login)
         weak.device().applied(put("notes", "1", owner="ann", title="x"))
         weak.device().parked(put("notes", "2", owner="ben", title="x"))
         with (

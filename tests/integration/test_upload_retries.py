@@ -18,15 +18,14 @@ from headwater.source.upload.entries import Json, entry_of, transaction_of
 from headwater.source.upload.errors import UploadRetryError
 from tests.support.fix_api import Endpoint
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_upload import NOTES, RULE, Uploads, delete, patch, put
+from tests.support.fix_upload import Uploads, delete, patch, put
 from tests.support.memory_store import MemoryStore
 from tests.support.network import Network
 from tests.support.waiting import wait_until
 
 
-def test_locked_table_does_not_hold_connections(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    settings = uploads_of({"notes": RULE}, statement_timeout=1, max_connections=10).settings
+def test_locked_table_does_not_hold_connections(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
+    settings = notes_of(statement_timeout=1, max_connections=10).settings
 
     async def told(taking: Uploaded, users: str) -> list[str]:
         takes = []
@@ -83,9 +82,8 @@ def test_source_unreachable_is_retried(
     assert "HW_2001" in caplog.text
 
 
-def test_all_ended_connections_are_dropped_at_once(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, max_connections=6, max_per_user=6)
+def test_all_ended_connections_are_dropped_at_once(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(max_connections=6, max_per_user=6)
     devices = [uploads.device() for _ in range(6)]
     with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(6) as pool:
         other.execute("lock table notes")
@@ -107,10 +105,9 @@ def test_all_ended_connections_are_dropped_at_once(source_db: SourceDb, uploads_
     ],
 )
 def test_concurrency_limits(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads], limits: dict[str, int], turned_away: str
+    source_db: SourceDb, notes_of: Callable[..., Uploads], limits: dict[str, int], turned_away: str
 ) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, **limits)
+    uploads = notes_of(**limits)
     phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
     with psycopg.connect(source_db.dsn) as other, ThreadPoolExecutor(1) as pool:
         other.execute("lock table notes")
@@ -129,9 +126,8 @@ def waits_for_a_lock(db: SourceDb, uploads: int = 1) -> None:
     wait_until(lambda: len(db.fetch(query)) >= uploads, f"{uploads} uploads to wait for a lock")
 
 
-def test_letters_per_user_are_limited(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, max_parked_per_user=3)
+def test_letters_per_user_are_limited(notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(max_parked_per_user=3)
     phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
     bad = put("notes", "1", owner="ann", title="")
     for device in (phone, tablet, phone):
@@ -143,9 +139,8 @@ def test_letters_per_user_are_limited(source_db: SourceDb, uploads_of: Callable[
     assert tablet.answers(held)[0]["outcome"] == "parked"
 
 
-def test_letter_bytes_per_user_are_limited(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, max_parked_bytes_per_user=300_000)
+def test_letter_bytes_per_user_are_limited(notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(max_parked_bytes_per_user=300_000)
     phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
     bad = put("notes", "1", owner="ann", title="", body=secrets.token_hex(100_000))
     phone.parked(bad)
@@ -157,9 +152,8 @@ def test_letter_bytes_per_user_are_limited(source_db: SourceDb, uploads_of: Call
     assert phone.answers(held)[0]["outcome"] == "parked"
 
 
-def test_devices_per_user_are_limited(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, max_devices_per_user=2)
+def test_devices_per_user_are_limited(notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(max_devices_per_user=2)
     first, second, third, ben = (uploads.device(user) for user in ("ann", "ann", "ann", "ben"))
     first.parked(put("notes", "1", owner="ann", title=""))
     second.applied(put("notes", "2", owner="ann", title="x"))
@@ -172,9 +166,8 @@ def test_devices_per_user_are_limited(source_db: SourceDb, uploads_of: Callable[
     assert left == [(first.client_id,), (third.client_id,)]  # the first has a letter that waits
 
 
-def test_large_waiting_body_blocks_no_other(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": RULE}, lock_timeout=60, statement_timeout=60)
+def test_large_waiting_body_blocks_no_other(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(lock_timeout=60, statement_timeout=60)
     phone, tablet, other = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
     phone.applied(put("notes", "1", owner="ann", title="a"))
     with ThreadPoolExecutor(1) as pool:
@@ -194,14 +187,13 @@ def test_large_waiting_body_blocks_no_other(source_db: SourceDb, uploads_of: Cal
 
 
 def test_entries_share_round_trips(
-    source_db: SourceDb, uploads_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
+    source_db: SourceDb, notes_of: Callable[..., Uploads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Uploaded, "_forget_now_and_then", lambda _: None)  # it asks beside the first uploads
-    source_db.execute(NOTES)
     assert source_db.server is not None
-    login = uploads_of({"notes": RULE}).settings.login
+    login = notes_of().settings.login
     with Network(source_db.server.port) as network:
-        device = uploads_of({"notes": RULE}, login=replace(login, host="127.0.0.1", port=network.port)).device()
+        device = notes_of(login=replace(login, host="127.0.0.1", port=network.port)).device()
 
         def round_trips(*entries: dict[str, object]) -> int:
             before = network.round_trips

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.source.upload.settings import TableRule
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_upload import NOTES, Uploads, delete, patch, put
+from tests.support.fix_upload import Uploads, delete, patch, put
 
 EVIL = [
     "notes; drop table notes",
@@ -111,9 +111,8 @@ def test_empty_upload_is_done(uploads: Uploads) -> None:
         assert (response.status_code, response.json()) == (200, {"transactions": []})
 
 
-def test_oversized_body_is_not_read(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
-    uploads = uploads_of({"notes": TableRule("public", "notes")}, max_body_bytes=1 << 20)
+def test_oversized_body_is_not_read(notes_of: Callable[..., Uploads]) -> None:
+    uploads = notes_of(max_body_bytes=1 << 20)
     device = uploads.device()
     device.applied(put("notes", "1", owner="ann", title="x" * 900_000))
     response = device.post(device.transaction(put("notes", "2", owner="ann", title="x" * 1_100_000)))
@@ -152,9 +151,8 @@ def test_content_type_must_be_json(uploads: Uploads) -> None:
     assert fingerprint(uploads) == [(0, 0)]
 
 
-def test_session_is_reset_between_uploads(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
+def test_session_is_reset_between_uploads(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
     """A trigger that changes the session must not reach the uploads that follow on the same connection."""
-    source_db.execute(NOTES)
     source_db.execute(
         "create function spoil() returns trigger language plpgsql as $$begin"
         " perform set_config('search_path', 'nowhere', false), set_config('request.jwt.claim.sub', 'ben', false),"
@@ -165,7 +163,7 @@ def test_session_is_reset_between_uploads(source_db: SourceDb, uploads_of: Calla
         "create trigger t after insert on notes for each row when (new.n = 1) execute function spoil();"
         "alter table notes add at timestamptz"
     )
-    uploads = uploads_of({"notes": TableRule("public", "notes")}, max_connections=1)
+    uploads = notes_of(max_connections=1)
     ann, ben = uploads.device("ann"), uploads.device("ben")
     ann.applied(put("notes", "1", owner="ann", title="x", n=1))
     assert ann.parked(put("notes", "2", owner="ben", title="x"))["sqlstate"] == "42501"
@@ -187,8 +185,7 @@ def test_any_table_and_column_names(source_db: SourceDb, uploads_of: Callable[..
     device.applied(delete("t", "1"))
 
 
-def test_temporary_table_hides_nothing(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> None:
-    source_db.execute(NOTES)
+def test_temporary_table_hides_nothing(source_db: SourceDb, notes_of: Callable[..., Uploads]) -> None:
     source_db.execute(
         "create table audit (title text); grant insert on audit to public;"
         "create function note() returns trigger language plpgsql as"
@@ -196,6 +193,6 @@ def test_temporary_table_hides_nothing(source_db: SourceDb, uploads_of: Callable
         " return new; end$$;"
         "create trigger t after insert on notes for each row execute function note()"
     )
-    uploads = uploads_of({"notes": TableRule("public", "notes")})
+    uploads = notes_of()
     uploads.device().applied(put("notes", "1", owner="ann", title="x"))
     assert source_db.fetch("select title from audit") == [("x",)]

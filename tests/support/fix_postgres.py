@@ -235,6 +235,19 @@ def postgres_with(
 
 
 @pytest.fixture
+def source_with(postgres_with: Callable[..., EmbeddedPostgres]) -> Iterator[Callable[..., SourceDb]]:
+    """`source_with(wal_level="replica")`: a database on a server of the test's own."""
+    with ExitStack() as stack:
+
+        def start(**settings: str) -> SourceDb:
+            source = SourceDb(postgres_with(**settings), "postgres")
+            stack.callback(lambda: source.connection.close())  # noqa: PLW0108 - the last one of several
+            return source
+
+        yield start
+
+
+@pytest.fixture
 def german_postgres(
     postgres_with: Callable[..., EmbeddedPostgres],
     tmp_path_factory: pytest.TempPathFactory,

@@ -159,7 +159,13 @@ def uploads_of(
 
 
 @pytest.fixture
-def uploads(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> Uploads:
-    """An endpoint that takes writes to `notes`, each user's own."""
+def notes_of(source_db: SourceDb, uploads_of: Callable[..., Uploads]) -> Callable[..., Uploads]:
+    """`notes_of(TableRule(…), max_per_user=1)`: an endpoint that takes writes to `notes`, which it made."""
     source_db.execute(NOTES)
-    return uploads_of({"notes": RULE})
+    return lambda rule=RULE, **settings: uploads_of({"notes": rule}, **settings)
+
+
+@pytest.fixture
+def uploads(notes_of: Callable[..., Uploads]) -> Uploads:
+    """An endpoint that takes writes to `notes`, each user's own."""
+    return notes_of()
