@@ -21,17 +21,14 @@ _LARGE = 1 << 20  # characters of which copies count
 _ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 
 
-def split_line(line: str, width: int | None = None) -> tuple[str | None, ...]:
-    """The cells of a line; None for null.
-
-    An empty line is a row without columns if `width`, the number of columns, is 0; else it is one empty cell.
-
-    Raises DecodeError when the line has another number of cells than `width`, or an escape that COPY never writes.
+def split_line(line: str, width: int) -> tuple[str | None, ...]:
+    """The cells of a line of `width` columns; None for null. An empty line has one empty cell, or none without columns.
+    Raises DecodeError when the line has another number of cells, or an escape that COPY never writes.
     """
     if width == 0 and not line:
         return ()
     cells: list[str] = line.split("\t")
-    if width is not None and len(cells) != width:
+    if len(cells) != width:
         raise _wrong_width(len(cells), width)
     if "\\" not in line:
         return tuple(cells)

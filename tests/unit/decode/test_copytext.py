@@ -19,7 +19,6 @@ def test_join_and_split(row: list[str | None]) -> None:
     line = join_cells(row)
     assert "\n" not in line
     assert split_line(line, len(row)) == tuple(row)
-    assert join_cells(split_line(line)) == line
 
 
 @given(st.lists(awkward, min_size=1), st.sets(st.integers(0, 4)))
@@ -51,12 +50,11 @@ def test_large_line(row: list[str | None], wanted: set[int]) -> None:
     ],
 )
 def test_lines_of_postgres(line: str, row: tuple[str | None, ...]) -> None:
-    assert split_line(line) == row
+    assert split_line(line, len(row)) == row
     assert join_cells(row) == line
 
 
 def test_empty_line() -> None:
-    assert split_line("") == ("",)
     assert split_line("", 1) == ("",)
     assert split_line("", 0) == ()
     assert join_cells(()) == join_cells(("",)) == ""
@@ -71,5 +69,5 @@ def test_line_of_another_width(line: str, width: int) -> None:
 @pytest.mark.parametrize("line", ["a\tgeheim\\", "a\tgeheim\\x41", "a\tgeheim\\101"])
 def test_unknown_escape(line: str) -> None:
     with pytest.raises(DecodeError, match="cell 2") as caught:
-        split_line(line)
+        split_line(line, 2)
     assert "geheim" not in str(caught.value)

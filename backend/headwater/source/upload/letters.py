@@ -54,14 +54,9 @@ where id = %s and state = 'parked'
 """
 
 
-class UnknownLetterError(HeadwaterError):
+def unknown_letter(letter: int) -> HeadwaterError:
     """No dead letter with this number waits: it was retried or discarded, or never existed."""
-
-    code = "HW_6123"
-
-    def __init__(self, letter: int) -> None:
-        super().__init__(f"no dead letter {letter} waits", fix="see `headwater upload list`")
-        self.args = (letter,)
+    return HeadwaterError(f"no dead letter {letter} waits", fix="see `headwater upload list`", code="HW_6123")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +109,12 @@ class DeadLetters:
         return await self._uploads.tried(lambda conn: self._waiting(conn, after, limit))
 
     async def one(self, letter: int) -> tuple[DeadLetter, str]:
-        """A waiting dead letter, and its entries as JSON. Raises UnknownLetterError."""
+        """A waiting dead letter, and its entries as JSON. Raises HW_6123."""
         return await self._uploads.tried(lambda conn: self._one(conn, letter))
 
     async def retry(self, letter: int) -> None:
-        """Apply a dead letter now, as its user, with the claims of its token. Raises UnknownLetterError,
-        UploadRefusedError when it still can't be applied, or what `Uploads.take` raises."""
+        """Apply a dead letter now, as its user, with the claims of its token. Raises HW_6123, UploadRefusedError
+        when it still can't be applied, or what `Uploads.take` raises."""
         try:
             await self._uploads.in_transaction(lambda conn: self._retry(conn, letter))
         except UploadRefusedError as refusal:
@@ -128,7 +123,7 @@ class DeadLetters:
             raise
 
     async def discard(self, letter: int) -> None:
-        """Give a dead letter up and delete its contents. Raises UnknownLetterError, or what `Uploads.take` raises."""
+        """Give a dead letter up and delete its contents. Raises HW_6123, or what `Uploads.take` raises."""
         await self._uploads.in_transaction(lambda conn: self._settle(conn, letter, "discarded"))
 
     async def _waiting(self, conn: psycopg.AsyncConnection, after: int, limit: int) -> list[DeadLetter]:
@@ -140,14 +135,14 @@ class DeadLetters:
         found = await self._waiting(conn, letter - 1, 1)
         row = await (await conn.execute(_PAYLOAD, [letter])).fetchone()
         if row is None or not found or found[0].id != letter:
-            raise UnknownLetterError(letter)
+            raise unknown_letter(letter)
         return found[0], row[0]
 
     async def _retry(self, conn: psycopg.AsyncConnection, letter: int) -> None:
         with ledger.prepared():
             row = await (await conn.execute(_DEVICE, [letter])).fetchone()
         if row is None:
-            raise UnknownLetterError(letter)
+            raise unknown_letter(letter)
         device, transaction = Device(*row[:3]), transaction_in(row[3])
         client = await ledger.open_client(conn, self._settings, device)
         entries = await ledger.not_applied(conn, client, transaction)
@@ -159,7 +154,7 @@ class DeadLetters:
         with ledger.prepared():
             row = await (await conn.execute(_SETTLE, [state, letter])).fetchone()
             if row is None:
-                raise UnknownLetterError(letter)
+                raise unknown_letter(letter)
             await conn.execute(_RELEASE, [row[0], letter])
 
 
