@@ -147,7 +147,7 @@ def test_partition_detached_concurrently(deploy: Deploy, source_db: SourceDb, vi
     play(deploy(CONFIG), change, SHOWN, found=BY_LOOKING, after=after)
 
 
-ATTACHED_SHOWN = {"public.events": "true"}
+EVENTS_SHOWN = {"public.events": "true"}
 
 SOURCE = """
 create table events (id text, day int, body text, primary key (id, day)) partition by range (day);
@@ -197,11 +197,11 @@ def shown(deployment: Deployment, device: Device) -> None:
     """Wait until everything is as it should be, and look for what contradicts itself."""
     source = deployment.source
     wait_until(
-        lambda: device.rows() == published_rows(source, ATTACHED_SHOWN) and settled(deployment), "the truth to be shown"
+        lambda: device.rows() == published_rows(source, EVENTS_SHOWN) and settled(deployment), "the truth to be shown"
     )
     source.execute("update events set body = 'last'; delete from events where day in (3, 31)")
     deployment.caught_up()
-    assert device.rows() == published_rows(source, ATTACHED_SHOWN)
+    assert device.rows() == published_rows(source, EVENTS_SHOWN)
     deployment.close()
     assert deployment.problems() == []
 
@@ -301,8 +301,6 @@ def test_attach_with_missed_changes_compares_whole_table(deployment: Deployment,
     shown(deployment, device)
 
 
-IDENTITY_SHOWN = {"public.events": "true"}
-
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"  # too large to stand in the row
 
 BY_KEY = {
@@ -353,7 +351,7 @@ def played(deployment: Deployment, device: Device) -> None:
         before = deployment.op_count()
         source.execute(sql)
         deployment.caught_up()
-        assert device.rows() == published_rows(source, IDENTITY_SHOWN), sql
+        assert device.rows() == published_rows(source, EVENTS_SHOWN), sql
         assert deployment.op_count() - before == ops, sql
 
 
@@ -374,7 +372,7 @@ def test_new_partition_with_other_identity(deploy: Deploy, source_db: SourceDb) 
     source_db.execute("insert into events values ('n', 21, 'x', 'y'), ('m', 22, 'x', 'y')")
     source_db.execute("update events set body = 'z' where id = 'n'; delete from events where id = 'm'")
     wait_until(lambda: settled(deployment), "the table to be compared")
-    assert device.rows() == published_rows(source_db, IDENTITY_SHOWN)
+    assert device.rows() == published_rows(source_db, EVENTS_SHOWN)
     played(deployment, device)
 
 
@@ -389,12 +387,12 @@ def test_partitions_without_common_key_are_compared(deploy: Deploy, source_db: S
     device = Device(deployment.start())
     for sql in STEPS:
         source_db.execute(sql)
-        wait_until(lambda: device.rows() == published_rows(source_db, IDENTITY_SHOWN), f"a comparison to find: {sql}")
+        wait_until(lambda: device.rows() == published_rows(source_db, EVENTS_SHOWN), f"a comparison to find: {sql}")
     source_db.execute("alter table events_1 replica identity default")
     wait_until(lambda: settled(deployment), "rows to be told apart")
     source_db.execute("update events set body = 'at once' where id = '7'")
     deployment.caught_up()
-    assert device.rows() == published_rows(source_db, IDENTITY_SHOWN)
+    assert device.rows() == published_rows(source_db, EVENTS_SHOWN)
     assert table_findings(source_db.connection, published_tables(source_db.connection, ["headwater"])) == []
 
 
@@ -432,8 +430,7 @@ def test_rows_move_between_partitions(deploy: Deploy, source_db: SourceDb, ident
     source_db.execute(f"insert into event select i::text, 1 + i % 2, {ROWS_BIG}, i from generate_series(1, 6) i")
     source_db.execute(f"create publication headwater for table event with (publish_via_partition_root = {via_root})")
     tables = ("event",) if via_root else LEAVES
-    lines = [f'  {table}: {{auto_subscribe: true, query: "SELECT * FROM {table}"}}' for table in tables]
-    deployment = deploy("\n".join(["config: {edition: 3}", "streams:", *lines])).start()
+    deployment = deploy(auto_streams(**{table: f"SELECT * FROM {table}" for table in tables})).start()
 
     def right() -> bool:
         expected = sum((truth(source_db, table) for table in tables), Rows())

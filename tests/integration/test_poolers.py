@@ -21,7 +21,7 @@ DIRECTLY = "connect to Postgres itself"
 
 
 def test_pooler_is_refused(source_db: SourceDb, tmp_path: Path) -> None:
-    settings = SourceSettings("127.0.0.1", source_db.name, "postgres", port=source_db.server.port, sslmode="disable")
+    settings = source_db.settings()
     connect(settings).close()
     source_db.execute("create table notes (id text primary key, user_id text)")
     with silent_pooler(source_db.server.port) as port:

@@ -3,8 +3,8 @@ change. Nothing that a row said under a private name ever reaches a device, whoe
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -70,27 +70,28 @@ def hold_to_the_truth(deployment: Deployment, source: SourceDb, device: Device) 
     assert "private" not in given(deployment)
 
 
+@contextmanager
+def unseen(deployment: Deployment, how: str) -> Iterator[None]:
+    """What is done meanwhile is seen afterwards: the replicator is `stopped`, or `behind`; or it is `live`."""
+    if how == "stopped":
+        deployment.stop()
+    with held_back() if how == "behind" else nullcontext():
+        yield
+    if how == "stopped":
+        deployment.start()
+
+
 @pytest.mark.parametrize(("move", "how"), in_turn(MOVES, every=["stopped", "behind", "live"]))
 def test_private_history_of_table_is_hidden(deploy: Deploy, source_db: SourceDb, move: str, how: str) -> None:
     prepare(source_db)
     deployment = deploy(CONFIG).start()
     device = Device(deployment)
     assert device.rows() == published_rows(source_db, SHOWN)
-    statements = [*HISTORY.split(";"), *MOVES[move].split(";")]
-    if how == "stopped":
-        deployment.stop()
-        for statement in statements:
+    with unseen(deployment, how):
+        for statement in [*HISTORY.split(";"), *MOVES[move].split(";")]:
             source_db.execute(statement)
-        deployment.start()
-    elif how == "behind":
-        with held_back():
-            for statement in statements:
-                source_db.execute(statement)
-            if move == "dropped and replaced":  # what the catalog says can be taken up before the stream comes to it
-                wait_until(lambda: settled(deployment) or compared_as_now(deployment, source_db), "the catalog's news")
-    else:
-        for statement in statements:
-            source_db.execute(statement)
+        if (how, move) == ("behind", "dropped and replaced"):  # the catalog's news can come before the stream does
+            wait_until(lambda: settled(deployment) or compared_as_now(deployment, source_db), "the catalog's news")
     hold_to_the_truth(deployment, source_db, device)
 
 
@@ -113,13 +114,9 @@ def test_private_history_of_partition_is_hidden(deploy: Deploy, source_db: Sourc
     attach = "alter table live attach partition staging for values with (modulus 2, remainder 1)"
     belongs = "delete from staging where not satisfies_hash_partition('live'::regclass, 2, 1, id)"
     statements = [*HISTORY.split(";"), belongs, attach]
-    if how == "stopped":
-        deployment.stop()
-    with held_back() if how == "behind" else threading.Lock():
+    with unseen(deployment, how):
         for statement in statements:
             source_db.execute(statement)
-    if how == "stopped":
-        deployment.start()
     wait_until(
         lambda: settled(deployment) and device.rows() == published_rows(source_db, SHOWN),
         "the device to show the truth",

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -188,22 +187,9 @@ def test_refused_issuer_is_never_asked(issuer: JwksServer, start: Start) -> None
 
 
 @pytest.fixture
-def supabase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
-    """The address of the project abcdefgh's keys leads here."""
-    with issuer_at("abcdefgh.supabase.co", tmp_path, monkeypatch) as server:
-        yield server
-
-
-@pytest.fixture
-def firebase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
-    """The address of Firebase's keys leads here."""
-    with issuer_at("www.googleapis.com", tmp_path, monkeypatch) as server:
-        yield server
-
-
-@contextmanager
-def issuer_at(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
-    """A server that this host name leads to."""
+def hosted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JwksServer]:
+    """A server that the host name of the parameter leads to."""
+    name = request.param
     tls, authority = certificate(tmp_path, name)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     connect = CheckedNetwork.connect_tcp
@@ -245,9 +231,10 @@ def test_supabase_tokens(start: Start) -> None:
 
 
 @pytest.mark.parametrize("kind", ["RS256", "ES256"])
-def test_supabase_keys_are_found(supabase: JwksServer, start: Start, kind: str) -> None:
+@pytest.mark.parametrize("hosted", ["abcdefgh.supabase.co"], indirect=True)
+def test_supabase_keys_are_found(hosted: JwksServer, start: Start, kind: str) -> None:
     project = signer(kind, "project")
-    supabase.published = [project]
+    hosted.published = [project]
     endpoint = start("db.abcdefgh.supabase.co", supabase=True)
     assert accepts(endpoint, of_supabase(project))
     now = int(time.time())
@@ -268,8 +255,9 @@ def of_firebase(issuer: Signer, **claims: object) -> str:
     return issuer.token("Zx8Yw7Vu6Ts5Rq4Po3Nm2Lk1", **{**shape, **claims})
 
 
-def test_firebase_tokens(firebase: JwksServer, start: Start) -> None:
-    firebase.published = [project := signer("RS256", "firebase")]
+@pytest.mark.parametrize("hosted", ["www.googleapis.com"], indirect=True)
+def test_firebase_tokens(hosted: JwksServer, start: Start) -> None:
+    hosted.published = [project := signer("RS256", "firebase")]
     endpoint = start(firebase="my-project", audience=["app"])
     assert accepts(endpoint, of_firebase(project))
     for other in ("another-project", "app"):  # whoever makes a project of this name has Firebase sign for it

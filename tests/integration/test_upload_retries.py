@@ -126,23 +126,13 @@ def waits_for_a_lock(db: SourceDb, uploads: int = 1) -> None:
     wait_until(lambda: len(db.fetch(query)) >= uploads, f"{uploads} uploads to wait for a lock")
 
 
-def test_letters_per_user_are_limited(notes_of: Callable[..., Uploads]) -> None:
-    uploads = notes_of(max_parked_per_user=3)
+@pytest.mark.parametrize(
+    ("limit", "size"), [({"max_parked_per_user": 2}, 1), ({"max_parked_bytes_per_user": 300_000}, 100_000)]
+)
+def test_letters_per_user_are_limited(notes_of: Callable[..., Uploads], limit: dict[str, int], size: int) -> None:
+    uploads = notes_of(**limit)
     phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
-    bad = put("notes", "1", owner="ann", title="")
-    for device in (phone, tablet, phone):
-        device.parked(bad)
-    held = tablet.transaction(bad)
-    assert tablet.post(held).status_code == 503
-    ben.parked(bad)
-    uploads.db.execute("update headwater_upload.dead_letters set state = 'discarded' where id = 1")
-    assert tablet.answers(held)[0]["outcome"] == "parked"
-
-
-def test_letter_bytes_per_user_are_limited(notes_of: Callable[..., Uploads]) -> None:
-    uploads = notes_of(max_parked_bytes_per_user=300_000)
-    phone, tablet, ben = uploads.device("ann"), uploads.device("ann"), uploads.device("ben")
-    bad = put("notes", "1", owner="ann", title="", body=secrets.token_hex(100_000))
+    bad = put("notes", "1", owner="ann", title="", body=secrets.token_hex(size))
     phone.parked(bad)
     tablet.parked(bad)
     held = phone.transaction(bad)
