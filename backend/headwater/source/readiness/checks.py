@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import LiteralString
 
 import psycopg
 from psycopg import sql
@@ -94,19 +93,19 @@ def server_findings(conn: psycopg.Connection, settings: SourceSettings) -> list[
         return [
             Finding("HW_2011", f"Postgres {conn.info.server_version // 10000} is too old", "upgrade it to 14 or newer")
         ]
-    if _value(conn, "select pg_is_in_recovery()"):
+    ((is_standby, level, encoding, may_replicate),) = conn.execute(_SERVER).fetchall()
+    if is_standby:
         fix = "set hostname in replication.connections to the primary"
         return [Finding("HW_2012", "the server is a standby, where no publication can be made", fix)]
     findings = []
-    level = _value(conn, "show wal_level")
     if level != "logical":
         what = f"wal_level is {level}, and logical decoding needs logical"
         findings.append(Finding.lacking("HW_2013", what, "ALTER SYSTEM SET wal_level = logical", _RESTART + _HOSTED))
-    if _value(conn, "show server_encoding") == "SQL_ASCII":
+    if encoding == "SQL_ASCII":
         what = "the encoding of the database is SQL_ASCII: rows with text that is not UTF-8 are left out, and logged"
         findings.append(Finding("HW_2031", what, "move to a database of encoding UTF8", fatal=False))
     findings += room_findings(conn, settings)
-    if not _value(conn, _MAY_REPLICATE):
+    if not may_replicate:
         alter = sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(conn.info.user)).as_string(conn)
         what = f'role "{settings.user}" may not replicate'
         findings.append(Finding.lacking("HW_2016", what, alter, f" as a superuser{_HOSTED}"))
@@ -172,10 +171,7 @@ def frozen_findings(
     """The warnings for published tables that are not wanted, and whose updates and deletes Postgres refuses. Those that
     are wanted have findings of their own."""
     there = {table.relation.oid for table in wanted}
-    frozen = sorted(
-        (table for table in tables if table.relation.oid not in there and _lost_identity(table)),
-        key=lambda table: table.qualified_name,
-    )
+    frozen = [table for table in tables if table.relation.oid not in there and _lost_identity(table)]
     found = []
     for finding in (keyless_finding(conn, table) for table in frozen[:NAMED]):
         fix = f"{finding.fix}, or take it out of the publication: the sync config does not name it"
@@ -268,11 +264,11 @@ def _lost_identity(table: PublishedTable) -> bool:
     return not asked and not any(column.key for column in relation.columns)
 
 
-# A managed Postgres hands the right out through a role of its own, not through the attribute.
-_MAY_REPLICATE = """
-select bool_or(r.rolsuper or r.rolreplication)
-    or exists (select from pg_roles g
-               where g.rolname = 'rds_replication' and pg_has_role(session_user, g.oid, 'member'))
+# A managed Postgres hands the right to replicate out through a role of its own, not through the attribute.
+_SERVER = """
+select pg_is_in_recovery(), current_setting('wal_level'), current_setting('server_encoding'),
+  bool_or(r.rolsuper or r.rolreplication) or exists (
+    select from pg_roles g where g.rolname = 'rds_replication' and pg_has_role(session_user, g.oid, 'member'))
 from pg_roles r where r.rolname = session_user
 """
 
@@ -308,7 +304,3 @@ def room_findings(conn: psycopg.Connection, settings: SourceSettings, followed: 
         alter = f"ALTER SYSTEM SET max_wal_senders = {active + needed}"
         findings.append(Finding.lacking("HW_2015", what, alter, _RESTART))
     return findings
-
-
-def _value(conn: psycopg.Connection, query: LiteralString) -> object:
-    return conn.execute(query).fetchall()[0][0]
