@@ -11,7 +11,7 @@ from typing import cast
 
 import orjson
 
-from headwater.decode import nested, timestamps
+from headwater.decode import nested
 from headwater.decode.nested import Fragment
 from headwater.decode.types import BUILTIN_TYPES, Oid, TypeCatalog, TypeDescriptor, TypeKind
 from headwater.decode.wire import DecodeError
@@ -24,6 +24,11 @@ RowConverter = Callable[[Row], list[Value]]
 
 _JSON = frozenset({Oid.JSON, Oid.JSONB})
 _HEX_PREFIX = "\\x"
+
+_FIRST_DAY = "0000-01-01"
+_LAST_DAY = "9999-12-31"
+_MAX_DIGITS = 6
+_CLOCK = 8  # hh:mm:ss
 
 _boolean: Callable[[str], int] = {"t": 1, "f": 0}.__getitem__
 
@@ -167,10 +172,10 @@ def _scalars(options: ConversionOptions) -> Mapping[int, Converter | None]:
         Oid.FLOAT8: _real,
         Oid.BYTEA: _blob,
         Oid.PG_LSN: _padded_lsn,
-        Oid.DATE: timestamps.date,
-        Oid.TIME: timestamps.time(options),
-        Oid.TIMESTAMP: timestamps.timestamp(options),
-        Oid.TIMESTAMPTZ: timestamps.timestamptz(options),
+        Oid.DATE: _date,
+        Oid.TIME: _time(options),
+        Oid.TIMESTAMP: _timestamp(options),
+        Oid.TIMESTAMPTZ: _timestamptz(options),
     }
 
 
@@ -217,3 +222,77 @@ def _padded_lsn(text: str) -> str:
     """Both halves with all their digits, so that texts sort as positions do."""
     high, low = text.split("/")
     return f"{high:0>8}/{low:0>8}"
+
+
+# Dates and times are as printed with DateStyle=ISO, TimeZone=UTC. A year that the date functions of SQLite do not know
+# becomes null in timestamps (BC), and is kept in dates.
+
+
+def _date(text: str) -> str:
+    if text == "infinity":
+        return _LAST_DAY
+    return _FIRST_DAY if text == "-infinity" else text
+
+
+def _time(options: ConversionOptions) -> Callable[[str], str | None] | None:
+    return _clock_in_iso(options) if options.timestamps_iso8601 else None
+
+
+def _timestamp(options: ConversionOptions) -> Callable[[str], str | None]:
+    """Years from 10000 on are kept, years BC are null."""
+    clock_text = _clock(options)
+    joint = "T" if options.timestamps_iso8601 else " "
+    first, last = _ends(clock_text, joint, "")
+
+    def convert(text: str) -> str | None:
+        if text[10:11] == " " and text[-1] != "C":
+            return f"{text[:10]}{joint}{clock_text(text[11:])}"
+        if text.endswith("infinity"):
+            return first if text[0] == "-" else last
+        if text.endswith(" BC"):
+            return None
+        day, clock = text.split(" ")
+        return f"{day}{joint}{clock_text(clock)}"
+
+    return convert
+
+
+def _timestamptz(options: ConversionOptions) -> Callable[[str], str | None]:
+    """Years from 10000 on and years BC are null."""
+    clock_text = _clock(options)
+    joint = "T" if options.timestamps_iso8601 else " "
+    first, last = _ends(clock_text, joint, "Z")
+
+    def convert(text: str) -> str | None:
+        if text[10:11] == " " and text[-3:] == "+00":
+            return f"{text[:10]}{joint}{clock_text(text[11:-3])}Z"
+        if text.endswith("infinity"):
+            return first if text[0] == "-" else last
+        if text.endswith(("+00", "+00 BC")):
+            return None
+        raise ValueError("the session's time zone is not UTC")
+
+    return convert
+
+
+def _ends(clock_text: Callable[[str], str], joint: str, zone: str) -> tuple[str, str]:
+    """The texts for minus and plus infinity."""
+    return f"{_FIRST_DAY}{joint}{clock_text('00:00:00')}{zone}", f"{_LAST_DAY}{joint}{clock_text('23:59:59')}{zone}"
+
+
+def _clock(options: ConversionOptions) -> Callable[[str], str]:
+    return _clock_in_iso(options) if options.timestamps_iso8601 else str
+
+
+def _clock_in_iso(options: ConversionOptions) -> Callable[[str], str]:
+    """`hh:mm:ss[.f]` with exactly the configured number of digits, cut and never rounded."""
+    digits = min(options.timestamp_digits, _MAX_DIGITS)
+    zeros = "." + "0" * digits if digits else ""
+    width = _CLOCK + len(zeros)
+
+    def convert(clock: str) -> str:
+        if len(clock) == width:
+            return clock
+        return clock + zeros if len(clock) == _CLOCK else (clock + zeros[1:])[:width]
+
+    return convert
