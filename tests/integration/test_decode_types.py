@@ -72,18 +72,14 @@ def session(source_db: SourceDb) -> Iterator[Connection]:
     with psycopg.connect(
         source_db.dsn, autocommit=True, options=settings_options(), client_encoding="UTF8"
     ) as connection:
-        run(connection, "set synchronous_commit = on")  # a slot shows only what is flushed
+        connection.execute("set synchronous_commit = on")  # a slot shows only what is flushed
         yield connection
-
-
-def run(session: Connection, statement: str) -> None:
-    session.execute(statement)
 
 
 def follow(session: Connection) -> None:
     """Publish every table and begin to record the stream."""
-    run(session, "create publication everything for all tables")
-    run(session, "select pg_create_logical_replication_slot('recorder', 'pgoutput')")
+    session.execute("create publication everything for all tables")
+    session.execute("select pg_create_logical_replication_slot('recorder', 'pgoutput')")
 
 
 def stream(session: Connection) -> list[Message]:
@@ -123,9 +119,9 @@ def whole(cells: Cells) -> tuple[str | None, ...]:
 def fill(session: Connection) -> None:
     """A table `sample` with a column for each case and a row for each of their values; nulls where there are less."""
     skip_without("xml", session)
-    run(session, CUSTOM_TYPES)
+    session.execute(CUSTOM_TYPES)
     columns = ", ".join(f"c{number} {each.type}" for number, each in enumerate(CASES))
-    run(session, f"create table sample (id int primary key, {columns})")
+    session.execute(f"create table sample (id int primary key, {columns})")
     follow(session)
     places = ", ".join(["%s"] * (len(CASES) + 1))
     for row in range(ROWS + 1):
@@ -170,7 +166,7 @@ NO_INPUT = {  # Postgres makes their values itself, and takes none
 
 
 def test_all_builtin_types_are_cases(session: Connection) -> None:
-    run(session, CUSTOM_TYPES)
+    session.execute(CUSTOM_TYPES)
     built_in = session.execute(
         """select t.oid::regtype::text from pg_type t
            where t.typnamespace = 'pg_catalog'::regnamespace and t.typcategory <> 'A' and t.typrelid = 0
@@ -201,10 +197,10 @@ def assert_read_alike(session: Connection, table: str) -> list[Insert]:
 
 def test_array_reads_alike_from_copy_and_stream(session: Connection) -> None:
     skip_without("xml", session)
-    run(session, CUSTOM_TYPES)
+    session.execute(CUSTOM_TYPES)
     plain = [each for each in CASES if not each.type.endswith("[]")]
     columns = ", ".join(f"c{number} {each.type}[]" for number, each in enumerate(plain))
-    run(session, f"create table arrays (id int primary key, {columns})")
+    session.execute(f"create table arrays (id int primary key, {columns})")
     follow(session)
     values = [
         sql.SQL("array[{}, null]::{}[]").format(
@@ -213,7 +209,7 @@ def test_array_reads_alike_from_copy_and_stream(session: Connection) -> None:
         for each in plain
     ]
     session.execute(sql.SQL("insert into arrays values (1, {})").format(sql.SQL(", ").join(values)))
-    run(session, "insert into arrays (id) values (2)")
+    session.execute("insert into arrays (id) values (2)")
     (change, _) = assert_read_alike(session, "arrays")
     types = type_catalog(session, change.relation.columns)
     converted = row_converter(change.relation.columns, types, ConversionOptions())(whole(change.new))
@@ -222,18 +218,16 @@ def test_array_reads_alike_from_copy_and_stream(session: Connection) -> None:
 
 
 def test_special_values_read_alike(session: Connection) -> None:
-    run(session, "create table measured as select i as a, i % 10 as b from generate_series(1, 1000) i")
-    run(
-        session, "create statistics both_columns (ndistinct, dependencies, mcv) on a, b from measured; analyze measured"
+    session.execute("create table measured as select i as a, i % 10 as b from generate_series(1, 1000) i")
+    session.execute(
+        "create statistics both_columns (ndistinct, dependencies, mcv) on a, b from measured; analyze measured"
     )
-    run(
-        session,
+    session.execute(
         "create table inner_values (id int primary key, tree pg_node_tree, counted pg_ndistinct,"
         " depends pg_dependencies, common pg_mcv_list, described pg_class)",
     )
     follow(session)
-    run(
-        session,
+    session.execute(
         "insert into inner_values select 1, (select adbin from pg_attrdef limit 1), stxdndistinct, stxddependencies,"
         " stxdmcv, (select c from pg_class c where relname = 'pg_class') from pg_statistic_ext_data",
     )
@@ -260,10 +254,10 @@ def test_extension_types_read_alike(name: str, laid_out: Path, tmp_path: Path) -
         EmbeddedPostgres(tmp_path / "data", binaries, FAST) as server,
         psycopg.connect(server.dsn(), autocommit=True, options=options, client_encoding="UTF8") as session,
     ):
-        run(session, "set synchronous_commit = on")
-        run(session, f"create extension {name}")
+        session.execute("set synchronous_commit = on")
+        session.execute(f"create extension {name}")
         columns = ", ".join(f"c{n} {kind}, a{n} {kind}[]" for n, (kind, _) in enumerate(cases))
-        run(session, f"create table extended (id int primary key, {columns})")
+        session.execute(f"create table extended (id int primary key, {columns})")
         follow(session)
         values = [
             sql.SQL("{}, array[{}, null]::{}[]").format(literal, literal, sql.SQL(kind))
@@ -289,9 +283,9 @@ def test_builtin_types_match_server(session: Connection) -> None:
 
 
 def test_rows_without_cells(session: Connection) -> None:
-    run(session, "create table bare (); create table blank (t text)")
+    session.execute("create table bare (); create table blank (t text)")
     follow(session)
-    run(session, "insert into bare default values; insert into blank values (''), (null)")
+    session.execute("insert into bare default values; insert into blank values (''), (null)")
     with session.cursor() as cursor, cursor.copy("copy bare to stdout") as copy:
         assert b"".join(bytes(chunk) for chunk in copy) == b"\n"
     assert [split_line(line, 1) for line in sorted(copy_lines(session, "blank"))] == [("",), (None,)]
@@ -299,23 +293,23 @@ def test_rows_without_cells(session: Connection) -> None:
 
 
 def test_real_stream_is_decoded(session: Connection) -> None:
-    run(session, "create type mood as enum ('happy')")
-    run(session, "create table note (id int primary key, body text, feels mood)")
-    run(session, "alter table note alter column body set storage external")
-    run(session, "create table every (a int, b text); alter table every replica identity full")
+    session.execute("create type mood as enum ('happy')")
+    session.execute("create table note (id int primary key, body text, feels mood)")
+    session.execute("alter table note alter column body set storage external")
+    session.execute("create table every (a int, b text); alter table every replica identity full")
     follow(session)
     body = "x" * 20_000
     with session.transaction():
-        run(session, f"insert into note values (1, '{body}', 'happy')")
-        run(session, "update note set feels = null")
-        run(session, "update note set id = 2")
-        run(session, "delete from note")
-    run(session, "select pg_logical_emit_message(false, 'hw', 'ping')")
+        session.execute(f"insert into note values (1, '{body}', 'happy')")
+        session.execute("update note set feels = null")
+        session.execute("update note set id = 2")
+        session.execute("delete from note")
+    session.execute("select pg_logical_emit_message(false, 'hw', 'ping')")
     with session.transaction():
-        run(session, "insert into every values (1, 'a')")
-        run(session, "select pg_logical_emit_message(true, 'hw', 'look')")
-        run(session, "update every set b = 'b'")
-        run(session, "truncate note, every")
+        session.execute("insert into every values (1, 'a')")
+        session.execute("select pg_logical_emit_message(true, 'hw', 'look')")
+        session.execute("update every set b = 'b'")
+        session.execute("truncate note, every")
 
     messages = stream(session)
     relations = {message.name: message for message in messages if isinstance(message, Relation)}
@@ -346,10 +340,10 @@ def test_real_stream_is_decoded(session: Connection) -> None:
 
 
 def test_commit_has_time_and_xid(session: Connection) -> None:
-    run(session, "create table t (a int)")
+    session.execute("create table t (a int)")
     follow(session)
     with session.transaction():
-        run(session, "insert into t values (1)")
+        session.execute("insert into t values (1)")
         rows = session.execute("select pg_current_xact_id()::xid::text::int8, clock_timestamp()").fetchall()
     ((xid, before),) = rows
     (begin, *_, _commit) = stream(session)
@@ -360,7 +354,7 @@ def test_commit_has_time_and_xid(session: Connection) -> None:
 
 
 def test_change_of_other_origin_names_it(session: Connection) -> None:
-    run(session, "create table t (a int)")
+    session.execute("create table t (a int)")
     follow(session)
     name = f"elsewhere_{session.info.dbname}"
     session.execute("select pg_replication_origin_create(%s)", [name])
@@ -368,11 +362,11 @@ def test_change_of_other_origin_names_it(session: Connection) -> None:
         session.execute("select pg_replication_origin_session_setup(%s)", [name])
         with session.transaction():
             session.execute("select pg_replication_origin_xact_setup('0/ABC', now())")
-            run(session, "insert into t values (1)")
+            session.execute("insert into t values (1)")
         (origin,) = [message for message in stream(session) if isinstance(message, OriginMessage)]
         assert (origin.name, origin.lsn) == (name, 0xABC)
     finally:
-        run(session, "select pg_replication_origin_session_reset()")
+        session.execute("select pg_replication_origin_session_reset()")
         session.execute("select pg_replication_origin_drop(%s)", [name])
 
 

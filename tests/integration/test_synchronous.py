@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 
 import psycopg
 import pytest
@@ -129,24 +131,31 @@ def test_compare_while_commits_wait(deployment: Deployment, sql: str, triggers: 
         install(deployment.settings)
         deployment.intervals = replace(TRIGGERED, recheck=1.0)  # commits are seen only once the store has them
     deployment.start()
-    writing = threading.Event()
-    writer = threading.Thread(target=write_until, args=(source, writing), daemon=True)
-    writer.start()
-    source.execute(sql)
-    assert deployment.ask("resync", tables=["public.notes"])["state"] == "done"
-    writing.set()
-    writer.join(60)
-    assert not writer.is_alive()
+    with written(source):
+        source.execute(sql)
+        assert deployment.ask("resync", tables=["public.notes"])["state"] == "done"
     wait_until(lambda: rows(deployment) == truth(source), "the truth")
 
 
-def write_until(source: SourceDb, done: threading.Event) -> None:
-    with psycopg.connect(source.dsn, autocommit=True) as conn:
-        number = 0
-        while not done.is_set():
-            conn.execute("insert into notes (id) values (%s)", [f"w{number:06}"])
-            conn.execute("update notes set id = id || 'x' where id = %s", [f"w{number:06}"])
-            number += 1
+@contextmanager
+def written(source: SourceDb) -> Iterator[None]:
+    """Notes are written meanwhile."""
+    done = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(source.dsn, autocommit=True) as conn:
+            for number in count():
+                if done.is_set():
+                    return
+                conn.execute("insert into notes (id) values (%s)", [f"w{number:06}"])
+                conn.execute("update notes set id = id || 'x' where id = %s", [f"w{number:06}"])
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    yield
+    done.set()
+    writer.join(60)
+    assert not writer.is_alive()
 
 
 def truth(source: SourceDb) -> dict[str, dict[str, object]]:
@@ -165,12 +174,8 @@ def test_deploy_while_commits_wait(deployment: Deployment) -> None:
     deployment.start()
     deployment.source.execute("create table more (id text primary key)")
     deployment.source.execute("insert into more values ('m')")
-    done = threading.Event()
-    writer = threading.Thread(target=write_until, args=(deployment.source, done), daemon=True)
-    writer.start()
-    version = deployment.redeploy(NOTES + "  more:\n    auto_subscribe: true\n    query: SELECT * FROM more\n")
-    done.set()
-    writer.join(60)
+    with written(deployment.source):
+        version = deployment.redeploy(NOTES + "  more:\n    auto_subscribe: true\n    query: SELECT * FROM more\n")
     assert version.state is VersionState.ACTIVE
     assert ("more", "m") in deployment.rows("a")
 
