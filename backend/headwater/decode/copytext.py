@@ -19,6 +19,8 @@ _TABLE = str.maketrans(_ESCAPES)
 _PLAIN = {escape[1]: char for char, escape in _ESCAPES.items()}
 _LARGE = 1 << 20  # characters of which copies count
 _ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
+escaped_byte = re.compile("[\udc80-\udcff]").search
+"""Finds what the error handler `surrogateescape` made of a byte that is not UTF-8."""
 
 
 def split_line(line: str, width: int) -> tuple[str | None, ...]:
@@ -76,25 +78,9 @@ def line_parts(cells: Sequence[str | None]) -> Iterator[bytes]:
 
 def readable_lines(text: bytes) -> list[str]:
     """The lines of COPY text without their ends, but those that are not UTF-8."""
-    try:
-        return text.decode().split("\n")[:-1]  # not splitlines: a value may hold other separators of Unicode
-    except UnicodeDecodeError:
-        return [line.decode() for line in text.split(b"\n")[:-1] if _is_utf8(line)]
-
-
-def unreadable_cells(line: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The cells of a line, with escapes for bytes that are not UTF-8, and the positions of those with such bytes."""
-    cells = line.split(b"\t")
-    bad = tuple(i for i, cell in enumerate(cells) if not _is_utf8(cell))
-    return tuple(cell.decode(errors="backslashreplace") for cell in cells), bad
-
-
-def _is_utf8(cell: bytes) -> bool:
-    try:
-        cell.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    # Not splitlines: a value may hold other separators of Unicode
+    lines = text.decode(errors="surrogateescape").split("\n")
+    return [line for line in lines[:-1] if not escaped_byte(line)]
 
 
 def _has_special(text: str) -> bool:

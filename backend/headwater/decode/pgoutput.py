@@ -6,7 +6,6 @@ The generated code checks as little as possible; when it fails, `wire.explain` r
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from types import MappingProxyType
 from typing import cast
 
 from headwater.decode import wire
-from headwater.decode.wire import not_utf8
+from headwater.decode.copytext import escaped_byte
 from headwater.oplog.change import (
     UNCHANGED,
     Begin,
@@ -187,7 +186,8 @@ _NOTHING = LogicalMessage(True, ZERO, "", b"")
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that was left out. `row` is its key as far as it can be read, `columns` those that can't."""
+    """A row that was left out, as a database of the encoding SQL_ASCII may hold it: told as a line of the log. `row` is
+    its key as far as it can be read, `columns` those that can't."""
 
     relation: Relation
     row: str
@@ -202,14 +202,15 @@ class LeftOut:
         return cls(relation, "without key" if whole or not key else ", ".join(key), ", ".join(bad))
 
     def __str__(self) -> str:
-        return not_utf8(f"{self.relation.schema}.{self.relation.name}", self.row, self.columns)
+        table = f"{self.relation.schema}.{self.relation.name}"
+        return (
+            f"[HW_3002] a row has text that is not UTF-8 and is left out: no device gets it ({table}, row {self.row},"
+            f" column {self.columns}); write the text in UTF-8 in the source"
+        )
 
 
 def _readable(cells: Cells) -> bool:
-    return not any(isinstance(cell, str) and _ESCAPED(cell) for cell in cells)
-
-
-_ESCAPED = re.compile("[\udc80-\udcff]").search
+    return not any(isinstance(cell, str) and escaped_byte(cell) for cell in cells)
 
 
 def _escaped(cell: str) -> str:

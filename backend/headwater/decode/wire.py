@@ -214,11 +214,3 @@ class DecodeError(HeadwaterError):
     """
 
     code = "HW_3001"
-
-
-def not_utf8(table: str, row: str, column: str) -> str:
-    """The log line for a row with text that is not UTF-8, which a database of the encoding SQL_ASCII may hold."""
-    return (
-        f"[HW_3002] a row has text that is not UTF-8 and is left out: no device gets it ({table}, row {row}, column "
-        f"{column}); write the text in UTF-8 in the source"
-    )

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import pq, sql
 
-from headwater.decode.copytext import readable_lines, unreadable_cells
-from headwater.decode.wire import not_utf8
+from headwater.decode.copytext import readable_lines
+from headwater.decode.pgoutput import LeftOut
 from headwater.errors import HeadwaterError
-from headwater.oplog.row_id import RowIdentity
 from headwater.source.catalog.published import PublishedTable, fingerprint_of
 from headwater.source.catalog.read import Leaf
 from headwater.source.connect import SourceSettings, connect, plan_once, text_as_it_is
@@ -117,7 +116,8 @@ def _copy(
         try:
             lines.append(str(data[: size - 1], "utf-8"))
         except UnicodeDecodeError:
-            left_out(_not_utf8(bytes(data[: size - 1]), pages.table))
+            cells = bytes(data[: size - 1]).decode(errors="surrogateescape").split("\t")
+            left_out(str(LeftOut.of(pages.table.relation, tuple(cells))))
             continue
         length += size
         data = memoryview(b"")  # a large row is not kept twice while it is worked on
@@ -138,14 +138,6 @@ def copied_lines(conn: psycopg.Connection, query: sql.Composed) -> list[str]:
     text = query.as_bytes(conn)
     with text_as_it_is(conn), conn.cursor() as cursor, cursor.copy(text) as copy:
         return readable_lines(b"".join(bytes(data) for data in copy))
-
-
-def _not_utf8(line: bytes, table: PublishedTable) -> str:
-    cells, bad = unreadable_cells(line)
-    columns = table.relation.columns
-    key = [cells[place] for place in RowIdentity.of(table.relation).columns]
-    row = ", ".join(key) if len(key) < len(columns) else "without key"
-    return not_utf8(table.qualified_name, row or "without key", ", ".join(columns[place].name for place in bad))
 
 
 def _unread(message: bytes, pages: PageRange) -> PartitionError:
