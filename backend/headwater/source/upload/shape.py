@@ -33,9 +33,9 @@ from unnest(%s::text[], %s::text[]) with ordinality as w (schema, name, number)
 # `base` is the type below all domains. The last column says whether its values, or those of an array of it, have an `=`
 # operator of their own: others, such as json, are compared as text.
 _COLUMNS = """
-select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' or a.attidentity = 'a',
+select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod),
+       base.oid::bigint, base.typtype::text, base.typcategory = 'A', a.attgenerated <> '' or a.attidentity = 'a',
        has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
-       base.oid::bigint, base.typtype::text, base.typcategory = 'A',
        base.typtype in ('r', 'm') or base.typtype = 'b' and exists (
          select from pg_operator o, (select case base.typcategory when 'A' then base.typelem else base.oid end) e (oid)
          where o.oprname = '=' and o.oprleft = e.oid and o.oprright = e.oid)
@@ -106,24 +106,25 @@ async def read_shapes(conn: psycopg.AsyncConnection, rules: Iterable[TableRule])
     oids = [row[0] for row in found.values()]
     of_columns, of_keys = await _fetch_all(conn, (_COLUMNS, [oids]), (_KEYS, [oids]))
     columns: dict[int, dict[str, TableColumn]] = {oid: {} for oid in oids}
-    for oid, name, type_name, generated, readable, *of_type in of_columns:
-        base, kind, is_array, comparable = of_type
-        columns[oid][name] = TableColumn(name, type_name, base, kind, is_array, generated, readable, comparable)
+    for oid, *column in of_columns:
+        columns[oid][column[0]] = TableColumn(*column)
     keys: dict[int, list[tuple[bool, tuple[str, ...]]]] = {oid: [] for oid in oids}
     for oid, primary, key in of_keys:
         keys[oid].append((primary, tuple(key)))
     shapes = {}
     for rule in wanted:
         if rule not in found:
-            raise UploadBlockedError(
-                "the table is not in the source", rule.qualified_name, "correct upload.tables", code="HW_6122"
-            )
+            raise _unfit(rule, "the table is not in the source", "correct upload.tables")
         oid, secured, owned, usage, rights = found[rule]
         _check_security(rule, secured=secured, owned=owned)
         _check_rights(rule, role, usage=usage, rights=rights)
         await _check_function(conn, rule)
         shapes[rule] = TableShape(rule, oid, _key(rule, keys[oid]), columns[oid])
     return shapes
+
+
+def _unfit(rule: TableRule, what: str, fix: str) -> UploadBlockedError:
+    return UploadBlockedError(what, rule.qualified_name, fix, code="HW_6122")
 
 
 def _checked_role(name: str, unbound: bool) -> sql.Identifier:
@@ -143,12 +144,8 @@ def _check_security(rule: TableRule, *, secured: bool, owned: bool) -> None:
         return
     what = "it does not apply to the upload role, which owns the table" if owned else "the table has none"
     how = sql_text(f"ALTER TABLE {{}} {'FORCE' if owned else 'ENABLE'} ROW LEVEL SECURITY", _name(rule))
-    raise UploadBlockedError(
-        f"uploads need row-level security, and {what}",
-        rule.qualified_name,
-        f"run {how}, and create policies; or set row_security: false for the table, to let every user write every row",
-        code="HW_6122",
-    )
+    fix = f"run {how}, and create policies; or set row_security: false for the table, to let every user write every row"
+    raise _unfit(rule, f"uploads need row-level security, and {what}", fix)
 
 
 def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights: Sequence[str]) -> None:
@@ -160,10 +157,8 @@ def _check_rights(rule: TableRule, role: sql.Identifier, *, usage: bool, rights:
         if usage
         else sql_text("GRANT USAGE ON SCHEMA {} TO {}", sql.Identifier(rule.schema), role)
     )
-    what = "the upload role lacks rights to the table"
-    raise UploadBlockedError(
-        what, rule.qualified_name, f"run {grant}, or `headwater source prepare --upload`", code="HW_6122"
-    )
+    fix = f"run {grant}, or `headwater source prepare --upload`"
+    raise _unfit(rule, "the upload role lacks rights to the table", fix)
 
 
 async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> None:
@@ -173,7 +168,7 @@ async def _check_function(conn: psycopg.AsyncConnection, rule: TableRule) -> Non
     (((there,),),) = await _fetch_all(conn, (_FUNCTION, [signature]))
     if not there:
         what = "the table's conflict function is missing, or the upload role may not call it"
-        raise UploadBlockedError(what, rule.qualified_name, f"create {signature} returning jsonb", code="HW_6122")
+        raise _unfit(rule, what, f"create {signature} returning jsonb")
 
 
 def needed_rights(rule: TableRule) -> tuple[str, ...]:
@@ -194,12 +189,10 @@ def _key(rule: TableRule, unique: list[tuple[bool, tuple[str, ...]]]) -> tuple[s
     if rule.key is None:
         primary = next((key for is_primary, key in unique if is_primary), None)
         if primary is None:
-            fix = "add one, or name a unique key as `key`"
-            raise UploadBlockedError("the table has no primary key", rule.qualified_name, fix, code="HW_6122")
+            raise _unfit(rule, "the table has no primary key", "add one, or name a unique key as `key`")
         return primary
     if not any(set(key) == set(rule.key) for _, key in unique):
-        fix = f"create a unique index on {', '.join(rule.key)}"
-        raise UploadBlockedError("the table's `key` has no unique index", rule.qualified_name, fix, code="HW_6122")
+        raise _unfit(rule, "the table's `key` has no unique index", f"create a unique index on {', '.join(rule.key)}")
     return rule.key
 
 
