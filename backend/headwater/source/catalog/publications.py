@@ -22,7 +22,6 @@ class Publication(NamedTuple):
 
     name: str
     all_tables: bool
-    via_root: bool
     operations: tuple[str, ...]
     generated: bool
     made: str
@@ -41,14 +40,14 @@ def load_publications(conn: psycopg.Connection, names: Sequence[str]) -> dict[st
     """By name, those of the publications that exist."""
     generated = "pubgencols::text = 's'" if conn.info.server_version >= 18_00_00 else "false"
     rows = conn.execute(
-        f"""select pubname, puballtables, pubviaroot, {generated},
+        f"""select pubname, puballtables, {generated},
                    array_remove(array[case when pubinsert then 'insert' end, case when pubupdate then 'update' end,
                      case when pubdelete then 'delete' end, case when pubtruncate then 'truncate' end], null),
                    oid || ' ' || xmin
             from pg_publication where pubname = any(%s)""",
         [list(names)],
     ).fetchall()
-    return {name: Publication(name, every, root, tuple(ops), gen, made) for name, every, root, gen, ops, made in rows}
+    return {name: Publication(name, every, tuple(ops), gen, made) for name, every, gen, ops, made in rows}
 
 
 @dataclass(frozen=True, slots=True)
