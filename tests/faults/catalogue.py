@@ -48,91 +48,17 @@ def _says(text: str, words: str) -> bool:
 # ways to inject
 
 
-def statements(do: str, undo: str, *, disconnect: bool = False) -> Inject:
-    """By SQL in the source. With `disconnect`, of a right that is looked at when somebody comes."""
-
+def undoable(do: Callable[[FaultyService], object], undo: Callable[[FaultyService], object] | None = None) -> Inject:
     @contextmanager
     def inject(service: FaultyService) -> Iterator[None]:
-        service.sql(do)
-        if disconnect:
-            service.disconnect()
+        do(service)
         try:
             yield
         finally:
-            service.sql(undo)
+            if undo is not None:
+                undo(service)
 
     return inject
-
-
-def started_with(change: Inject) -> Inject:
-    """The service is stopped, and started again when the change is there."""
-
-    @contextmanager
-    def inject(service: FaultyService) -> Iterator[None]:
-        service.stop()
-        with change(service):
-            service.start()
-            try:
-                yield
-            finally:
-                service.stop()
-
-    return inject
-
-
-def while_stopped(change: Inject) -> Inject:
-    """The service is stopped before, and is not started."""
-
-    @contextmanager
-    def inject(service: FaultyService) -> Iterator[None]:
-        service.stop()
-        with change(service):
-            yield
-
-    return inject
-
-
-def configured(*path: str, value: Any) -> Inject:
-    """Another value in the service config."""
-
-    @contextmanager
-    def inject(service: FaultyService) -> Iterator[None]:
-        *sections, key = path
-        place: Any = service.config
-        for section in sections:
-            place = place[section]
-        missing = object()
-        before = place.get(key, missing)
-        place[key] = value
-        service.write()
-        try:
-            yield
-        finally:
-            if before is missing:
-                del place[key]
-            else:
-                place[key] = before
-            service.write()
-
-    return inject
-
-
-def ruled(query: str) -> Inject:
-    """The sync config has another query, too."""
-
-    @contextmanager
-    def inject(service: FaultyService) -> Iterator[None]:
-        service.sync = f"{SYNC}      - {query}\n"
-        try:
-            yield
-        finally:
-            service.sync = SYNC
-
-    return inject
-
-
-def set_to(name: str, value: str) -> Inject:
-    return lambda service: service.setting(name, value)
 
 
 def together(*changes: Inject) -> Inject:
@@ -146,66 +72,82 @@ def together(*changes: Inject) -> Inject:
     return inject
 
 
-def connected(dsn: Callable[[FaultyService], str], *texts: str, **options: Any) -> Inject:
-    """A session that has done this, and stays open."""
+def statements(do: str, undo: str, *, disconnect: bool = False) -> Inject:
+    """By SQL in the source. With `disconnect`, of a right that is looked at when somebody comes."""
+    changed = undoable(lambda service: service.sql(do), lambda service: service.sql(undo))
+    return together(changed, undoable(FaultyService.disconnect)) if disconnect else changed
+
+
+def while_stopped(change: Inject) -> Inject:
+    """The service is stopped before, and is not started."""
+    return together(undoable(FaultyService.stop), change)
+
+
+def started_with(change: Inject) -> Inject:
+    """The service is stopped, and started again when the change is there."""
+    return together(while_stopped(change), undoable(FaultyService.start, FaultyService.stop))
+
+
+def configured(section: str, value: Any) -> Inject:
+    """Another section in the service config."""
 
     @contextmanager
     def inject(service: FaultyService) -> Iterator[None]:
-        with contextlib.closing(psycopg.connect(dsn(service), **options)) as conn:
-            for text in texts:
-                conn.execute(text)
-            yield
-            with contextlib.suppress(psycopg.Error):
-                conn.rollback()
-
-    return inject
-
-
-# single faults
-
-
-@contextmanager
-def source_down(service: FaultyService) -> Iterator[None]:
-    service.server.stop(StopMode.IMMEDIATE)
-    try:
-        yield
-    finally:
-        service.server.start()
-
-
-@contextmanager
-def network_cut(service: FaultyService) -> Iterator[None]:
-    service.network.cut()
-    try:
-        yield
-    finally:
-        service.network.mend()
-
-
-@contextmanager
-def network_silent(service: FaultyService) -> Iterator[None]:
-    service.network.swallow()
-    try:
-        yield
-    finally:
-        service.network.mend()
-
-
-def no_such_login(service: FaultyService) -> AbstractContextManager[None]:
-    return refused(f"host all {ROLE} 127.0.0.1/32 reject")(service)
-
-
-def refused(line: str) -> Inject:
-    @contextmanager
-    def inject(service: FaultyService) -> Iterator[None]:
-        service.refuse(line)
-        service.disconnect()
+        before = service.config[section]
+        service.config[section] = value
+        service.write()
         try:
             yield
         finally:
-            service.refuse("")
+            service.config[section] = before
+            service.write()
 
     return inject
+
+
+def ruled(query: str) -> Inject:
+    """The sync config has another query, too."""
+
+    def write(service: FaultyService, text: str) -> None:
+        service.sync = text
+
+    return undoable(lambda service: write(service, f"{SYNC}      - {query}\n"), lambda service: write(service, SYNC))
+
+
+def set_to(name: str, value: str) -> Inject:
+    return lambda service: service.setting(name, value)
+
+
+def refused(line: str) -> Inject:
+    def refuse(service: FaultyService) -> None:
+        service.refuse(line)
+        service.disconnect()
+
+    return undoable(refuse, lambda service: service.refuse(""))
+
+
+@contextmanager
+def open_transaction(service: FaultyService) -> Iterator[None]:
+    with contextlib.closing(psycopg.connect(service.dsn)) as conn:
+        conn.execute("insert into unseen values (0, 'open')")
+        yield
+        with contextlib.suppress(psycopg.Error):
+            conn.rollback()
+
+
+def fill_log(segments: int) -> Callable[[FaultyService], None]:
+    def fill(service: FaultyService) -> None:
+        for _ in range(segments):
+            service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+
+    return fill
+
+
+def drop_unread_slots(service: FaultyService) -> None:
+    service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+
+
+# single faults
 
 
 @contextmanager
@@ -219,64 +161,33 @@ def senders_used_up(service: FaultyService) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def slots_used_up(service: FaultyService) -> Iterator[None]:
-    names = [f"other_{n}" for n in range(7)]
-    for name in names:
-        service.sql(f"select pg_create_physical_replication_slot('{name}')")
-    try:
-        yield
-    finally:
-        for name in names:
-            service.sql(f"select pg_drop_replication_slot('{name}')")
+slots_used_up = together(
+    *(
+        statements(
+            f"select pg_create_physical_replication_slot('{name}')", f"select pg_drop_replication_slot('{name}')"
+        )
+        for name in (f"other_{n}" for n in range(7))
+    )
+)
 
 
-@contextmanager
-def segments_written(service: FaultyService) -> Iterator[None]:
+def lose_slot(service: FaultyService) -> None:
     """More log than the slot may keep."""
-    for _ in range(40):
-        service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
+    fill_log(40)(service)
     service.sql("checkpoint")
     service.sql("checkpoint")
-    yield
 
 
-@contextmanager
-def slot_dropped(service: FaultyService) -> Iterator[None]:
-    service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
-    yield
+paused = undoable(lambda service: service.signal(signal.SIGSTOP), lambda service: service.signal(signal.SIGCONT))
 
-
-@contextmanager
-def half_the_budget(service: FaultyService) -> Iterator[None]:
-    service.signal(signal.SIGSTOP)
-    for _ in range(20):
-        service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
-    try:
-        yield
-    finally:
-        service.signal(signal.SIGCONT)
-
-
-@contextmanager
-def forgotten_slot(service: FaultyService) -> Iterator[None]:
-    with service.setting("max_slot_wal_keep_size", "-1"):
-        service.sql("select pg_create_physical_replication_slot('forgotten', true)")
-        for _ in range(66):
-            service.sql("select pg_logical_emit_message(false, 'x', 'x'), pg_switch_wal()")
-        try:
-            yield
-        finally:
-            service.sql("select pg_drop_replication_slot('forgotten')")
-
-
-@contextmanager
-def prepared(service: FaultyService) -> Iterator[None]:
-    service.sql("begin; insert into unseen values (1); prepare transaction 'forgotten'")
-    try:
-        yield
-    finally:
-        service.sql("rollback prepared 'forgotten'")
+forgotten_slot = together(
+    set_to("max_slot_wal_keep_size", "-1"),
+    statements(
+        "select pg_create_physical_replication_slot('forgotten', true)",
+        "select pg_drop_replication_slot('forgotten')",
+    ),
+    undoable(fill_log(66)),
+)
 
 
 @contextmanager
@@ -289,22 +200,18 @@ def store_set_aside(service: FaultyService) -> Iterator[None]:
     finally:
         service.stop()
         shutil.rmtree(service.store, ignore_errors=True)
-        service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+        drop_unread_slots(service)
         shutil.rmtree(aside)
 
 
-@contextmanager
-def large_transaction(service: FaultyService) -> Iterator[None]:
-    service.sql("insert into notes select 'l' || n, repeat('y', 60) from generate_series(1, 2000000) n")
-    try:
-        yield
-    finally:
-        service.stop()
-        shutil.rmtree(service.store)
-        service.sql("truncate notes")
-        service.sql("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+def remove_large_transaction(service: FaultyService) -> None:
+    service.stop()
+    shutil.rmtree(service.store)
+    service.sql("truncate notes")
+    drop_unread_slots(service)
 
 
+_LARGE = "insert into notes select 'l' || n, repeat('y', 60) from generate_series(1, 2000000) n"
 _SUBTRANSACTIONS = """
 do $$ begin
   for n in 1..1500000 loop
@@ -314,24 +221,14 @@ end $$
 """  # they take long to decode, and little log
 
 
-@contextmanager
-def decoded_for_nobody(service: FaultyService) -> Iterator[None]:
-    service.sql(_SUBTRANSACTIONS)
-    try:
-        yield
-    finally:
-        service.sql("truncate unseen")
-
-
-@contextmanager
-def disk_full(service: FaultyService) -> Iterator[None]:
+def fill_disk(service: FaultyService) -> None:
     service.shrink_disk()
     service.sql("update notes set body = repeat(md5(random()::text), 2000)")
-    try:
-        yield
-    finally:
-        service.restore_disk()
-        service.sql("update notes set body = 'x'")
+
+
+def empty_disk(service: FaultyService) -> None:
+    service.restore_disk()
+    service.sql("update notes set body = 'x'")
 
 
 @contextmanager
@@ -377,51 +274,40 @@ def second_replicator(service: FaultyService) -> Iterator[None]:
 
 
 @contextmanager
-def killed(service: FaultyService) -> Iterator[None]:
-    service.kill()
-    yield
-
-
-@contextmanager
-def paused(service: FaultyService) -> Iterator[None]:
-    service.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        service.signal(signal.SIGCONT)
-
-
-@contextmanager
 def port_taken(service: FaultyService) -> Iterator[None]:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", service.port))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", service.port)):
         yield
 
 
 def uploading(entry: dict[str, Any], change: Inject) -> Inject:
     """A device writes while the change is there."""
 
-    @contextmanager
-    def inject(service: FaultyService) -> Iterator[None]:
-        with change(service):
-            crud = {"op_id": 1, "op": "PUT", "type": "notes", **entry}
-            service.post("/upload", {"client_id": f"c{entry['id']}", "transactions": [{"crud": [crud]}]})
-            yield
+    def upload(service: FaultyService) -> None:
+        crud = {"op_id": 1, "op": "PUT", "type": "notes", **entry}
+        service.upload({"client_id": f"c{entry['id']}", "transactions": [{"crud": [crud]}]})
 
-    return inject
+    return together(change, undoable(upload))
 
 
 FAULTS: tuple[Fault, ...] = (
     # the way to the source
-    Fault("the source is down", "cannot be reached", "check that Postgres runs there", source_down),
-    Fault("the network to the source is cut", "cannot be reached", "check that Postgres runs there", network_cut),
+    Fault(
+        "the source is down",
+        "cannot be reached",
+        "check that Postgres runs there",
+        undoable(lambda service: service.server.stop(StopMode.IMMEDIATE), lambda service: service.server.start()),
+    ),
+    Fault(
+        "the network to the source is cut",
+        "cannot be reached",
+        "check that Postgres runs there",
+        undoable(lambda service: service.network.cut(), lambda service: service.network.mend()),
+    ),
     Fault(
         "the network swallows everything",
         "cannot be reached / has not answered / did not answer",
         "check that Postgres runs / check the network",
-        network_silent,
+        undoable(lambda service: service.network.swallow(), lambda service: service.network.mend()),
     ),
     Fault(
         "the password was changed",
@@ -429,7 +315,9 @@ FAULTS: tuple[Fault, ...] = (
         "set username and password",
         statements(f"alter role {ROLE} password 'wrong'", f"alter role {ROLE} password '{PASSWORD}'", disconnect=True),
     ),
-    Fault("pg_hba.conf rejects the role", "pg_hba.conf", "pg_hba.conf", no_such_login),
+    Fault(
+        "pg_hba.conf rejects the role", "pg_hba.conf", "pg_hba.conf", refused(f"host all {ROLE} 127.0.0.1/32 reject")
+    ),
     Fault(
         "the role may not log in",
         "does not let this role log in",
@@ -539,21 +427,21 @@ FAULTS: tuple[Fault, ...] = (
         "the slot was lost while Headwater was stopped",
         "the slot … is lost: Postgres has removed log",
         "start Headwater, which makes a new slot",
-        while_stopped(together(set_to("max_slot_wal_keep_size", "64MB"), segments_written)),
+        while_stopped(together(set_to("max_slot_wal_keep_size", "64MB"), undoable(lose_slot))),
         where=("status", "doctor"),
     ),
     Fault(
         "the slot was dropped while Headwater was stopped",
         "the slot … is gone",
         "start Headwater, which makes a new slot",
-        while_stopped(slot_dropped),
+        while_stopped(undoable(drop_unread_slots)),
         where=("status", "doctor"),
     ),
     Fault(
         "much of the log that the slot may keep is used up",
         "more than half of the 512 MB of log",
         "find out why the stream is slow",
-        half_the_budget,
+        together(paused, undoable(fill_log(20))),
         where=("status", "doctor"),
     ),
     Fault(
@@ -574,25 +462,38 @@ FAULTS: tuple[Fault, ...] = (
         "an open transaction holds up the first start",
         "waits for the open transaction of pid",
         "pg_terminate_backend",
-        started_with(
-            together(store_set_aside, connected(lambda service: service.dsn, "insert into unseen values (0, 'open')"))
-        ),
+        started_with(together(store_set_aside, open_transaction)),
     ),
     Fault(
         "a forgotten prepared transaction holds up the first start",
         "waits for the prepared transaction 'forgotten'",
         "ROLLBACK PREPARED 'forgotten'",
-        started_with(together(store_set_aside, prepared)),
+        started_with(
+            together(
+                store_set_aside,
+                statements(
+                    "begin; insert into unseen values (1); prepare transaction 'forgotten'",
+                    "rollback prepared 'forgotten'",
+                ),
+            )
+        ),
     ),
-    Fault("a large transaction is being stored", "a large transaction is being stored", "wait", large_transaction),
+    Fault(
+        "a large transaction is being stored",
+        "a large transaction is being stored",
+        "wait",
+        undoable(lambda service: service.sql(_LARGE), remove_large_transaction),
+    ),
     Fault(
         "the source decodes something large that is none of ours",
         "decodes",
         "wait",
-        decoded_for_nobody,
+        statements(_SUBTRANSACTIONS, "truncate unseen"),
     ),
     # the store
-    Fault("the store's disk is full", "the disk is full / 0.0 GB are free", "free space", disk_full),
+    Fault(
+        "the store's disk is full", "the disk is full / 0.0 GB are free", "free space", undoable(fill_disk, empty_disk)
+    ),
     Fault("the store's file is gone", "a file of the store was removed", "put the original back", store_removed),
     Fault(
         "the store's file is damaged",
@@ -614,7 +515,7 @@ FAULTS: tuple[Fault, ...] = (
         "the service was killed",
         "process is gone",
         "start Headwater",
-        killed,
+        undoable(FaultyService.kill),
         where=("status", "doctor"),
     ),
     Fault(

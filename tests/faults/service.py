@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
 import psutil
 import psycopg
 
@@ -168,10 +167,9 @@ class FaultyService:
         """The same, with a line before all others."""
         self.hba(f"{line}\n{_HBA}")
 
-    def disconnect(self, *, stream: bool = True) -> None:
+    def disconnect(self) -> None:
         """End what the role has open: most rights are looked at when somebody comes."""
-        only = "" if stream else " and backend_type = 'client backend'"
-        self.sql(f"select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = '{ROLE}'{only}")
+        self.sql(f"select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = '{ROLE}'")
 
     @contextmanager
     def setting(self, name: str, value: str) -> Iterator[None]:
@@ -250,12 +248,6 @@ class FaultyService:
         """The process of the replicator."""
         return next(process for process in self.family() if "replicate" in process.cmdline())
 
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """The service does not run."""
-        self.stop()
-        yield
-
     def signal(self, number: signal.Signals) -> None:
         """To the replicator."""
         self.replicator().send_signal(number)
@@ -289,23 +281,17 @@ class FaultyService:
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
     def _ready(self) -> bool:
-        return self.get("/probes/readiness")[0] == 200
-
-    def get(self, path: str, **headers: str) -> tuple[int, str]:
-        """What the endpoint answers; 0 when it does not."""
-        return self._request(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers))
-
-    def post(self, path: str, body: Mapping[str, object]) -> tuple[int, str]:
-        """The same, as a device of user `u1`."""
-        headers = {"Authorization": f"Bearer {token_for('u1')}", "Content-Type": "application/json"}
-        url = f"http://127.0.0.1:{self.port}{path}"
-        return self._request(urllib.request.Request(url, json.dumps(body).encode(), headers))
-
-    def _request(self, request: urllib.request.Request) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+            return httpx.get(f"{self.url}/probes/readiness", timeout=10).is_success
+        except httpx.HTTPError:
+            return False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def upload(self, body: Mapping[str, object]) -> None:
+        """Sent by a device of user `u1`, if the endpoint answers."""
+        headers = {"Authorization": f"Bearer {token_for('u1')}"}
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"{self.url}/upload", json=body, headers=headers, timeout=10)
