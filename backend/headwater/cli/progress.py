@@ -27,7 +27,7 @@ _LINE_SECONDS = 5.0
 class _Work:
     """Running work of one kind."""
 
-    def __init__(self, bar: TaskID | None) -> None:
+    def __init__(self, bar: TaskID) -> None:
         self.bar = bar
         self.started = self.said_at = time.monotonic()
 
@@ -37,9 +37,14 @@ class BulkProgressDisplay:
     from any thread."""
 
     def __init__(self) -> None:
-        self._console = Console(file=sys.stderr)
         self._lock = threading.Lock()
-        self._bars: Progress | None = None
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[said]}, {task.fields[rate]:,.0f}/s"),
+            TimeRemainingColumn(),
+            console=Console(file=sys.stderr),
+        )
         self._works: dict[str, _Work] = {}
 
     def __call__(self, progress: BulkProgress) -> None:
@@ -48,39 +53,30 @@ class BulkProgressDisplay:
             if work is None:
                 if progress.over:
                     return
-                work = self._works[progress.what] = _Work(self._new_bar(progress.what))
+                work = _Work(self._bars.add_task(progress.what, total=None, said="", rate=0.0))
+                self._works[progress.what] = work
+            rate = progress.rows / max(time.monotonic() - work.started, 1e-3)
             if progress.over:
                 del self._works[progress.what]
-            rate = progress.rows / max(time.monotonic() - work.started, 1e-3)
-            if work.bar is not None:
+            if self._bars.console.is_terminal:
                 self._draw(work.bar, progress, rate)
             elif progress.over or time.monotonic() - work.said_at >= _LINE_SECONDS:
                 work.said_at = time.monotonic()
                 _log.info("%s: %s", progress.what, ", ".join(_words(progress, rate)))
-
-    def _new_bar(self, what: str) -> TaskID | None:
-        """A bar on a terminal; None elsewhere."""
-        if not self._console.is_terminal:
-            return None
-        if self._bars is None:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[said]}, {task.fields[rate]:,.0f}/s"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._bars.start()
-        return self._bars.add_task(what, total=None, said="", rate=0.0)
+            if not self._works:
+                self._clear()
 
     def _draw(self, bar: TaskID, progress: BulkProgress, rate: float) -> None:
-        if self._bars is None:
-            return
         total = max(progress.rows, progress.rows_expected) if progress.rows_expected or progress.over else None
+        self._bars.start()
         self._bars.update(bar, completed=progress.rows, total=total, said=str(progress), rate=rate)
-        if not self._works:
+
+    def _clear(self) -> None:
+        """Leave what is drawn, and draw none of it again with the next."""
+        if self._bars.live.is_started:
             self._bars.stop()
-            self._bars = None
+        for each in self._bars.task_ids:
+            self._bars.remove_task(each)
 
 
 def _words(progress: BulkProgress, rate: float) -> list[str]:
