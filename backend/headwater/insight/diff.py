@@ -3,6 +3,7 @@ estimated from the rows in the store."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -205,15 +206,12 @@ def estimates(rows: CurrentRows, plan: SyncPlan, names: Collection[str], sample:
     else:
         pages = [rows.pages(table, SAMPLE_PAGE, max(1, sample // SAMPLE_PAGE)) for table in tables]
     tallies = {bucket.name: Tally() for bucket in wanted.buckets}
-    read: dict[int, int] = {}
+    read = Counter[int]()
     by_position = [tallies[bucket.name] for bucket in wanted.buckets]
-    with rows.watch("rows", sum(len(each.ranges) for each in pages)) as page_done:
-        for each in pages:
-            read[each.table.id] = 0
-            for row_id, result in rows.results(wanted, each, page_done):
-                read[each.table.id] += 1
-                for put in result.puts:
-                    by_position[put.definition].add(put.bucket, op_size(put, each.table, row_id), each.factor)
+    for each, row_id, result in rows.scan("rows", wanted, pages):
+        read[each.table.id] += 1
+        for put in result.puts:
+            by_position[put.definition].add(put.bucket, op_size(put, each.table, row_id), each.factor)
     found = {}
     for name, tally in tallies.items():
         fed_by = {table.id for table in rows.tables(only(wanted, {name}))}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 
 import orjson
 
@@ -422,16 +423,16 @@ class _Question:
     def _by_object_id(self, table: StoredTable) -> Iterator[tuple[StoredTable, SourceRow]]:
         """The rows to which some query gives this id on devices, at most _MOST_ROWS. Evaluates all rows of the
         table."""
-        number, plan = 0, self.served.plan
-        store = open_store(self.current.store.address)
-        for row_id, result in self.current.results(plan, self.current.pages(table, _PAGE), lambda: None):
-            if row_id != self.row_id and any(p.id == self.row_id and p.table in self.names for p in result.puts):
-                row = store.find_row(table.id, row_id)
-                if row is not None:
-                    yield table, self.current.source_row(plan, table, row)
-                number += 1
-                if number >= _MOST_ROWS:
-                    return
+        plan, store = self.served.plan, open_store(self.current.store.address)
+        ids = (
+            row_id
+            for row_id, result in self.current.results(plan, self.current.pages(table, _PAGE), lambda: None)
+            if row_id != self.row_id and any(p.id == self.row_id and p.table in self.names for p in result.puts)
+        )
+        for row_id in islice(ids, _MOST_ROWS):
+            row = store.find_row(table.id, row_id)
+            if row is not None:
+                yield table, self.current.source_row(plan, table, row)
 
     # the buckets that contain the row
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -117,25 +117,21 @@ def _bucket_rows(
     found = {bucket.name: BucketRows() for bucket in resolution.buckets}
     used = only(plan, {plan.buckets[bucket.definition].name for bucket in resolution.buckets})
     pages = [current.pages(table, _PAGE) for table in current.tables(used)]
-    failed: dict[str, int] = {}
-    with current.watch("rows", sum(len(each.ranges) for each in pages)) as page_done:
-        for each in pages:
-            for row_id, result in current.results(used, each, page_done):
-                for put in result.puts:
-                    bucket = found.get(put.bucket)
-                    if bucket is None:
-                        continue
-                    bucket.rows += 1
-                    bucket.size += op_size(put, each.table, row_id)
-                    if len(bucket.first) < shown:
-                        bucket.first.append(put)
-                        kept += len(put.data)
-                        if max_shown_size is not None and kept > max_shown_size:
-                            raise PreviewTooLargeError(
-                                f"the rows have more than {max_shown_size:,} characters", fix="ask for fewer"
-                            )
-                for error in result.errors:
-                    failed[error] = failed.get(error, 0) + 1
+    failed = Counter[str]()
+    for each, row_id, result in current.scan("rows", used, pages):
+        for put in result.puts:
+            bucket = found.get(put.bucket)
+            if bucket is None:
+                continue
+            bucket.rows += 1
+            bucket.size += op_size(put, each.table, row_id)
+            if len(bucket.first) < shown:
+                bucket.first.append(put)
+                kept += len(put.data)
+                if max_shown_size is not None and kept > max_shown_size:
+                    what = f"the rows have more than {max_shown_size:,} characters"
+                    raise PreviewTooLargeError(what, fix="ask for fewer")
+        failed.update(result.errors)
     current.notes += [f"{error}: left out of {count(number, 'row')}" for error, number in failed.items()]
     return found
 
@@ -234,16 +230,14 @@ class LookupScan:
         entries: dict[str, list[str]] = {}
         number, complete = 0, True
         pages = [self._rows.pages(table, _PAGE) for table in self._rows.tables(plan)]
-        with self._rows.watch("lookups", sum(len(each.ranges) for each in pages)) as page_done:
-            for each in pages:
-                for _, result in self._rows.results(plan, each, page_done):
-                    for key, output in result.lookups:
-                        if complete or key in keys:
-                            entries.setdefault(key, []).append(output)
-                            number += 1
-                    if complete and number > self._kept:
-                        complete = False
-                        entries = {key: entries[key] for key in keys if key in entries}
+        for _, _, result in self._rows.scan("lookups", plan, pages):
+            for key, output in result.lookups:
+                if complete or key in keys:
+                    entries.setdefault(key, []).append(output)
+                    number += 1
+            if complete and number > self._kept:
+                complete = False
+                entries = {key: entries[key] for key in keys if key in entries}
         if complete:
             self._scanned[name] = entries
         return entries

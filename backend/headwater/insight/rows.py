@@ -102,6 +102,13 @@ class CurrentRows:
             return Pages(table, ranges, len(ranges))
         return Pages(table, [ranges[number * len(ranges) // most] for number in range(most)], len(ranges))
 
+    def scan(self, what: str, plan: SyncPlan, pages: Sequence[Pages]) -> Iterator[tuple[Pages, str, RowResult]]:
+        """Row id and result of every row of the pages of several tables, watched as `what`."""
+        with self.watch(what, sum(len(each.ranges) for each in pages)) as page_done:
+            for each in pages:
+                for row_id, result in self.results(plan, each, page_done):
+                    yield each, row_id, result
+
     def results(self, plan: SyncPlan, pages: Pages, page_done: Callable[[], None]) -> Iterator[tuple[str, RowResult]]:
         """Row id and result of every row of the pages. The rows of one page are read at the same moment."""
         if pages.table.resync:
