@@ -53,15 +53,15 @@ def pem_file(text: str) -> str:
 def _check_private(folder: Path) -> None:
     """Everybody may write to the folder above, so what is found there may be somebody else's, or a link."""
     found = folder.lstat()
+    what, fix = "", "remove it"
     if not stat.S_ISDIR(found.st_mode):
-        raise HeadwaterError("the certificate path is not a directory", str(folder), "remove it", code="HW_2008")
-    if found.st_uid != os.getuid():
-        raise HeadwaterError(
-            "the certificate directory belongs to another user", str(folder), "remove it", code="HW_2008"
-        )
-    if found.st_mode & 0o077:
-        what = "the certificate directory is open to other users"
-        raise HeadwaterError(what, str(folder), "remove it with all that is in it", code="HW_2008")
+        what = "the certificate path is not a directory"
+    elif found.st_uid != os.getuid():
+        what = "the certificate directory belongs to another user"
+    elif found.st_mode & 0o077:
+        what, fix = "the certificate directory is open to other users", "remove it with all that is in it"
+    if what:
+        raise HeadwaterError(what, str(folder), fix, code="HW_2008")
 
 
 def _holds(path: Path, text: str) -> bool:

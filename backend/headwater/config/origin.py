@@ -66,11 +66,8 @@ def _file(source: ConfigSource, environment: Mapping[str, str], directory: Path)
 
 def is_configured(source: ConfigSource, environment: Mapping[str, str], directory: Path) -> bool:
     """Whether `find_config` would find one."""
-    if source.base64 is not None or source.path is not None:
-        return True
-    return any(environment.get(name) for name in (*CONFIG_B64, *CONFIG_PATH)) or any(
-        (directory / name).is_file() for name in DEFAULT_FILES
-    )
+    given = source.base64 is not None or any(environment.get(name) for name in CONFIG_B64)
+    return given or _file(source, environment, directory) is not None
 
 
 def find_sync_base64(source: ConfigSource, environment: Mapping[str, str]) -> str | None:
