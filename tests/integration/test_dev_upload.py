@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from headwater.dev.sample import ROLE, WRITABLE
+from headwater.api.upload.settings import read_upload
+from headwater.config.document import parse_json
+from headwater.config.schema import ConfigFindings, Section
+from headwater.dev.sample import ROLE, UPLOAD
+from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import check_uploads
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import Entry, Uploads, delete, patch
@@ -51,8 +56,11 @@ def lists(demo_db: SourceDb, uploads_of: Callable[..., Uploads]) -> SharedLists:
     def list_of(owner: uuid.UUID, name: str) -> str:
         return str(demo_db.fetch("select id from lists where owner_id = %s and name = %s", owner, name)[0][0])
 
+    root = Section({"upload": parse_json(json.dumps(UPLOAD), "the demo")}, "", None, ConfigFindings())
+    settings = read_upload(root, [SourceSettings("", "", "")])
+    assert settings is not None
     return SharedLists(
-        uploads_of(WRITABLE, role=ROLE), str(ada), str(ben),
+        uploads_of(settings.tables, role=ROLE), str(ada), str(ben),
         list_of(ada, "Weekend together"), list_of(ada, "Reading"), list_of(ben, "Holiday"),
     )  # fmt: skip
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import secrets
 import shlex
@@ -34,10 +33,11 @@ from headwater.cli.init.page import title_of
 from headwater.cli.init.run import proposed, source_at
 from headwater.cli.supervise import EXIT_STOP, Child, end_with_supervisor, stop_on_signals, supervise
 from headwater.cli.watching import set_up_logging
+from headwater.cli.workers import answer_at
 from headwater.config import SYNC_B64, ConfigSource
 from headwater.dev import DemoFiles, find_demo_files
 from headwater.dev.routes import Backstage, Demo, demo_routes
-from headwater.dev.sample import fill, is_filled, make_policies, row_count, upload_section
+from headwater.dev.sample import UPLOAD, fill, is_filled, make_policies, row_count
 from headwater.dev.trace import RuleText, Tracer
 from headwater.dev.workspace import AUDIENCE, Workspace, WorkspaceError, open_workspace
 from headwater.embedded.postgres import EmbeddedPostgres
@@ -72,14 +72,7 @@ class Address:
 
     def answers(self) -> bool:
         """Whether the demo's page, or its placeholder, is served."""
-        try:
-            host = reachable_host(self.host)
-            with closing(http.client.HTTPConnection(host, self.port, _ANSWER_SECONDS)) as connection:
-                connection.request("GET", "/demo/")
-                connection.getresponse().read()
-        except (OSError, http.client.HTTPException):
-            return False
-        return True
+        return bool(answer_at(reachable_host(self.host), self.port, "/demo/", _ANSWER_SECONDS))
 
 
 def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:
@@ -165,7 +158,7 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         source = SourceSettings("127.0.0.1", _DATABASE, _USER, port=server.port, sslmode="disable")
         if not _create_source(server, source, files, rows, lambda: not stop.is_set()):
             return
-        workspace.write_config(source, files.rules, address.host, address.port, upload_section())
+        workspace.write_config(source, files.rules, address.host, address.port, UPLOAD)
         config = load_config(ConfigSource(path=workspace.config), {}, workspace.root)
         prepare_uploads(config.uploads())
         reserved.close()
@@ -176,28 +169,19 @@ def run(host: str, port: int, rows: int, keep: Path | None) -> None:
         _say("ending")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnDatabase:
-    """Somebody's own database: its URI, the table of users (None: the likeliest), and a sync config (None: what
-    `headwater init` would propose)."""
-
-    uri: str
-    users: str | None = None
-    rules: Path | None = None
-
-
-def run_own(database: OwnDatabase, host: str, port: int) -> None:
+def run_own(uri: str, users: str | None, given: Path | None, host: str, port: int) -> None:
     """Show what happens over a database of one's own, until a signal. In the end the slot and the publication that were
-    made for it are dropped."""
+    made for it are dropped. `users` is the table of users, by default the likeliest; `given` is the sync config, by
+    default what `headwater init` would propose."""
     files, stop = replace(find_demo_files(), page="own.html"), stop_on_signals(signal.SIGHUP)
     with ExitStack() as stack:
         reserved, address = _reserve(stack, host, port)
         workspace = stack.enter_context(open_workspace(None))
         mark = f"headwater_dev_{secrets.token_hex(4)}"
-        source = replace(source_at(database.uri, ask=False), publications=(mark,), slot_prefix=f"{mark}_")
-        proposal = proposed(read_outline(source), source, database.users)
-        rules = database.rules or workspace.rules
-        if database.rules is None:
+        source = replace(source_at(uri, ask=False), publications=(mark,), slot_prefix=f"{mark}_")
+        proposal = proposed(read_outline(source), source, users)
+        rules = given or workspace.rules
+        if given is None:
             rules.write_text(proposal.text, encoding="utf-8")
         if proposal.people is None:
             raise HeadwaterError(

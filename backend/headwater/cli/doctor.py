@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import importlib.util
 import json
 import os
@@ -12,7 +11,6 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +32,7 @@ from headwater.cli.source.status import (
     standing_of,
     store_findings,
 )
-from headwater.cli.workers import listening_at
+from headwater.cli.workers import answer_at, listening_at
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError
 from headwater.embedded import how_to_add
@@ -380,7 +378,7 @@ def _port(host: str, port: int, setting: str, *, running: bool) -> Result:
 
 def _is_ours(host: str, port: int) -> bool:
     """Whether probes or metrics of a Headwater are answered there."""
-    probe = _get(host, port, "/probes/startup")
+    probe = answer_at(host, port, "/probes/startup", _ANSWER_SECONDS)
     if not probe:
         return False
     try:
@@ -389,16 +387,7 @@ def _is_ours(host: str, port: int) -> bool:
             return True
         return str(answer["error"]["code"]).startswith(_CODES)  # where no probes are served
     except (ValueError, TypeError, KeyError):
-        return b"\nheadwater_" in _get(host, port, "/metrics")
-
-
-def _get(host: str, port: int, path: str) -> bytes:
-    try:
-        with closing(http.client.HTTPConnection(host, port, timeout=_ANSWER_SECONDS)) as connection:
-            connection.request("GET", path)
-            return connection.getresponse().read(1 << 20)
-    except (OSError, http.client.HTTPException):
-        return b""
+        return b"\nheadwater_" in answer_at(host, port, "/metrics", _ANSWER_SECONDS)
 
 
 def check_files(config: ServiceConfig) -> Iterator[Result]:

@@ -121,12 +121,7 @@ def serve(configs: ConfigSource, source_timeout: float, take_slot: bool) -> None
     """Replicate the source and serve devices: everything on one machine."""
     from headwater.cli import serve as command
 
-    command.run(
-        load(configs),
-        *_for_children(configs),
-        source_timeout=source_timeout,
-        take_slot=take_slot,
-    )
+    command.run(load(configs), *_for_children(configs), source_timeout=source_timeout, take_slot=take_slot)
 
 
 @cli.command(epilog=examples("headwater start -r unified -c powersync.yaml"))
@@ -268,14 +263,14 @@ def dev(
     With --uri, what happens to the tables of a database of yours: what two users have, each commit on its way to them,
     and the rule behind each row. It makes a publication and a slot, and drops them in the end.
     """
-    from headwater.cli.dev import OwnDatabase, run, run_own
+    from headwater.cli.dev import run, run_own
 
     if uri is None:
         run(host=host, port=port, rows=rows, keep=keep)
     elif keep is not None:
         raise click.UsageError("--keep is for the sample data")
     else:
-        run_own(OwnDatabase(uri, users, rules and rules.absolute()), host, port)
+        run_own(uri, users, rules and rules.absolute(), host, port)
 
 
 def main() -> None:

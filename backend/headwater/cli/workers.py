@@ -5,12 +5,13 @@ Their parent keeps the ports, and a directory in which each has a Unix socket, w
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,16 @@ def listening_at(config: ServiceConfig) -> list[tuple[str, int, str]]:
         (config.metrics_host, config.prometheus_port, METRICS_PORT),
     )
     return [(host, port, setting) for host, port, setting in every if port is not None]
+
+
+def answer_at(host: str, port: int, path: str, seconds: float) -> bytes:
+    """What HTTP gets at a port; nothing where nobody answers in time."""
+    try:
+        with closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
+            connection.request("GET", path)
+            return connection.getresponse().read(1 << 20)
+    except (OSError, http.client.HTTPException):
+        return b""
 
 
 def raise_if_in_use(config: ServiceConfig) -> None:

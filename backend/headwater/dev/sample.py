@@ -3,13 +3,11 @@ decide on each row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Final
 
 import psycopg
-
-from headwater.source.upload.settings import Conflict, Operation, TableRule
 
 FEWEST_ROWS = 1000
 
@@ -59,35 +57,19 @@ def _statements() -> Iterator[bytes]:
 
 ROLE: Final = "headwater_demo"
 
-_SHARING: Final = frozenset({Operation.INSERT, Operation.DELETE})
-
-WRITABLE: Final[Mapping[str, TableRule]] = {
-    "lists": TableRule("public", "lists", frozenset({"owner_id", "name", "created_at"})),
-    # who shares a list is added and removed, not changed
-    "list_members": TableRule("public", "list_members", frozenset({"list_id", "user_id", "role"}), _SHARING),
-    "todos": TableRule(
-        "public",
-        "todos",
-        frozenset({"list_id", "title", "notes", "done", "created_at", "completed_at"}),
-        conflict=Conflict.FUNCTION,
-        function=("demo", "keep_titles"),
-    ),
+UPLOAD: Final[dict[str, object]] = {
+    "role": ROLE,
+    "tables": {
+        "lists": {"columns": ["owner_id", "name", "created_at"]},
+        # who shares a list is added and removed, not changed
+        "list_members": {"columns": ["list_id", "user_id", "role"], "operations": ["insert", "delete"]},
+        "todos": {
+            "columns": ["list_id", "title", "notes", "done", "created_at", "completed_at"],
+            "conflict": {"function": "demo.keep_titles"},
+        },
+    },
 }
-
-
-def upload_section() -> dict[str, object]:
-    """The same as the service config has it."""
-    return {"role": ROLE, "tables": {name: _section(rule) for name, rule in WRITABLE.items()}}
-
-
-def _section(rule: TableRule) -> dict[str, object]:
-    section: dict[str, object] = {
-        "columns": sorted(rule.columns or ()),
-        "operations": [each.value for each in Operation if each in rule.operations],
-    }
-    if rule.function is not None:
-        section["conflict"] = {"function": ".".join(rule.function)}
-    return section
+"""What devices may write, as the service config has it."""
 
 
 def make_policies(conn: psycopg.Connection) -> None:

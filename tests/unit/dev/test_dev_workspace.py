@@ -10,7 +10,7 @@ from headwater.cli.config import load_config
 from headwater.cli.dev import Address, database_session, what_to_try
 from headwater.config import ConfigSource
 from headwater.dev import find_demo_files
-from headwater.dev.sample import upload_section
+from headwater.dev.sample import UPLOAD
 from headwater.dev.workspace import AUDIENCE, WorkspaceError, open_workspace
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import SqliteAddress
@@ -69,7 +69,7 @@ def test_written_config(tmp_path: Path) -> None:
     source = SourceSettings("127.0.0.1", "demo", "postgres", port=5433, sslmode="disable")
     files = find_demo_files()
     with open_workspace(tmp_path / "it's here") as workspace:
-        workspace.write_config(source, files.rules, "127.0.0.1", 8099, upload_section())
+        workspace.write_config(source, files.rules, "127.0.0.1", 8099, UPLOAD)
         config = load_config(ConfigSource(path=workspace.config), {}, Path("/"))
         assert workspace.config.stat().st_mode & 0o077 == 0
     assert config.warnings == ()
