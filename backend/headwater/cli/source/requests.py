@@ -11,6 +11,7 @@ import orjson
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
+from headwater.cli.options import to_json
 from headwater.cli.progress import WaitDisplay, polled
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn, parse_lsn
@@ -48,7 +49,7 @@ def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: b
     if result is None:
         return 0
     if as_json:
-        click.echo(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode())
+        click.echo(to_json(result))
     else:
         _show_counts(result, "repaired" if repair else "differ")
         for row in result["rows"][:_SHOWN_ROWS]:

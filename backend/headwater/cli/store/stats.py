@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import click
-import orjson
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store, when
+from headwater.cli.options import to_json
 from headwater.insight.words import count, size
 from headwater.oplog.lsn import format_lsn
 from headwater.storage.contract.versions import ConfigVersion, VersionState
@@ -36,11 +36,8 @@ def show_stats(config: ServiceConfig, *, top: int, as_json: bool) -> None:
     with existing_store(config) as store:
         versions = store.versions()
         stats = open_store(store.address).store_stats()
-    if as_json:
-        click.echo(orjson.dumps(_as_json(str(config.storage), stats, versions, top), option=orjson.OPT_INDENT_2))
-        return
-    for line in _lines(str(config.storage), stats, versions, top):
-        click.echo(line)
+    shown = (str(config.storage), stats, versions, top)
+    click.echo(to_json(_as_json(*shown)) if as_json else "\n".join(_lines(*shown)))
 
 
 # as JSON
@@ -115,26 +112,30 @@ def _lines(where: str, stats: StoreStats, versions: Sequence[ConfigVersion], top
     yield ""
     yield "bucket definitions (bytes are what devices download, before compression)"
     yield from _aligned(
-        [("definition", "buckets", "ops", "bytes", "largest bucket")]
-        + [
-            (
-                d.definition,
-                f"{d.buckets:,}",
-                f"{d.ops:,}",
-                size(d.size),
-                f"{d.largest_ops:,} ops, {size(d.largest_size)}",
-            )
-            for d in stats.definitions
+        [
+            ("definition", "buckets", "ops", "bytes", "largest bucket"),
+            *(
+                (
+                    d.definition,
+                    f"{d.buckets:,}",
+                    f"{d.ops:,}",
+                    size(d.size),
+                    f"{d.largest_ops:,} ops, {size(d.largest_size)}",
+                )
+                for d in stats.definitions
+            ),
         ]
     )
     for _, title, found in _growers(stats, top):
         yield ""
         yield f"buckets with the {title}"
         yield from _aligned(
-            [("bucket", "rows", "ops", "ops/row", "bytes", "new ops")]
-            + [
-                (b.name, f"{b.rows:,}", f"{b.ops:,}", f"{b.ops_per_row:,.1f}", size(b.size), f"{b.grown:,}")
-                for b in found
+            [
+                ("bucket", "rows", "ops", "ops/row", "bytes", "new ops"),
+                *(
+                    (b.name, f"{b.rows:,}", f"{b.ops:,}", f"{b.ops_per_row:,.1f}", size(b.size), f"{b.grown:,}")
+                    for b in found
+                ),
             ]
         )
     yield ""
