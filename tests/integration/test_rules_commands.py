@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import ruled_configs
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.ruled_store import EMBEDDED, RuledStore
-
-Run = Callable[..., Outcome]
 
 SERVED = """\
 config: {edition: 3}

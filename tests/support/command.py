@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -31,6 +31,10 @@ class Outcome:
     code: int
     out: str
     err: str
+
+
+Run = Callable[..., Outcome]
+"""The command as a fixture runs it."""
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -1,4 +1,5 @@
-"""How modules lean on each other. That imports go down only is held by the contracts in pyproject.toml."""
+"""How modules lean on each other, and what a command loads before it works: who asks for help, or checks rules at each
+commit, waits for it each time. That imports go down only is held by the contracts in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
@@ -57,3 +59,37 @@ def test_architecture_names_modules() -> None:
     named = set(re.findall(r"`([\w/]+\.py|\w+(?:/\w+)+/?)`", page))
     assert named
     assert sorted(name for name in named if not any((root / name).exists() for root in roots)) == []
+
+
+_LOADED = """
+import sys
+from headwater.cli.main import main
+sys.argv[1:] = {arguments}
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Names of all modules of a process that ran a command."""
+    code = _LOADED.format(arguments=list(arguments))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(ended.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["rules", "--help"], ["serve", "--help"], ["init", "--help"], ["doctor", "--help"]]
+)
+def test_imports_of_help(arguments: list[str]) -> None:
+    dear = {"sqlglot", "psycopg", "starlette", "cryptography", "ruamel.yaml", "httpcore", "pyspark", "rich"}
+    assert loaded_by(*arguments) & dear == set()
+
+
+def test_imports_of_rules_check(tmp_path: Path) -> None:
+    rules = tmp_path / "sync.yaml"
+    rules.write_text("config: {edition: 3}\nstreams: {notes: {query: SELECT * FROM notes}}\n")
+    loaded = loaded_by("rules", "check", str(rules))
+    assert "headwater_rules.compiler.compile" in loaded
+    assert loaded & {"psycopg", "starlette", "cryptography", "httpcore", "pyspark", "rich"} == set()

@@ -14,6 +14,7 @@ from headwater.cli import serve
 from headwater.cli.main import cli
 from headwater.cli.supervise import Child
 from tests.support.command import Outcome, headwater, headwater_here
+from tests.support.ruled_store import write_config
 
 RULES = """\
 config:
@@ -59,27 +60,6 @@ def test_rules_check(tmp_path: Path) -> None:
     outcome = headwater("rules", "check", "sync.yaml", "--no-schema", cwd=tmp_path)
     assert (outcome.code, outcome.err) == (0, "note: its tables are not compared with the source: --no-schema\n")
     assert "sync.yaml: ok, 1 stream, 1 bucket definition" in outcome.out
-
-
-def test_rules_check_of_wrong_rules(tmp_path: Path) -> None:
-    (tmp_path / "sync.yaml").write_text(RULES.replace("auth.user_id()", "auth.user_di()"))
-    error = error_of(headwater_here("rules", "check", "sync.yaml", cwd=tmp_path))
-    assert "line 6, column" in error
-    assert "there are `auth.user_id()`" in error
-    assert "^^^" in error
-
-
-def test_rules_check_json(tmp_path: Path) -> None:
-    (tmp_path / "sync.yaml").write_text(RULES.replace("SELECT", "SELEC"))
-    outcome = headwater_here("rules", "check", "sync.yaml", "--json", cwd=tmp_path)
-    assert outcome.code == 1
-    (finding, *_) = json.loads(outcome.out)["errors"]
-    assert finding["severity"] == "fatal"
-    assert finding["place"]["line"] == 6
-
-
-def test_rules_check_without_file(tmp_path: Path) -> None:
-    assert "no.yaml" in error_of(headwater_here("rules", "check", "no.yaml", cwd=tmp_path))
 
 
 @pytest.mark.parametrize("name", ["serve", "replicate", "api", "start"])
@@ -160,3 +140,11 @@ def test_example_secret(command: str, tmp_path: Path) -> None:
     assert "[HW_7010] api.tokens: is the secret of an example, which everybody knows" in told
     assert "openssl rand -hex 32" in told
     assert "change-me" not in told
+
+
+@pytest.mark.parametrize("command", ["store stats", "store forget --contains some-text", "compact"])
+def test_missing_store(command: str, tmp_path: Path) -> None:
+    write_config(tmp_path)
+    done = headwater_here(*command.split(), cwd=tmp_path)
+    assert "there is no store yet" in error_of(done)
+    assert (done.code, (tmp_path / "store").exists()) == (1, False)

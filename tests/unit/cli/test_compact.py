@@ -72,12 +72,6 @@ def test_unknown_bucket(directory: Path) -> None:
     assert "the store has no bucket nobody" in outcome.err
 
 
-def test_missing_store(directory: Path) -> None:
-    outcome = headwater_here("compact", cwd=directory)
-    assert outcome.code == 1
-    assert not (directory / "store").exists()
-
-
 def test_compact_waits_for_another(directory: Path, written: WrittenStore) -> None:
     other = open_store(written.address).open_compaction()
     other.acquire("elsewhere:1", 3.0)  # held for a moment only

@@ -83,13 +83,6 @@ def test_config_mistakes(tmp_path: Path) -> None:
     assert_said(storage, "config", Level.FAIL, "storage.type: mongodb storage is not supported", "use the embedded")
 
 
-def test_example_secret(tmp_path: Path) -> None:
-    (tmp_path / "headwater.yaml").write_text(AUTH + "api: {tokens: [!env PS_ADMIN_TOKEN]}\n")
-    found, results = check_config(ConfigSource(), {"PS_ADMIN_TOKEN": "change-me-admin-token"}, tmp_path)
-    assert found is None
-    assert_said(only(results), "config", Level.FAIL, "[HW_7010] api.tokens: is the secret of", "openssl rand -hex 32")
-
-
 def test_config_warning(tmp_path: Path) -> None:
     (tmp_path / "headwater.yaml").write_text("colour: blue\n" + AUTH)
     found, results = check_config(ConfigSource(), {}, tmp_path)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.ruled_configs import SERVED, STREAM_ADDED
 from tests.support.ruled_store import RuledStore
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture

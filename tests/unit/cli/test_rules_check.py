@@ -1,18 +1,16 @@
-"""`headwater rules check`: all findings of several files, in the forms that people, editors and CI read."""
+"""`headwater rules check`: all findings of several files, in the forms that people, editors and CI read; and what
+`explain` and `schema` say of one."""
 
 from __future__ import annotations
 
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.command import Outcome
-
-Run = Callable[..., Outcome]
+from tests.support.command import Run
 
 GOOD = "config: {edition: 3}\nstreams:\n  s:\n    query: SELECT * FROM t WHERE owner = auth.user_id()\n"
 WRONG = GOOD.replace("owner =", "own(er) =")
@@ -29,6 +27,7 @@ def test_several_files_are_checked_at_once(headwater_here: Run, tmp_path: Path) 
         "b.yaml: ok, 1 stream, 1 bucket definition, 0 lookups\nc.yaml: ok, 1 stream, 1 bucket definition, 0 lookups\n"
     )
     assert "a.yaml:\nerror [HW_R104]: unknown function `own`" in outcome.err
+    assert "^^^" in outcome.err
     assert "c.yaml:\nwarning [HW_R201]" in outcome.err
 
 
@@ -120,6 +119,7 @@ def test_schema_file(headwater_here: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("no.yaml",), "no.yaml"),
         (("b.yaml", "--schema-file", "no.json"), "the source schema can't be read"),
         (("b.yaml", "--schema-file", "b.yaml"), "not a source schema: not JSON"),
         (("b.yaml", "--schema"), "there is no service config"),
@@ -132,3 +132,38 @@ def test_wrong_arguments(headwater_here: Run, tmp_path: Path, arguments: tuple[s
     outcome = headwater_here("rules", "check", *arguments)
     assert outcome.code != 0
     assert message in outcome.err
+
+
+MINE = GOOD.replace("  s:", "  mine:")
+
+
+def test_explain_config(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(MINE)
+    outcome = headwater_here("rules", "explain", "sync.yaml")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "stream mine: priority 3, clients subscribe to it" in outcome.out
+    assert "sends    * of t where owner = auth.user_id()" in outcome.out
+    found = json.loads(headwater_here("rules", "explain", "sync.yaml", "--json").out)
+    (stream,) = found["streams"]
+    assert (stream["name"], stream["reads"]) == ("mine", ["auth.user_id()"])
+    assert found["tables"] == [{"name": "t", "moves": [["owner", ["mine"]]], "rights": [], "sent": ["mine"]}]
+
+
+def test_client_schema(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(MINE)
+    (tmp_path / "schema.json").write_text(
+        '{"format": 1, "tables": [{"name": "t", "columns": {"id": "uuid", "owner": "text", "n": "int"}}]}'
+    )
+    outcome = headwater_here("rules", "schema", "sync.yaml", "-l", "sql", "--schema-file", "schema.json")
+    assert outcome.code == 0
+    assert 'CREATE TABLE "t" (\n  id TEXT NOT NULL PRIMARY KEY,\n  "owner" TEXT,\n  "n" INTEGER\n);' in outcome.out
+    unknown = headwater_here("rules", "schema", "sync.yaml", "-l", "sql")
+    assert '"owner" TEXT -- type not known' in unknown.out
+
+
+def test_explain_wrong_config(headwater_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(WRONG)
+    for arguments in (("explain", "sync.yaml"), ("schema", "sync.yaml", "-l", "ts")):
+        outcome = headwater_here("rules", *arguments)
+        assert (outcome.code, outcome.out) == (1, "")
+        assert "unknown function `own`" in outcome.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from headwater.insight.diff import SAMPLE_PAGE, Tally
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.model_device import parse_ops
 from tests.support.ruled_configs import (
     LISTS,
@@ -25,8 +24,6 @@ from tests.support.ruled_configs import (
     WRONG,
 )
 from tests.support.ruled_store import TEXT, RuledStore
-
-Run = Callable[..., Outcome]
 
 
 def diff(run: Run, yaml: str, *options: str) -> dict[str, dict[str, object]]:

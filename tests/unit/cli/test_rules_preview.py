@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.model_device import ModelBucket, contents, parse_ops
 from tests.support.ruled_configs import (
     LISTS,
@@ -30,7 +29,6 @@ from tests.support.ruled_configs import (
 )
 from tests.support.ruled_store import TEXT, RuledStore
 
-Run = Callable[..., Outcome]
 Shown = dict[tuple[str, str], dict[str, object]]
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headwater.replication.versions import FILE_KEY, deploy_file, was_taken, why_served
 from headwater.storage.contract.versions import Origin, VersionState
-from tests.support.command import Outcome, command, environment
+from tests.support.command import Outcome, Run, command, environment
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
 from tests.support.ruled_store import RuledStore, write_config
 from tests.support.waiting import wait_until
-
-Run = Callable[..., Outcome]
 
 NOT_ASKED = "note: its tables are not compared with the source: [HW_2001]"
 

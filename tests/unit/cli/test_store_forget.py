@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.ruled_configs import SERVED
-from tests.support.ruled_store import RuledStore, write_config
-
-Run = Callable[..., Outcome]
+from tests.support.ruled_store import RuledStore
 
 
 @pytest.mark.parametrize(
@@ -48,10 +43,3 @@ def test_forget_needs_the_source(ruled: RuledStore, headwater_here: Run) -> None
     outcome = headwater_here("store", "forget", "--contains", "some text", "--yes")
     assert outcome.code == 75
     assert "some text" not in outcome.err + outcome.out
-
-
-def test_no_store_is_said_in_one_line(headwater_here: Run, tmp_path: Path) -> None:
-    write_config(tmp_path)
-    outcome = headwater_here("store", "forget", "--contains", "some text")
-    assert outcome.code == 1
-    assert "there is no store yet" in outcome.err

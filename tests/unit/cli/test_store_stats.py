@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from headwater.oplog.limits import ROW_LIMIT, stored_line
 from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import ReplicationProgress
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.ruled_configs import LISTS, SERVED, TODOS
-from tests.support.ruled_store import SOURCE, RuledStore, write_config
-
-Run = Callable[..., Outcome]
+from tests.support.ruled_store import SOURCE, RuledStore
 
 
 def stats(run: Run, *options: str) -> dict[str, Any]:
@@ -76,12 +72,3 @@ def test_too_large_rows(ruled: RuledStore, headwater_here: Run) -> None:
     assert found["left_out_rows"] == 1
     assert found["left_out"] == [{"row_id": "big", "ops": 0, "size": len(line)}]
     assert f"row big: the row, {len(line):,} bytes" in headwater_here("store", "stats").out
-
-
-def test_no_store_is_said_in_one_line(headwater_here: Run, tmp_path: Path) -> None:
-    write_config(tmp_path)
-    outcome = headwater_here("store", "stats")
-    assert outcome.code == 1
-    assert "there is no store yet" in outcome.err
-    assert "Traceback" not in outcome.err
-    assert not (tmp_path / "store").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from headwater.replication.meters import Flow
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.versions import Origin
 from headwater_rules.schema import SeenSchema, SourceSchema
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.fix_admin import SECRET, AdminEndpoint
 from tests.support.fix_api import make_token
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
@@ -33,7 +33,6 @@ from tests.support.waiting import wait_until
 from tests.unit.api.hostile.requests import ADMIN
 
 OURS = "/api/headwater/v1"
-Run = Callable[..., Outcome]
 
 
 def printed(run: Run, *command: str) -> Any:
