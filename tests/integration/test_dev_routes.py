@@ -18,7 +18,6 @@ from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind
 from headwater.dev import DemoFiles
 from headwater.dev.routes import Demo, demo_routes
-from headwater.source.connect import SourceSettings
 from tests.support.fix_api import PlayedHead
 from tests.support.fix_postgres import SourceDb
 from tests.support.memory_store import MemoryStore
@@ -41,8 +40,7 @@ def files(tmp_path: Path) -> DemoFiles:
 
 @pytest.fixture
 def demo(demo_db: SourceDb) -> Demo:
-    source = SourceSettings("127.0.0.1", demo_db.name, "postgres", port=demo_db.server.port, sslmode="disable")
-    return Demo(source, KEY, AUDIENCE)
+    return Demo(demo_db.settings(), KEY, AUDIENCE)
 
 
 @contextmanager

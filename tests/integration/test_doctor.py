@@ -171,7 +171,6 @@ def test_doctor_wal_retention(source_with: Callable[..., SourceDb], source_db: S
 
 def found_at(source: SourceDb, tmp_path: Path) -> list[Result]:
     """What the checks of a source find, of which no sync config is deployed."""
-    uri = f"postgresql://postgres@127.0.0.1:{source.server.port}/{source.name}"
-    text = f"replication: {{connections: [{{uri: '{uri}', sslmode: disable}}]}}\n"
+    text = f"replication: {{connections: [{{uri: '{source.uri}', sslmode: disable}}]}}\n"
     (tmp_path / "headwater.yaml").write_text(text)
     return list(source_checks.check_source(load_config(ConfigSource(), {}, tmp_path), None, None))

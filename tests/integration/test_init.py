@@ -16,7 +16,6 @@ from headwater.cli.config import load_config
 from headwater.cli.init.hosts import WRITER, by_name
 from headwater.config import ConfigSource
 from headwater.source.catalog.schema import read_outline, read_schema
-from headwater.source.connect import SourceSettings
 from headwater.source.readiness.prepare import prepare
 from headwater.source.upload.prepare import check_uploads, prepare_uploads
 from headwater_rules.compiler.compile import Compiled, compile_config
@@ -29,23 +28,15 @@ from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 
 
-def settings(source: SourceDb) -> SourceSettings:
-    return SourceSettings("127.0.0.1", source.name, "postgres", port=source.server.port, sslmode="disable")
-
-
-def uri_of(source: SourceDb, password: str = "") -> str:
-    return f"postgresql://postgres{password}@127.0.0.1:{source.server.port}/{source.name}"
-
-
 def proposed(source: SourceDb, name: str) -> Proposal:
     make_example(source, name)
-    return propose(read_outline(settings(source)), NAMED.get(name))
+    return propose(read_outline(source.settings()), NAMED.get(name))
 
 
 def checked(source: SourceDb, text: str, *but: RuleCode) -> Compiled:
     """Compiled against the database, without any comparison that can't be true, or table that is not there, or another
     warning `but` these."""
-    compiled = compile_config(text, schema=read_schema(settings(source)), advise=True)
+    compiled = compile_config(text, schema=read_schema(source.settings()), advise=True)
     harmless = {RuleCode.NOT_SENT, RuleCode.BUCKET_PER_ROW, *but}  # nothing is published yet
     assert [each.message for each in compiled.warnings if each.code not in harmless] == []
     return compiled
@@ -73,7 +64,7 @@ def test_proposed_rules_give_rows_to_users(name: str, source_db: SourceDb) -> No
 @pytest.mark.parametrize("name", GIVEN)
 def test_devices_sync_by_proposed_rules(name: str, deploy: Deploy, source_db: SourceDb) -> None:
     text = proposed(source_db, name).text
-    prepare(settings(source_db), compile_config(text).plan.tables())
+    prepare(source_db.settings(), compile_config(text).plan.tables())
     deployed = deploy(text).start()
     ann, bob = (deployed.rows(user) for user in USERS[name])
     assert {table for table, _ in (*ann, *bob)} == GIVEN[name]
@@ -88,7 +79,7 @@ def _streams(compiled: Compiled) -> set[str]:
 
 def test_written_files_work(source_db: SourceDb, tmp_path: Path) -> None:
     make_example(source_db, "rails")
-    uri = uri_of(source_db, ":it's%20a%20secret")
+    uri = source_db.uri.replace("@", ":it's%20a%20secret@")
     done = headwater_here("init", "--yes", "--sdk", "ts", cwd=tmp_path, HEADWATER_SOURCE_URI=uri)
     assert done.code == 0, done.err
     assert "secret" not in done.out + (tmp_path / "headwater.yaml").read_text() + (tmp_path / "sync.yaml").read_text()
@@ -115,9 +106,9 @@ def test_too_many_buckets_are_named(source_db: SourceDb, tmp_path: Path) -> None
         "insert into tasks select n, 1 + n % 2 from generate_series(1, 3000) n;"
         "insert into comments select n, n, '2026-05-01' from generate_series(1, 500) n; analyze"
     )
-    rows = {table.name: table.rows for table in read_outline(settings(source_db))}
+    rows = {table.name: table.rows for table in read_outline(source_db.settings())}
     assert rows == {"users": 2, "tasks": 3000, "comments": 500}
-    done = headwater_here("init", "--yes", "--sdk", "none", "--uri", uri_of(source_db), cwd=tmp_path)
+    done = headwater_here("init", "--yes", "--sdk", "none", "--uri", source_db.uri, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "CAUTION: the stream comments has a bucket for each row of tasks, which has about 3,000, 1,500" in done.out
     assert "CAUTION: a bucket for each row of tasks" in (tmp_path / "sync.yaml").read_text()
@@ -125,7 +116,7 @@ def test_too_many_buckets_are_named(source_db: SourceDb, tmp_path: Path) -> None
 
 def test_init_asks(source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_example(source_db, "pagila")
-    uri = uri_of(source_db, ":secret")
+    uri = source_db.uri.replace("@", ":secret@")
     monkeypatch.setattr("sys.stdin", io.StringIO("customer\nn\n"))
     refused = headwater_here("init", "--sdk", "none", "--uri", uri, cwd=tmp_path)
     assert (refused.code, list(tmp_path.iterdir())) == (130, [])
@@ -145,7 +136,7 @@ def test_init_asks(source_db: SourceDb, tmp_path: Path, monkeypatch: pytest.Monk
 def test_existing_files_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table notes (id text primary key, user_id text)")
     (tmp_path / "sync.yaml").write_text("mine")
-    arguments = ["init", "--yes", "--sdk", "none", "--uri", uri_of(source_db)]
+    arguments = ["init", "--yes", "--sdk", "none", "--uri", source_db.uri]
     refused = headwater_here(*arguments, cwd=tmp_path)
     assert (refused.code, "sync.yaml exists already" in refused.err) == (1, True), refused.err
     assert [each.name for each in tmp_path.iterdir()] == ["sync.yaml"]
@@ -158,7 +149,7 @@ def test_existing_secrets_are_kept(source_db: SourceDb, tmp_path: Path) -> None:
     secrets = tmp_path / ".env"
     secrets.write_text("STRIPE_KEY='of the app'\nexport PS_JWT_SECRET=mine-since-years")
     secrets.chmod(0o644)
-    arguments = ["init", "--yes", "--sdk", "none", "--uri", uri_of(source_db, ":new")]
+    arguments = ["init", "--yes", "--sdk", "none", "--uri", source_db.uri.replace("@", ":new@")]
     for more in ([], ["--force"]):
         done = headwater_here(*arguments, *more, cwd=tmp_path)
         assert done.code == 0, done.err
@@ -190,14 +181,14 @@ def test_odd_names_compile(source_db: SourceDb) -> None:
     source_db.execute('create table "it\'s: #1 \\ ""quoted""" (id int primary key, user_id int, "a  b" text)')
     source_db.execute('create schema "Other"; create table "Other".select (id int primary key, "userId" int)'
                       .replace(".select", '."select"'))  # fmt: skip
-    proposal = propose(read_outline(settings(source_db)))
+    proposal = propose(read_outline(source_db.settings()))
     assert len(_streams(checked(source_db, proposal.text))) == len(words) + 2
 
 
 @pytest.mark.long
 def test_django_tables(deploy: Deploy, source_db: SourceDb) -> None:
     make_django_tables(source_db)
-    proposal = propose(read_outline(settings(source_db)))
+    proposal = propose(read_outline(source_db.settings()))
     assert _streams(checked(source_db, proposal.text)) == {
         "auth_user", "app_notebook", "app_notebook_members", "app_page",
     }  # fmt: skip
@@ -233,7 +224,7 @@ def as_owner(source: SourceDb, login: str) -> str:
     source.execute(f'alter database "{source.name}" owner to {login}; alter schema public owner to {login}')
     for (table,) in source.fetch("select tablename from pg_tables where schemaname = 'public'"):
         source.execute(f'alter table "{table}" owner to {login}')
-    return uri_of(source).replace("postgres@", f"{login}@")
+    return source.uri.replace("postgres@", f"{login}@")
 
 
 def test_rds_has_no_superuser(roles: Callable[[str], None], source_db: SourceDb, tmp_path: Path) -> None:
@@ -284,7 +275,7 @@ def test_supabase_policies(roles: Callable[[str], None], source_db: SourceDb, tm
 
 def test_host_tells_provider(source_db: SourceDb) -> None:
     def known(host: str) -> list[tuple[str, str | None]]:
-        named = replace(settings(source_db), host=host)
+        named = replace(source_db.settings(), host=host)
         return [(each.name, each.project) for each in (by_name(named),) if each is not None]
 
     assert known("db.abcdefghij.supabase.co") == [("Supabase", "abcdefghij")]
@@ -300,7 +291,7 @@ def test_proposed_uploads_are_ready(
 ) -> None:
     """Whether a device may then write is asked of the page, in tests/e2e."""
     make_example(source_db, name)
-    done = headwater_here("init", "-y", "--app", "web", "--upload", "--uri", uri_of(source_db), cwd=tmp_path)
+    done = headwater_here("init", "-y", "--app", "web", "--upload", "--uri", source_db.uri, cwd=tmp_path)
     assert done.code == 0, done.err
     config = load_config(ConfigSource(), {}, tmp_path)
     assert config.warnings == ()

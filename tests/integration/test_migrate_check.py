@@ -62,8 +62,7 @@ def check(source_db: SourceDb, tmp_path: Path) -> Check:
     ) -> tuple[Outcome, dict[str, str]]:
         (tmp_path / "powersync.yaml").write_text(service.format(storage=storage) + more)
         (tmp_path / "sync_config.yaml").write_text(rules)
-        at = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
-        done = headwater_here("migrate", "check", cwd=tmp_path, PS_SOURCE_URI=uri or at, PS_PORT="8080")
+        done = headwater_here("migrate", "check", cwd=tmp_path, PS_SOURCE_URI=uri or source_db.uri, PS_PORT="8080")
         parts = re.split(rf"^({'|'.join(HEADINGS)}):\n", done.out, flags=re.MULTILINE)
         return done, {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 

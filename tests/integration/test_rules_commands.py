@@ -38,9 +38,8 @@ class Commands:
         source = deployment.source
         self._folder = folder
         self._run = run
-        uri = f"postgresql://postgres@127.0.0.1:{source.server.port}/{source.name}"
         (folder / "headwater.yaml").write_text(
-            f"replication: {{connections: [{{uri: '{uri}', sslmode: disable}}]}}\n"
+            f"replication: {{connections: [{{uri: '{source.uri}', sslmode: disable}}]}}\n"
             f"storage: {{type: sqlite, path: '{deployment.directory}'}}\n"
         )
 
@@ -112,9 +111,9 @@ def test_commands_foretell_with_postgres_store(
     source_db: SourceDb, tmp_path: Path, headwater_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_bytes", bytes)  # so that checksums have as many digits in both
-    uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
     told: list[tuple[str, ...]] = []
-    for name, storage in (("file", EMBEDDED), ("database", f"{{type: postgresql, uri: '{uri}', sslmode: disable}}")):
+    database = f"{{type: postgresql, uri: '{source_db.uri}', sslmode: disable}}"
+    for name, storage in (("file", EMBEDDED), ("database", database)):
         folder = tmp_path / name
         folder.mkdir()
         ruled = RuledStore(folder, storage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleCode
 from headwater_rules.schema import SourceSchema, ValueKind
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.command import Outcome
+from tests.support.command import Run
 from tests.support.fix_postgres import SourceDb, skip_without
 
-Run = Callable[..., Outcome]
 _PYTHON = {
     ValueKind.INTEGER: int,
     ValueKind.REAL: float,
@@ -84,9 +82,9 @@ def test_tables_of_every_schema(source_db: SourceDb) -> None:
 @pytest.fixture
 def config(source_db: SourceDb, tmp_path: Path) -> None:
     source_db.execute("create table lists (id uuid primary key, owner_id int, name text)")
-    uri = f"postgresql://postgres@127.0.0.1:{source_db.server.port}/{source_db.name}"
     (tmp_path / "headwater.yaml").write_text(
-        f"replication: {{connections: [{{uri: '{uri}', sslmode: disable}}]}}\nstorage: {{type: sqlite, path: data}}\n"
+        f"replication: {{connections: [{{uri: '{source_db.uri}', sslmode: disable}}]}}\n"
+        "storage: {type: sqlite, path: data}\n"
     )
     (tmp_path / "sync.yaml").write_text(
         "config: {edition: 3}\nstreams:\n  lists: {query: SELECT nme FROM lists WHERE owner_id = auth.user_id()}\n"

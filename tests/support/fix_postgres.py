@@ -67,6 +67,11 @@ class SourceDb:
     def dsn(self) -> str:
         return self.server.dsn(self.name)
 
+    @property
+    def uri(self) -> str:
+        """Its address as commands and the service config take it."""
+        return f"postgresql://postgres@127.0.0.1:{self.server.port}/{self.name}"
+
     def execute(self, statement: str, *parameters: object) -> None:
         """Run one statement, or without parameters several."""
         self.connection.execute(statement, parameters or None)

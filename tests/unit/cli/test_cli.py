@@ -142,9 +142,15 @@ def test_example_secret(command: str, tmp_path: Path) -> None:
     assert "change-me" not in told
 
 
-@pytest.mark.parametrize("command", ["store stats", "store forget --contains some-text", "compact"])
+@pytest.mark.parametrize(
+    "command",
+    ["store stats", "store forget --contains some-text", "compact", "rules deploy sync.yaml", "rules versions",
+     "rules rollback", "rules show", "rules diff sync.yaml", "rules preview sync.yaml --user u1"],
+)  # fmt: skip
 def test_missing_store(command: str, tmp_path: Path) -> None:
     write_config(tmp_path)
+    (tmp_path / "sync.yaml").write_text(RULES)
     done = headwater_here(*command.split(), cwd=tmp_path)
-    assert "there is no store yet" in error_of(done)
+    there_is_none = f"[HW_8101] there is no store yet ({tmp_path}/store); start `headwater serve`, which creates it"
+    assert there_is_none in error_of(done)
     assert (done.code, (tmp_path / "store").exists()) == (1, False)

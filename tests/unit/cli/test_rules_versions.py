@@ -7,13 +7,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from headwater.replication.versions import FILE_KEY, deploy_file, was_taken, why_served
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, Run, command, environment
 from tests.support.ruled_configs import PROJECTION_EDITED, REQUEST_EDITED, SERVED, STREAM_ADDED, WRONG
-from tests.support.ruled_store import RuledStore, write_config
+from tests.support.ruled_store import RuledStore
 from tests.support.waiting import wait_until
 
 NOT_ASKED = "note: its tables are not compared with the source: [HW_2001]"
@@ -133,17 +131,6 @@ def test_deploy_warnings(ruled: RuledStore, tmp_path: Path, headwater_here: Run)
     assert "warning [HW_R201]" in outcome.err
     (tmp_path / "open.yaml").write_text(SERVED.replace("owner = auth.user_id()", "owner = auth.user_id() OR true"))
     assert "warning [HW_R210]" in headwater_here("rules", "deploy", "open.yaml", "--no-wait").err
-
-
-@pytest.mark.parametrize("arguments", [("deploy", "sync.yaml"), ("versions",), ("rollback",), ("show",),
-                                       ("diff", "sync.yaml"), ("preview", "sync.yaml", "--user", "u1")],
-                         ids=lambda arguments: arguments[0])  # fmt: skip
-def test_missing_store(tmp_path: Path, arguments: tuple[str, ...], headwater_here: Run) -> None:
-    write_config(tmp_path)
-    (tmp_path / "sync.yaml").write_text(SERVED)
-    error = error_of(headwater_here("rules", *arguments))
-    assert f"[HW_8101] there is no store yet ({tmp_path}/store); start `headwater serve`, which creates it" in error
-    assert not (tmp_path / "store").exists()
 
 
 def test_missing_file(ruled: RuledStore, headwater_here: Run) -> None:
