@@ -64,7 +64,15 @@ def build(
         body=limits.body,
         chunk_cache_bytes=limits.chunk_cache_mb << 20,
         keep_requests=limits.checkpoint_request_retention_minutes * 60.0,
-        admin=_admin(config, together),
+        admin=AdminSettings(
+            tokens=config.api.tokens,
+            storage=config.storage,
+            sources=config.sources,
+            port=config.api.admin_port,
+            from_file=config.sync_config is not None,
+            limits=limits.requests,
+            workers=together,
+        ),
         probes=config.probes,
         upload=upload_share(config.upload, workers),
         http=config.api.http,
@@ -94,18 +102,6 @@ def key_source(auth: ClientAuth) -> KeySource:
     """The keys in a config, and those published at the addresses that it names."""
     clients = [JwksClient(address, auth.rules) for address in auth.addresses]
     return KeyRing(auth.keys, [RemoteKeys(client.fetch, client.address.shown) for client in clients])
-
-
-def _admin(config: ServiceConfig, together: Workers | None) -> AdminSettings:
-    return AdminSettings(
-        tokens=config.api.tokens,
-        storage=config.storage,
-        sources=config.sources,
-        port=config.api.admin_port,
-        from_file=config.sync_config is not None,
-        limits=config.api.parameters.requests,
-        workers=together,
-    )
 
 
 def _own(config: ServiceConfig) -> OwnConfig | None:

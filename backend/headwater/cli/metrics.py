@@ -42,9 +42,7 @@ def endpoint_page(
     _say(config, port)
     own = _own(app) if workers is None else WorkersCollector(workers)
     sizes = StoreSizes(open_store(config.storage).disk_use)
-    sources = (
-        SourceCollector(_standings(config), reported_totals, sizes) if unified else SourceCollector(_standings(config))
-    )
+    sources = SourceCollector(_standings(config), reported_totals if unified else None, sizes if unified else None)
     return MetricsPage(own, sources, process=workers is None)
 
 
