@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 
 from headwater.cli.compact import SparkCompaction
 from headwater.cli.config import ServiceConfig
@@ -49,13 +48,18 @@ def run(
         tables = rules.compiled.plan.tables()
         for warning in rules.compiled.warnings:
             _log.warning("%s", warning)
-    with traces_of(config) as traces:
+    with ExitStack() as stack:
+        traces = stack.enter_context(traces_of(config))
         figures = Figures() if traces is None else Figures(traces.flushed)
         wait_for_source(config.source(), tables, stop, source_timeout)
-        if not stop.is_set():
-            rules = None if rules is None else rules_that_fit(config, rules)
-            with contextlib.nullcontext() if unified else _metrics(config, figures):
-                _replicate(config, rules.yaml if rules is not None else None, figures, stop, take_slot=take_slot)
+        if stop.is_set():
+            return
+        rules = None if rules is None else rules_that_fit(config, rules)
+        if config.prometheus_port is not None and not unified:
+            from headwater.cli.metrics import replicator_page
+
+            stack.enter_context(replicator_page(config, config.prometheus_port, figures))
+        _replicate(config, rules.yaml if rules is not None else None, figures, stop, take_slot=take_slot)
 
 
 def _replicate(
@@ -89,14 +93,6 @@ def _replicate(
         spark.stop()
         done.set()
         store.close()
-
-
-def _metrics(config: ServiceConfig, figures: Figures) -> AbstractContextManager[None]:
-    if config.prometheus_port is None:
-        return contextlib.nullcontext()
-    from headwater.cli.metrics import replicator_page
-
-    return replicator_page(config, config.prometheus_port, figures)
 
 
 def _cancel_when_stopped(spark: Spark, stop: threading.Event, done: threading.Event) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from headwater.api.auth.keys import Key, StaticKeys, sign
+from headwater.api.auth.keys import StaticKeys, sign
 from headwater.api.auth.settings import ClientAuth
 from headwater.api.auth.verify import Verifier
 from headwater.errors import HeadwaterError
@@ -27,15 +27,8 @@ def run(auth: ClientAuth, user: str, claims: Mapping[str, object], audience: Seq
             code="HW_8501",
         )
     now = int(time.time())
-    aud = _as_claim(audience or sorted(key.audience or auth.audience))
+    audience = [*audience] or sorted(key.audience or auth.audience)
+    aud = audience[0] if len(audience) == 1 else audience
     token = sign({**claims, "sub": user, "aud": aud, "iat": now, "exp": now + seconds}, key)
-    asyncio.run(_check(token, key, auth))
+    asyncio.run(Verifier(StaticKeys((key,)), auth.audience).verify(token))
     click.echo(token)
-
-
-def _as_claim(audience: Sequence[str]) -> str | list[str]:
-    return audience[0] if len(audience) == 1 else list(audience)
-
-
-async def _check(token: str, key: Key, auth: ClientAuth) -> None:
-    await Verifier(StaticKeys((key,)), auth.audience).verify(token)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from headwater.replication.versions import FILE_KEY, deploy_file, was_taken, why_served
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.support.command import Outcome, Run, command, environment
@@ -55,10 +57,15 @@ def states(ruled: RuledStore) -> list[str]:
     return [version.state.value for version in ruled.store.versions()]
 
 
-def test_deploy_waits(ruled: RuledStore, tmp_path: Path) -> None:
+@pytest.fixture
+def running(ruled: RuledStore, tmp_path: Path) -> Running:
+    """A second version, which is being deployed."""
     ruled.serve(SERVED)
     (tmp_path / "new.yaml").write_text(STREAM_ADDED)
-    running = Running(tmp_path, "deploy", "new.yaml")
+    return Running(tmp_path, "deploy", "new.yaml")
+
+
+def test_deploy_waits(ruled: RuledStore, running: Running) -> None:
     assert running.said() == "waiting: its new rows are being prepared\n"
     assert states(ruled) == ["active", "processing"]
     ruled.process()
@@ -68,20 +75,14 @@ def test_deploy_waits(ruled: RuledStore, tmp_path: Path) -> None:
     assert ruled.store.versions()[1].origin is Origin.COMMAND
 
 
-def test_failed_deploy(ruled: RuledStore, tmp_path: Path) -> None:
-    ruled.serve(SERVED)
-    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
-    running = Running(tmp_path, "deploy", "new.yaml")
+def test_failed_deploy(ruled: RuledStore, running: Running) -> None:
     running.said()
     ruled.fail("the table public.todos is gone")
     error = error_of(running.outcome())
     assert "[HW_8103] version 2 failed: the table public.todos is gone; devices are served as before" in error
 
 
-def test_replaced_deploy(ruled: RuledStore, tmp_path: Path) -> None:
-    ruled.serve(SERVED)
-    (tmp_path / "new.yaml").write_text(STREAM_ADDED)
-    running = Running(tmp_path, "deploy", "new.yaml")
+def test_replaced_deploy(ruled: RuledStore, running: Running) -> None:
     running.said()
     ruled.store.deploy(REQUEST_EDITED, Origin.COMMAND)
     assert "version 2 was stopped: another version was deployed" in error_of(running.outcome())
