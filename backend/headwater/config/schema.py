@@ -144,17 +144,16 @@ class Section:
 
     def sections(self, key: str) -> list[Section]:
         """A list of mappings."""
-        value = self._value(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or any(not isinstance(item.value, dict) for item in value):
-            self._mismatch(key, "a list of mappings")
-            return []
-        return [
+        items = self._of(key, list, "a list of mappings") or []
+        found = [
             Section(item.value, f"{self.at(key)}[{number}]", item.mark, self.findings)
-            for number, item in enumerate(value)
+            for number, item in enumerate(items)
             if isinstance(item.value, dict)
         ]
+        if len(found) < len(items):
+            self._mismatch(key, "a list of mappings")
+            return []
+        return found
 
     def named(self, key: str) -> dict[str, Section]:
         """A mapping of names to mappings; a name without a value gets an empty one."""

@@ -12,6 +12,7 @@ from headwater.errors import HeadwaterError
 from headwater.insight.rows import CurrentRows, op_size
 from headwater.insight.words import count
 from headwater.storage.contract.reader import StoreReader
+from headwater.sync.request import RequestLimits
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
@@ -88,9 +89,8 @@ def preview(
     reader: StoreReader,
     plan: SyncPlan,
     request: SyncRequest,
+    limits: RequestLimits,
     *,
-    max_buckets: int,
-    max_results: int,
     shown: int,
     max_shown_size: int | None = None,
 ) -> Preview:
@@ -98,7 +98,7 @@ def preview(
     refused request, the errors of its streams say why. Raises PreviewTooLargeError when the rows to be shown have more
     than `max_shown_size` characters."""
     lookups = LookupScan(current, plan, current.store.complete_definitions(), reader)
-    resolution = resolve(plan, request, lookups, max_buckets=max_buckets, max_results=max_results)
+    resolution = resolve(plan, request, lookups, max_buckets=limits.max_buckets, max_results=limits.max_results)
     buckets = _bucket_rows(current, plan, resolution, shown, max_shown_size)
     return Preview(
         request,

@@ -312,8 +312,7 @@ class RulesHandler:
                     reader,
                     plan,
                     request_of(request.client),
-                    max_buckets=self._settings.limits.max_buckets,
-                    max_results=self._settings.limits.max_results,
+                    self._settings.limits,
                     shown=max(0, request.rows),
                     max_shown_size=MOST_BYTES,
                 )

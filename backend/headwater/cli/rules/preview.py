@@ -17,7 +17,6 @@ from headwater.insight.preview import Preview, preview
 from headwater.insight.rows import CurrentRows
 from headwater.insight.words import count, size
 from headwater.storage.open import open_store
-from headwater_rules.plan import SyncPlan
 from headwater_rules.results import SyncRequest
 
 _SHOWN_BUCKETS = 50
@@ -27,7 +26,9 @@ _SHOWN = 160  # characters of a row or a lookup value on a terminal
 def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, rows: int, as_json: bool) -> None:
     """Print buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRulesError."""
     plan = compile_rules(read_text(file), str(file), as_json=as_json).plan
-    found = _preview(config, plan, request, rows)
+    with existing_store(config) as store, closing(open_store(store.address).open_reader()) as reader:
+        current = CurrentRows(store, config.source(), scan_progress)
+        found = preview(current, reader, plan, request, config.api.parameters.requests, shown=rows)
     if as_json:
         click.echo(to_json(found.as_dict()))
         return
@@ -35,19 +36,6 @@ def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, row
         click.echo(line)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
-
-
-def _preview(config: ServiceConfig, plan: SyncPlan, request: SyncRequest, shown: int) -> Preview:
-    with existing_store(config) as store, closing(open_store(store.address).open_reader()) as reader:
-        return preview(
-            CurrentRows(store, config.source(), scan_progress),
-            reader,
-            plan,
-            request,
-            max_buckets=config.api.parameters.requests.max_buckets,
-            max_results=config.api.parameters.requests.max_results,
-            shown=shown,
-        )
 
 
 def _lines(found: Preview, shown: int) -> Iterator[str]:
