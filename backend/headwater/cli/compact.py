@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -67,22 +68,16 @@ def run(
     budget, rows are put again only where that saves devices more than it costs them. Raises HW_8301, and
     CompactionStoppedError once `stop` is set."""
     policy = CompactionPolicy() if budget is None else CompactionPolicy(budget=budget, price=math.inf, least=1)
-    with existing_store(config) as store:
-        compaction = open_store(store.address).open_compaction()
-        try:
-            buckets = selected(compaction.buckets(OpId(0)), bucket, definition)
-            if not buckets and (bucket or definition):
-                what = f"bucket {bucket}" if bucket else f"bucket definition {definition}"
-                raise HeadwaterError(
-                    f"the store has no {what}", str(store.address), "see `headwater store stats`", code="HW_8301"
-                )
-            with _work(compaction, stop) as work:
-                if spark or sum(bucket.count for bucket in buckets) >= LARGE_OPS:
-                    summary = _on_spark(config, work, compaction, buckets, policy)
-                else:
-                    summary = _compact(work, compaction, buckets, policy)
-        finally:
-            compaction.close()
+    with existing_store(config) as store, closing(open_store(store.address).open_compaction()) as compaction:
+        buckets = selected(compaction.buckets(OpId(0)), bucket, definition)
+        if not buckets and (bucket or definition):
+            what = f"the store has no {f'bucket {bucket}' if bucket else f'bucket definition {definition}'}"
+            raise HeadwaterError(what, str(store.address), "see `headwater store stats`", code="HW_8301")
+        with _work(compaction, stop) as work:
+            if spark or sum(bucket.count for bucket in buckets) >= LARGE_OPS:
+                summary = _on_spark(config, work, compaction, buckets, policy)
+            else:
+                summary = _compact(work, compaction, buckets, policy)
     click.echo(_summary_text(summary))
 
 

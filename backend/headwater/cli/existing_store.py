@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 
 from headwater.cli.config import ServiceConfig
@@ -17,16 +17,12 @@ from headwater.storage.sql.writer import StoreWriter
 def existing_store(config: ServiceConfig) -> Iterator[StoreWriter]:
     """The configured store, open during the context. Raises HW_8101: a missing store is more likely a wrong path
     than a wish to create one."""
-    address = config.storage
-    if not open_store(address).exists():
-        raise HeadwaterError(
-            "there is no store yet", str(address), "start `headwater serve`, which creates it", code="HW_8101"
-        )
-    store = open_store(address).open_writer()
-    try:
-        yield store
-    finally:
-        store.close()
+    store = open_store(config.storage)
+    if not store.exists():
+        fix = "start `headwater serve`, which creates it"
+        raise HeadwaterError("there is no store yet", str(config.storage), fix, code="HW_8101")
+    with closing(store.open_writer()) as writer:
+        yield writer
 
 
 def served(versions: Sequence[ConfigVersion]) -> ConfigVersion | None:

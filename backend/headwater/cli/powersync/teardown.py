@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import click
 
@@ -59,8 +60,7 @@ def teardown(config: ServiceConfig, word: str, *, wait_seconds: float = WAIT_SEC
 
 
 def _drop_slot(store: Store, source: SourceSettings, deadline: float) -> None:
-    writer = store.open_writer()
-    try:
+    with closing(store.open_writer()) as writer:
         lease = _acquire(writer, source, deadline)
         try:
             name = slot_note(source, writer).name
@@ -74,8 +74,6 @@ def _drop_slot(store: Store, source: SourceSettings, deadline: float) -> None:
                     click.echo(f'dropped the slot "{name}" of {source.address}')
         finally:
             writer.release(lease)
-    finally:
-        writer.close()
 
 
 def _acquire(store: StoreWriter, source: SourceSettings, deadline: float) -> Lease:

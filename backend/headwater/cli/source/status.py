@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,11 +185,11 @@ _ANSWER_SECONDS = 3
 
 def read_store(config: ServiceConfig) -> StoredState | None:
     """What the store records; None when there is no store. Raises StoreError."""
-    if not open_store(config.storage).exists():
+    stored = open_store(config.storage)
+    if not stored.exists():
         return None
     tag = config.source().tag
-    reader, store = open_store(config.storage).open_reader(), open_store(config.storage).open_writer()
-    try:
+    with closing(stored.open_reader()) as reader, closing(stored.open_writer()) as store:
         return StoredState(
             reader.replicator_status(tag),
             slot_of(config.source(), store),
@@ -200,9 +201,6 @@ def read_store(config: ServiceConfig) -> StoredState | None:
             deciding_in(store),
             why_served(store),
         )
-    finally:
-        reader.close()
-        store.close()
 
 
 _LEAST_FREE, _LOW_FREE = 256 << 20, 4 << 30
