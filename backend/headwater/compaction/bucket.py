@@ -129,7 +129,8 @@ class BucketCompactor:
                 newer, seen = self._store.rows_after(bucket.key, seen)
                 gone |= newer
                 left = [row for row in batch if row.row not in gone]
-                put, seen = self._timed(self._store.reput, self._lease, bucket, seen, left)
+                put, newer, seen = self._timed(self._store.reput, self._lease, bucket, seen, left)
+                gone |= newer  # rows of later batches, too
                 rows += put
                 size += sum(len(row.body) for row in left)
         return Compacted(history.ops, history.ops + rows, history.live, rows, size)

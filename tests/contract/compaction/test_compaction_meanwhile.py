@@ -47,9 +47,26 @@ def test_rows_with_newer_ops(compacted: CompactionSetup) -> None:
     (rows,) = compaction.live_before(Cut(1, 0, 0, 2, 0), history, lambda _: run)
     compacted.hand.write({"goes": None})
     lease = compacted.compaction.acquire("here:1", 30.0)
-    put, newest = compacted.compaction.reput(lease, bucket, seen, rows)
+    put, changed, newest = compacted.compaction.reput(lease, bucket, seen, rows)
     compacted.compaction.release(lease)
-    assert (put, newest) == (1, compacted.compaction.checkpoint())
+    assert (put, len(changed), newest) == (1, 1, compacted.compaction.checkpoint())
+    compacted.assert_whole({})
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("newer", [None, (A, "newer")], ids=["removed", "changed"])
+def test_rows_of_later_batches_change_between_two_steps(
+    compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch, newer: tuple[str, str] | None
+) -> None:
+    monkeypatch.setattr("headwater.compaction.bucket._REPUT_OPS", 10)
+    rows = [f"row {n}" for n in range(40)]
+    compacted.hand.publish(dict.fromkeys(rows, (A, "x")))
+    for n in range(30):
+        compacted.hand.write({"busy": (A, str(n))})
+    bucket, upto = compacted.state(A), compacted.compaction.checkpoint()
+    store = _Meddled(compacted, "reput", lambda: compacted.hand.write(dict.fromkeys(rows, newer)), 1).as_store()
+    with CompactionPass(store, "here:1", lambda _: False) as work:
+        work.bucket(bucket, upto, LAVISH)
     compacted.assert_whole({})
 
 

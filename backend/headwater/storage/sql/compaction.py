@@ -170,10 +170,13 @@ class CompactionStore:
 
     # writing
 
-    def reput(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]) -> tuple[int, OpId]:
+    def reput(
+        self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]
+    ) -> tuple[int, set[int], OpId]:
         """Number `rows` and append them to the bucket, as a flush does, except those that an op after `seen` changed.
-        Moves the checkpoint. Returns how many were appended, and the bucket's newest op. Raises HistoryChangedError
-        when the bucket was cleared since."""
+        Moves the checkpoint. Returns how many were appended, the keys of all rows that ops after `seen` changed, and
+        the bucket's newest op: a caller that goes on from there must leave these rows out as well. Raises
+        HistoryChangedError when the bucket was cleared since."""
         with self._step(lease) as db:
             next_op = lock_state(db)
             _lock_same(db, bucket)
@@ -182,7 +185,7 @@ class CompactionStore:
             if rows:
                 newest = _append(db, bucket, next_op, rows)
                 db.notify()
-        return len(rows), newest
+        return len(rows), changed, newest
 
     def clear(self, lease: Lease, bucket: BucketState, cut: Piece, cleared: Cleared, compacted_op: OpId) -> list[Piece]:
         """Replace everything up to `cleared.op_id`, which is in the piece `cut`, by a CLEAR. `purge` deletes the ops
