@@ -64,7 +64,11 @@ def test_rows_of_later_batches_change_between_two_steps(
     for n in range(30):
         compacted.hand.write({"busy": (A, str(n))})
     bucket, upto = compacted.state(A), compacted.compaction.checkpoint()
-    store = _Meddled(compacted, "reput", lambda: compacted.hand.write(dict.fromkeys(rows, newer)), 1).as_store()
+
+    def change() -> None:
+        compacted.hand.write(dict.fromkeys(rows, newer))
+
+    store = _Meddled(compacted, "reput", change, 1).as_store()
     with CompactionPass(store, "here:1", lambda _: False) as work:
         work.bucket(bucket, upto, LAVISH)
     compacted.assert_whole({})

@@ -170,9 +170,7 @@ class CompactionStore:
 
     # writing
 
-    def reput(
-        self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]
-    ) -> tuple[int, set[int], OpId]:
+    def reput(self, lease: Lease, bucket: BucketState, seen: OpId, rows: Sequence[Reput]) -> tuple[int, set[int], OpId]:
         """Number `rows` and append them to the bucket, as a flush does, except those that an op after `seen` changed.
         Moves the checkpoint. Returns how many were appended, the keys of all rows that ops after `seen` changed, and
         the bucket's newest op: a caller that goes on from there must leave these rows out as well. Raises
