@@ -7,11 +7,12 @@ there, what the store has, and what the source says now.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+import msgspec
 import orjson
 import psycopg
 
@@ -125,28 +126,9 @@ def to_json(health: ReplicatorHealth) -> str:
 def from_json(text: str) -> ReplicatorHealth | None:
     """None for an empty text, and for the format of another version of headwater."""
     try:
-        found = orjson.loads(text)
-        return ReplicatorHealth(
-            state=ReplicationState(found["state"]),
-            since=found["since"],
-            at=found["at"],
-            trouble=_maybe(Trouble, found["trouble"]),
-            compared=tuple(Compared(**each) for each in found["compared"]),
-            findings=tuple(Finding(**{**each, "sql": tuple(each.get("sql", ()))}) for each in found["findings"]),
-            slot=_maybe(SlotHealth, found["slot"]),
-            looked_at=found["looked_at"],
-            flow=Flow(**found["flow"]),
-            triggers=found["triggers"],
-            work=found["work"],
-            done=_maybe(BulkProgress, found["done"]),
-            totals=Totals(**found["totals"]),
-        )
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(text, type=ReplicatorHealth)
+    except msgspec.DecodeError:
         return None
-
-
-def _maybe(kind: Any, found: Mapping[str, Any] | None) -> Any:
-    return None if found is None else kind(**found)
 
 
 # what follows from it

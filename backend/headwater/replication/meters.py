@@ -101,20 +101,11 @@ class Flow:
 
     def moved(self, seconds: float) -> Flow:
         """The same by a clock that is so far ahead."""
+        times = {name: at + seconds for name in _FLOW_TIMES if (at := getattr(self, name)) is not None}
+        return replace(self, **times)
 
-        def at(time: float | None) -> float | None:
-            return None if time is None else time + seconds
 
-        return replace(
-            self,
-            read_at=at(self.read_at),
-            brought_at=at(self.brought_at),
-            stored_at=at(self.stored_at),
-            unstored_since=at(self.unstored_since),
-            asked_at=at(self.asked_at),
-            caught_up_at=at(self.caught_up_at),
-            behind_since=at(self.behind_since),
-        )
+_FLOW_TIMES = ("read_at", "brought_at", "stored_at", "unstored_since", "asked_at", "caught_up_at", "behind_since")
 
 
 class FlowMeter:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
 from headwater.decode.wire import DecodeError
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 _NAMED_BUCKETS = 100
 _ROWS_AT_ONCE = 5_000
 _ATTEMPTS = 3
-_NO_END = 1 << 62
+NO_END: Final = 1 << 62
 
 
 class Audit(Job):
@@ -122,8 +123,8 @@ def verify_job(
 
 def _ranges(context: JobContext, table: int) -> tuple[tuple[int, int], ...]:
     """Ranges of all rows. The last is open, since new rows are placed after all others."""
-    ranges = context.places(table).ranges or [(0, _NO_END)]
-    return (*ranges[:-1], (ranges[-1][0], _NO_END))
+    ranges = context.places(table).ranges or [(0, NO_END)]
+    return (*ranges[:-1], (ranges[-1][0], NO_END))
 
 
 class Rebuild(Job):

@@ -14,13 +14,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import orjson
 
 from headwater.bulk.contract import BrokenLookups
 from headwater.errors import HeadwaterError
 from headwater.oplog.keys import StoreKeys
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS, BROKEN_ROWS
-from headwater.replication.jobs.audit import Rebuild, repair_lookups
+from headwater.replication.jobs.audit import NO_END, Rebuild, repair_lookups
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.jobs.sampling_checks import BucketWalk, NotCompared, Probing, Sums, wrong_rows
@@ -40,7 +41,6 @@ _KEPT_FINDINGS = 100
 _GATHER_SECONDS = 3.0
 _LONGEST_STEP = 0.01  # seconds that the stream waits, give or take a slice
 _REPAIRED_AT_MOST = 3
-_NO_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +80,8 @@ class SamplingResults:
 
 def sampling_results(store: StoreWriter, tag: str) -> SamplingResults:
     """The stored results of a source's sampling audit."""
-    text = store.get_meta(f"sampling {tag}")
-    if not text:
-        return SamplingResults()
-    known = orjson.loads(text)
-    return SamplingResults(
-        known["cycles"],
-        known["ended"],
-        tuple(Damage(**finding) for finding in known["findings"]),
-        {table: NotCompared(**why) for table, why in known.get("left_out", {}).items()},
-    )
+    text = store.get_meta(f"sampling {tag}") or "{}"
+    return msgspec.json.decode(text, type=SamplingResults)
 
 
 def sampling_findings(store: StoreWriter, tag: str) -> tuple[Finding, ...]:
@@ -261,7 +253,7 @@ class Sampling:
             position = 0
             while True:
                 reader.renew()
-                batch = next(reader.rows(table_id, position, _NO_END), [])[: self._settings.slice]
+                batch = next(reader.rows(table_id, position, NO_END), [])[: self._settings.slice]
                 if not batch:
                     break
                 position = batch[-1].place + 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
+import msgspec
 import orjson
 
 from headwater.oplog.lsn import Lsn, format_lsn, parse_lsn
@@ -42,7 +43,7 @@ class FailedTransactions:
 
     def read(self) -> list[FailedTransaction]:
         """The newest last."""
-        return [FailedTransaction(**entry) for entry in orjson.loads(self._store.get_meta(self._key) or "[]")]
+        return msgspec.json.decode(self._store.get_meta(self._key) or "[]", type=list[FailedTransaction])
 
     def skipped(self) -> frozenset[Lsn]:
         """Transactions to skip."""
@@ -86,7 +87,7 @@ class FailedTransactions:
         self._write(lease, ())
 
     def _write(self, lease: Lease, failed: Sequence[FailedTransaction]) -> None:
-        self._store.set_meta(lease, self._key, orjson.dumps([asdict(each) for each in failed[-_KEPT:]]).decode())
+        self._store.set_meta(lease, self._key, orjson.dumps(failed[-_KEPT:]).decode())
 
     def _mark_all_tables(self, lease: Lease, lsn: str) -> None:
         distrust(self._store, lease, self._store.tables(self._source.tag), ResyncReason(Cause.LEFT_OUT, lsn))
