@@ -10,10 +10,9 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
+import msgspec
 import orjson
 import psycopg
 
@@ -60,7 +59,7 @@ def slot_note(source: SourceSettings, store: StoreWriter) -> SlotNote:
     """What the store noted. An imported store has no note: it owns the slot that it followed."""
     text = store.get_meta(_key(source))
     if text:
-        return SlotNote(**orjson.loads(text))
+        return msgspec.json.decode(text, type=SlotNote)
     state = store.source_state(source.tag)
     return SlotNote(state.slot if state is not None else "")
 
@@ -82,19 +81,12 @@ class OwnSlot:
     uses it."""
 
     def __init__(
-        self,
-        source: SourceSettings,
-        store: StoreWriter,
-        lease: Lease,
-        conn: psycopg.Connection,
-        *,
-        take: bool,
-        stop: threading.Event,
+        self, source: SourceSettings, store: StoreWriter, lease: Lease, *, take: bool, stop: threading.Event
     ) -> None:
         self._source = source
         self._store = store
         self._lease = lease
-        self._conn = conn
+        self._conn = connect(source, application_name=_SESSION)
         self._take = take
         self._stop = stop
         self._claimed = ""
@@ -219,7 +211,7 @@ class OwnSlot:
         return SlotForeignError(f'the slot "{name}" {what}', self._source.address, fix)
 
     def _write(self, note: SlotNote) -> None:
-        self._store.set_meta(self._lease, _key(self._source), orjson.dumps(asdict(note)).decode())
+        self._store.set_meta(self._lease, _key(self._source), orjson.dumps(note).decode())
 
     def adopt(self) -> None:
         """Write the note that an import did not write, before anything is changed."""
@@ -239,14 +231,3 @@ def _has_ended(conn: psycopg.Connection) -> bool:
     except psycopg.Error:
         return True
     return False
-
-
-@contextmanager
-def own_slot(
-    source: SourceSettings, store: StoreWriter, lease: Lease, *, take: bool, stop: threading.Event
-) -> Iterator[OwnSlot]:
-    """See `OwnSlot`."""
-    slot = OwnSlot(source, store, lease, connect(source, application_name=_SESSION), take=take, stop=stop)
-    with closing(slot):
-        slot.adopt()
-        yield slot

@@ -11,21 +11,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
 from headwater.replication.intervals import PollIntervals
-from headwater.replication.jobs.job import JobContext, types_of
+from headwater.replication.jobs.job import JobContext, live_context
 from headwater.replication.jobs.sampling import SamplingSettings
 from headwater.replication.jobs.scheduler import JobScheduler
 from headwater.replication.jobs.snapshot import InitialSnapshot
 from headwater.replication.meters import Figures
 from headwater.replication.monitor import SourceMonitor
-from headwater.replication.own_slot import OwnSlot, own_slot
-from headwater.replication.reconcile import take_up_changes
+from headwater.replication.own_slot import OwnSlot
 from headwater.replication.recovery import Recovery
 from headwater.replication.resume import SlotResume
 from headwater.replication.stream.access import StreamAccess
@@ -33,7 +31,6 @@ from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.stream.flush import FlushBuilder
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
-from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import SchemaWatch, UnseenAudit, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
@@ -46,7 +43,6 @@ from headwater.storage.contract.store import (
     LeaseLostError,
     SourceState,
     StoreBusyError,
-    StoredTable,
     StoreError,
     StoreUnreachableError,
 )
@@ -174,7 +170,8 @@ class _LeaseHolder:
         # Without the lease, the slot's reader may be a newer holder's, which must not be ended
         self._store.renew(self._lease)
         take = self._replicator.take_slot and not recovery.followed
-        with own_slot(self._source, self._store, self._lease, take=take, stop=self._stop) as slot:
+        with contextlib.closing(OwnSlot(self._source, self._store, self._lease, take=take, stop=self._stop)) as slot:
+            slot.adopt()
             if recovery.must_read or self._needs_snapshot(slot):
                 self._watch.reading()
                 self._read_all(slot)
@@ -233,7 +230,7 @@ class _LeaseHolder:
             self._adapt(state, used.plans, connection)
             self._names.pass_over(lease, state.lsn)
             stored = store.tables(source.tag)
-            context = self._context(used.plans, stored, connection)
+            context = live_context(source, store, connection, used.plans, stored)
             fetcher = stack.enter_context(contextlib.closing(RowFetcher(source)))
             schema = stack.enter_context(
                 contextlib.closing(SchemaWatch(source, used.plans, stored, settings.intervals))
@@ -269,14 +266,8 @@ class _LeaseHolder:
             changes = table_changes(stored, wanted)
             distrust_named(self._names, self._lease, conn, changes)
         if changes:
-            adapt(self._store, self._lease, state, self._context(plans, stored, connection), changes)
-
-    def _context(
-        self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable], connection: SharedConnection
-    ) -> LiveContext:
-        source = self._source
-        types = types_of(connection, stored)
-        return LiveContext(source.tag, distinct(plans), types, self._store.keys(), source.piece_bytes)
+            context = live_context(self._source, self._store, connection, plans, stored)
+            adapt(self._store, self._lease, state, context, changes)
 
     def _pump(
         self,
@@ -315,6 +306,36 @@ class _LeaseHolder:
                 if flush.progress.coalesced:
                     self._stop.wait(intervals.commit_delay)
         stream.report(flush.position, force=True)
+
+
+def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
+    """Make the store's tables what the last look at the catalog found, if they differ. Called between two flushes,
+    while the stream goes on. Raises PublicationError and KeyNotSentError.
+
+    This is safe in this order. A table is marked to be compared before its new layout is stored, each in a transaction
+    that can be repeated, so a crash in between leaves the mark, and the next look at the catalog finds the rest to do.
+    The tables that the stream is followed by are renewed before it is read on: a change in a former layout is brought
+    to the new one or left to the comparison, never read by the wrong columns. The comparison begins at a snapshot after
+    all that, so it sees whatever the stream could not tell. Jobs on other tables are not disturbed.
+    """
+    stream, schema = context.stream, context.stream.schema
+    if stream.recording.take_marked():
+        scheduler.look_soon()
+    found = schema.take()
+    state = None if found is None else context.store.source_state(context.tag)
+    if found is None or state is None:
+        return
+    stored = context.store.tables(context.tag)
+    changes = table_changes(stored, found)
+    if not changes:
+        return
+    with context.connection.use() as conn:
+        uncertain = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
+    stream.registry.uncertain_until.update(uncertain)
+    adapt(context.store, context.lease, state, context.live_context(schema.plans, stored), changes)
+    context.follow(schema.plans)
+    if changes.oids:
+        scheduler.tables_changed(changes.oids)
 
 
 class _Turns:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from headwater.bulk.contract import JobKind
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs import deploy, resync
 from headwater.replication.jobs.deploy import Deploy
-from headwater.replication.jobs.job import Job, JobContext, JobOutcome, Steps
+from headwater.replication.jobs.job import JobContext, JobOutcome, Steps
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.jobs.sampling import SamplingSettings
@@ -54,13 +53,11 @@ def context_with(**store: object) -> JobContext:
     return JobContext(**cast("dict[str, Any]", {**parts, **none, "progress": nothing}))
 
 
-class FailingJob(Job):
+class FailingDeploy(Deploy):
     """Fails in its second step."""
 
-    kind = JobKind.DEPLOY
-
     def __init__(self, context: JobContext, error: HeadwaterError, *, prepared: bool) -> None:
-        super().__init__(context)
+        super().__init__(context, VERSION, 60)
         self._error = error
         self.prepared = prepared
 
@@ -93,7 +90,7 @@ def test_errors_that_fail_a_version(
     monkeypatch.setattr(scheduler, "_queue", SimpleNamespace(look_again=nothing, follow=nothing, removing=False))
     for _ in range(8):
         monkeypatch.setattr(
-            scheduler, "_current", QueuedJob(FailingJob(context, error, prepared=prepared), version=VERSION)
+            scheduler, "_current", QueuedJob(FailingDeploy(context, error, prepared=prepared), version=VERSION)
         )
         while scheduler.busy:
             scheduler.step()

@@ -46,7 +46,7 @@ def rows_of(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -
 
 def differing_rows(rows: DataFrame) -> DataFrame:
     """One row for each key or content that differs: not as often on both sides, or with several digests. The same as in
-    `small_table.BothSides`. Rows with errors are passed on."""
+    `compare.BothSides`. Rows with errors are passed on."""
     of_source, of_store = f.col("side") == _SOURCE, f.col("side") == _STORE
     shares = f.when(_is_error(), f.sequence(f.lit(0), f.lit(_SHARES - 1))).otherwise(
         f.array(f.pmod(f.hash("key"), f.lit(_SHARES)))
@@ -71,8 +71,8 @@ def _is_error() -> Column:
     return f.col("table") == _NO_TABLE
 
 
-def _hand_over(differences: DataFrame, found: Found, piece: int) -> HeadwaterError | None:
-    """Hand the differences over in batches that fit into the driver's memory, of about `piece` bytes at most."""
+def _hand_over(differences: DataFrame, found: Found, batch_bytes: int) -> HeadwaterError | None:
+    """Hand the differences over in batches that fit into the driver's memory, of about `batch_bytes` at most."""
     kept = differences.persist(StorageLevel.DISK_ONLY)
     try:
         ((count, size, failed),) = kept.agg(
@@ -80,7 +80,7 @@ def _hand_over(differences: DataFrame, found: Found, piece: int) -> HeadwaterErr
             f.coalesce(f.sum(f.octet_length("line")), f.lit(0)),
             f.max(f.when(_is_error(), f.col("line"))),
         ).collect()
-        batches = max(count // _DIFFERENCES_A_BATCH, size // piece) + 1
+        batches = max(count // _DIFFERENCES_A_BATCH, size // batch_bytes) + 1
         for number in range(batches if failed is None else 0):
             batch = f.pmod(f.xxhash64("table", "key"), f.lit(batches)) == number
             table = kept.where(batch | _is_error()).toArrow()

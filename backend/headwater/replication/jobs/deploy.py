@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 class Deploy(Job):
     """Deploys one version. Raises SyncConfigError when its text does not compile, or when another definition has the
-    name of one of its own."""
+    name of one of its own. Until it is `prepared`, failed attempts do not count in which the source can't be
+    reached."""
 
     kind = JobKind.DEPLOY
 

@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -43,6 +44,17 @@ def types_of(connection: SharedConnection, tables: Sequence[StoredTable]) -> Typ
     """The present types of the tables' columns, from the source."""
     with connection.use() as conn:
         return load_types(conn, {c.type_oid for table in tables for layout in table.layouts for c in layout.columns})
+
+
+def live_context(
+    source: SourceSettings,
+    store: StoreWriter,
+    connection: SharedConnection,
+    plans: Sequence[SyncPlan],
+    stored: Sequence[StoredTable],
+) -> LiveContext:
+    """What live tables are built from."""
+    return LiveContext(source.tag, distinct(plans), types_of(connection, stored), store.keys(), source.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +106,7 @@ class JobContext:
         self.stream.renew(self.live_context(plans, stored), plans, stored)
 
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
-        """What live tables are built from."""
-        return LiveContext(self.tag, distinct(plans), self.types(stored), self.store.keys(), self.source.piece_bytes)
+        return live_context(self.source, self.store, self.connection, plans, stored)
 
     @contextmanager
     def staging(self) -> Iterator[None]:
@@ -132,11 +143,9 @@ class JobOutcome:
 
 class Job(ABC):
     """Bulk work in small steps. All methods are called between flushes: `step` until it returns an outcome, or `close`
-    to cut the job short. Failed attempts are counted under `kind`; until a job is `prepared`, those do not count in
-    which the source can't be reached."""
+    to cut the job short. Failed attempts are counted under `kind`."""
 
     kind: JobKind
-    prepared: bool = True
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -187,23 +196,16 @@ class Background(Generic[Result]):
 
     def __init__(self, work: Callable[[], Result], name: str) -> None:
         self._work = work
-        self._lock = threading.Lock()
-        self._dispose: Callable[[Result], object] | None = None
-        self._result: list[Result] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._future: Future[Result] = Future()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        return self._future.done()
 
     def result(self) -> Result:
         """What the function returned; raises what it raised. Waits for the end."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+        return self._future.result()
 
     def steps(self) -> Steps[Result]:
         """Wait for the end, then `result`."""
@@ -213,20 +215,10 @@ class Background(Generic[Result]):
 
     def discard(self, dispose: Callable[[Result], object]) -> None:
         """Have `dispose` called with the result, now or as soon as there is one. Not called after an error."""
-        with self._lock:
-            if not self._result:
-                self._dispose = dispose
-                return
-        dispose(self._result[0])
+        self._future.add_done_callback(lambda done: None if done.exception() else dispose(done.result()))
 
     def _run(self) -> None:
         try:
-            result = self._work()
+            self._future.set_result(self._work())
         except BaseException as error:  # noqa: BLE001 - raised again where the result is read
-            self._error = error
-            return
-        with self._lock:
-            self._result.append(result)
-            dispose = self._dispose
-        if dispose is not None:
-            dispose(result)
+            self._future.set_exception(error)

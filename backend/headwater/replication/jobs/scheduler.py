@@ -381,8 +381,9 @@ class JobScheduler:
         self._not_before = time.monotonic() + pause
 
     def _try_again(self, queued: QueuedJob, error: HeadwaterError) -> None:
-        unprepared = isinstance(error, SourceUnreachableError) and not queued.job.prepared
-        if not (unprepared or isinstance(error, _PASSING)):
+        unprepared = isinstance(queued.job, Deploy) and not queued.job.prepared
+        passes = isinstance(error, _PASSING) or (unprepared and isinstance(error, SourceUnreachableError))
+        if not passes:
             self._failures[queued.key] = self._failures.get(queued.key, 0) + 1
         if self._failures.get(queued.key, 0) >= _ATTEMPTS:
             self._give_up(queued, str(error))

@@ -67,7 +67,7 @@ class FlushBuilder:
         self.final_lsn = ZERO  # where the commit record of the transaction begins that is being read
         self.pending: list[tuple[LiveTable, RowChange]] = []
         self._pending_bytes = 0  # of the messages that they came in, about
-        self._reads = SourceReads(fetcher, context.piece)
+        self._reads = SourceReads(fetcher, context.batch_bytes)
         self._flush: Flush | None = None
 
     @property
@@ -77,7 +77,7 @@ class FlushBuilder:
     @property
     def batch_bytes(self) -> int:
         """How many bytes of rows are pending, loaded or written at once."""
-        return self.tables.context.piece
+        return self.tables.context.batch_bytes
 
     @property
     def is_open(self) -> bool:

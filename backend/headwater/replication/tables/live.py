@@ -127,14 +127,14 @@ class LiveTable:
 
 @dataclass(frozen=True, slots=True)
 class LiveContext:
-    """What live tables are built from. `plans` are those in use, made `bulk.bound_table.distinct`; `piece` is how many
-    bytes of rows are pending, loaded or written at once."""
+    """What live tables are built from. `plans` are those in use, made `bulk.bound_table.distinct`; `batch_bytes` is how
+    many bytes of rows are pending, loaded or written at once."""
 
     tag: str
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
     keys: StoreKeys
-    piece: int
+    batch_bytes: int
 
     def tables(self, stored: Sequence[StoredTable], known: Iterable[LiveTable] = ()) -> dict[int, LiveTable]:
         """By oid, those of the stored tables that the rules use. Tables in `known`, of the same context, are reused:
