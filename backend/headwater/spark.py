@@ -249,8 +249,6 @@ def _read_range(options: OplogOptions, partition: InputPartition) -> Iterator[pa
 
 
 class OplogReader(DataSourceReader):
-    """Reads ops between two offsets."""
-
     def __init__(self, options: OplogOptions, limits: HistoryLimits) -> None:
         self._options = options
         self._start = _resolved("startingOffset", options.start, limits)

@@ -48,6 +48,10 @@ class BoundTable:
     exclusive: bool
     closed: frozenset[str] = frozenset()
 
+    def memberships(self, cells: Cells, row_id: str) -> set[BucketMembership]:
+        """Where the rules place a row with these cells."""
+        return expected_memberships(self.transform.evaluate(cells, row_id).puts, self.transform.keys)
+
 
 def current_cells(layouts: Sequence[Relation], row: CurrentRow) -> tuple[str | None, ...]:
     """The cells of a stored row in the order of the last layout. A column that the row's own layout does not have, or
@@ -182,10 +186,7 @@ def _lookups(bound: BoundTable | None, cells: Cells, row_id: str) -> set[LookupE
 
 
 def _expected(bound: BoundTable | None, cells: Cells, row_id: str) -> set[BucketMembership]:
-    if bound is None:
-        return set()
-    transform = bound.transform
-    return expected_memberships(transform.evaluate(cells, row_id).puts, transform.keys)
+    return set() if bound is None else bound.memberships(cells, row_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,8 +244,6 @@ class BothSides:
 
 @dataclass(frozen=True, slots=True)
 class WholeFound:
-    """How many rows each side has, and the differences."""
-
     source_rows: int
     store_rows: int
     differences: list[Difference]
@@ -253,8 +251,6 @@ class WholeFound:
 
 @dataclass(frozen=True, slots=True)
 class WholeTask:
-    """Compare a table that is estimated to be small."""
-
     table: int
     source: tuple[SourceRows, ...]
     store: tuple[StoreRows, ...]

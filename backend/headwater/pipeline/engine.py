@@ -54,8 +54,6 @@ class TaskRun(Protocol[JobT_co]):
 
 
 class TaskEngine(Protocol):
-    """Runs tasks."""
-
     def warm_up(self) -> None:
         """Begin to start, without waiting for it. Raises an error of ours when something is not installed."""
 

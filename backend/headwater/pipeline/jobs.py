@@ -185,7 +185,6 @@ def _for_tasks(job: OfTables) -> OfTables:
 
 
 def _measured(source: SourceSettings, tables: Sequence[Read]) -> tuple[Read, ...]:
-    """The tables with their present sizes."""
     published = measured(source, [table.published for table in tables])
     return tuple(replace(table, published=now) for table, now in zip(tables, published, strict=True))
 

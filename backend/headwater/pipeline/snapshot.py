@@ -79,8 +79,6 @@ class CountedCopies:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """Read, evaluate and write one partition."""
-
     partition: Partition
     copies: CountedCopies
 
@@ -112,8 +110,6 @@ class CountTask:
 
 
 class _Worker:
-    """Evaluates the rows of one partition."""
-
     def __init__(self, job: SnapshotJob, partition: Partition, copies: CountedCopies) -> None:
         relation, name = partition.table.relation, partition.table.qualified_name
         bound = bind([job.plan], job.source.tag, relation, job.types, partition.table_id, job.keys)

@@ -153,8 +153,6 @@ class LookupCheck:
 
 @dataclass(frozen=True, slots=True)
 class LoneLookupsTask:
-    """Find lookups without a row."""
-
     table: VerifyTable
 
     def run(self, job: VerifyJob, number: int, attempt: str) -> RowsFound:

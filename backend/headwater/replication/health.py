@@ -176,7 +176,6 @@ class SourceStatus:
 
     @property
     def runs(self) -> bool:
-        """Whether a replicator is known to be at work, or to try."""
         return self.state.runs
 
     def as_dict(self) -> dict[str, Any]:

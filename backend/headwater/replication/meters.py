@@ -70,7 +70,6 @@ class Figures:
             self._bulk = Totals(rows=rows, chunks=self._bulk.chunks + max(0, progress.tasks - last.tasks))
 
     def totals(self) -> Totals:
-        """All totals since the process started."""
         bulk = self._bulk
         return Totals(self._rows + bulk.rows, self._transactions, self._bytes, self._chunks + bulk.chunks)
 

@@ -94,15 +94,12 @@ class SourceMonitor:
         return self._health
 
     def reading(self) -> None:
-        """The snapshot begins."""
         self._become(ReplicationState.SNAPSHOT)
 
     def streaming(self) -> None:
-        """The stream is followed."""
         self._become(ReplicationState.STREAMING)
 
     def works(self, progress: BulkProgress) -> None:
-        """How far bulk work is."""
         self._progress = None if progress.over else progress
 
     def failed(self, error: HeadwaterError) -> None:

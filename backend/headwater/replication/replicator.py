@@ -26,12 +26,11 @@ from headwater.replication.monitor import SourceMonitor
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.recovery import Recovery
 from headwater.replication.resume import SlotResume
-from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.stream.flush import FlushBuilder
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
-from headwater.replication.tables.schema_watch import SchemaWatch, UnseenAudit, readable_tables
+from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.readiness.checks import unseen_findings
@@ -237,8 +236,7 @@ class _LeaseHolder:
             )
             flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures)
             applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)
-            access = StreamAccess(flush, schema)
-            jobs = JobContext(source, store, lease, self._bulk, access, self._progress, connection)
+            jobs = JobContext(source, store, lease, self._bulk, flush, schema, self._progress, connection)
             stream = stack.enter_context(
                 ReplicationStream(source, state.slot, state.lsn, source.publications, recovery.patience)
             )
@@ -280,13 +278,6 @@ class _LeaseHolder:
     ) -> None:
         """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
         flow, figures, intervals = self._watch.flow, self._replicator.figures, self._replicator.intervals
-        unseen = UnseenAudit(
-            self._store,
-            self._lease,
-            self._source.tag,
-            lambda: jobs.published(in_use(self._store, self._replicator.keep_stopped).plans).values(),
-            intervals.audit,
-        )
         idle = True
         while not self._stop.is_set():
             slot.keep()
@@ -298,7 +289,6 @@ class _LeaseHolder:
             stream.report(flush.position)  # before other work: commits at the source may wait for it
             if applier.is_flushed:
                 take_up_changes(jobs, scheduler)
-                unseen.step()
                 scheduler.step()
             if idle and applier.is_flushed:  # which a job may have changed
                 if not scheduler.busy and stream.bloated:
@@ -318,7 +308,7 @@ def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
     to the new one or left to the comparison, never read by the wrong columns. The comparison begins at a snapshot after
     all that, so it sees whatever the stream could not tell. Jobs on other tables are not disturbed.
     """
-    stream, schema = context.stream, context.stream.schema
+    stream, schema = context.stream, context.schema
     if stream.recording.take_marked():
         scheduler.look_soon()
     found = schema.take()
@@ -331,7 +321,7 @@ def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
         return
     with context.connection.use() as conn:
         uncertain = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
-    stream.registry.uncertain_until.update(uncertain)
+    stream.tables.uncertain_until.update(uncertain)
     adapt(context.store, context.lease, state, context.live_context(schema.plans, stored), changes)
     context.follow(schema.plans)
     if changes.oids:

@@ -11,19 +11,15 @@ from headwater.oplog.lsn import Lsn
 from headwater.replication.stream.change_log import ChangeLog, Inherited, content_of
 from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater_rules.compiler.compile import compile_config
+from tests.support.sync_configs import NOTES
 
-YAML = """
-config: {edition: 3}
-streams:
-  notes: {auto_subscribe: true, query: "SELECT * FROM notes"}
-"""
 TEXT = 25
 
 
 def notes(identity: ReplicaIdentity) -> LiveTable:
     columns = tuple(Column(name, TEXT, -1, name == "id") for name in ("id", "body", "large"))
     relation = Relation(1, "public", "notes", identity, columns)
-    plan = compile_config(YAML).plan
+    plan = compile_config(NOTES).plan
     table = LiveContext("default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1).table(1, (relation,))
     assert table is not None
     return table

@@ -106,8 +106,6 @@ def _decode(text: str) -> Any:
 
 
 class RowsReader(DataSourceReader):
-    """Reads the rows of `RowsTask`s."""
-
     def __init__(self, encoded: str) -> None:
         self._job: CompareJob
         self._tasks: list[RowsTask]

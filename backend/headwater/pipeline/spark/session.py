@@ -205,7 +205,6 @@ class Spark:
 
     @property
     def local(self) -> bool:
-        """Whether tasks run on this machine."""
         return self._settings.local
 
     def warm_up(self) -> None:

@@ -27,7 +27,6 @@ from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
-from headwater.storage.contract.store import ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.shared.loading import loaded_rows
 from headwater_rules.plan import SyncPlan
@@ -128,8 +127,6 @@ def _ranges(context: JobContext, table: int) -> tuple[tuple[int, int], ...]:
 
 
 class Rebuild(Job):
-    """Rebuilds the buckets with these keys."""
-
     kind = JobKind.REBUILD
 
     def __init__(self, context: JobContext, plans: Sequence[SyncPlan], keys: Iterable[int]) -> None:
@@ -174,24 +171,17 @@ class Rebuild(Job):
                 len(self._keys),
             )
             return 0
-        flush = self._context.store.begin(self._context.lease)
-        try:
+        with self._context.flushed() as flush:
             writing = _BucketWriter(flush, self._keys, self._context.source.piece_bytes, self._report)
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
-            flush.commit(self._context.tag, ReplicationProgress(self._context.stream.position))
-        except BaseException:
-            flush.rollback()
-            raise
         self.ops = writing.ops
         _log.info("rebuilt %d buckets: %d rows, %d ops", len(self._keys), writing.rows, writing.ops)
         return writing.rows
 
 
 class _BucketWriter:
-    """Writes the buckets in one flush."""
-
     def __init__(
         self, flush: Flush, keys: frozenset[int], batch_bytes: int, report: Callable[[BulkProgress], None]
     ) -> None:
@@ -256,25 +246,16 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
     """Write the lookups that the rules give these rows, in a flush of its own. Between flushes only."""
     if not broken:
         return
-    live = {table.id: context.stream.table(oid) for oid, table in context.stored().items()}
-    flush = context.store.begin(context.lease)
-    try:
-        for table_id in dict.fromkeys(place.table for place in broken):
-            ids = [place.row_id for place in broken if place.table == table_id]
-            table = live.get(table_id)
-            if table_id not in live:
-                continue
-            gone = set(ids)
+    with context.flushed() as flush:
+        for oid, stored in context.stored().items():
+            ids = [place.row_id for place in broken if place.table == stored.id]
+            table, gone = context.stream.table(oid), set(ids)
             if table is not None:
-                for row in loaded_rows(flush, table_id, ids, context.source.piece_bytes):
+                for row in loaded_rows(flush, stored.id, ids, context.source.piece_bytes):
                     gone.discard(row.row_id)
                     cells = _cells(table, row)
                     if cells is not None:
                         lookups = table.bound.transform.evaluate(cells, row.row_id).lookups
-                        flush.replace_lookups(table_id, row.row_id, lookups)
+                        flush.replace_lookups(stored.id, row.row_id, lookups)
             for row_id in gone:
-                flush.replace_lookups(table_id, row_id, ())
-        flush.commit(context.tag, ReplicationProgress(context.stream.position))
-    except BaseException:
-        flush.rollback()
-        raise
+                flush.replace_lookups(stored.id, row_id, ())

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -16,12 +16,14 @@ from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.decode.types import TypeCatalog
 from headwater.errors import HeadwaterError
-from headwater.replication.stream.access import StreamAccess
+from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.tables.changes import flushed
 from headwater.replication.tables.live import LiveContext
-from headwater.replication.tables.schema_watch import readable_tables
+from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.source.catalog.published import PublishedTable, load_types, locked_tables
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.connect import SharedConnection, SourceSettings
+from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import BulkRecord, Places
 from headwater.storage.contract.store import Lease, StoredTable
 from headwater.storage.sql.writer import StoreWriter
@@ -59,14 +61,15 @@ def live_context(
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What jobs work with while one source is followed. Methods that take tables or plans read the source's catalog,
-    and raise its errors."""
+    """What jobs work with while one source is followed. `stream` is the flush that the stream is writing. Methods that
+    take tables or plans read the source's catalog, and raise its errors."""
 
     source: SourceSettings
     store: StoreWriter
     lease: Lease
     bulk: BulkJobs
-    stream: StreamAccess
+    stream: FlushBuilder
+    schema: SchemaWatch
     progress: Callable[[BulkProgress], None]
     connection: SharedConnection
 
@@ -97,16 +100,20 @@ class JobContext:
         return self.store.place_ranges(table, _ROWS_A_TASK)
 
     def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
-        """The types of the tables' columns."""
         return types_of(self.connection, tables)
 
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """Follow the stream by these plans, and by the tables as stored now. Between flushes only."""
         stored = list(self.stored().values())
-        self.stream.renew(self.live_context(plans, stored), plans, stored)
+        self.stream.renew(self.live_context(plans, stored), stored)
+        self.schema.renew(plans, stored)
 
     def live_context(self, plans: Sequence[SyncPlan], stored: Sequence[StoredTable]) -> LiveContext:
         return live_context(self.source, self.store, self.connection, plans, stored)
+
+    def flushed(self) -> AbstractContextManager[Flush]:
+        """A flush beside those of the stream; see `changes.flushed`."""
+        return flushed(self.store, self.lease, self.tag, self.stream.position)
 
     @contextmanager
     def staging(self) -> Iterator[None]:

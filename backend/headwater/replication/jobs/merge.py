@@ -21,10 +21,10 @@ from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cells, FullCells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
-from headwater.oplog.transform import decode_memberships, expected_memberships
+from headwater.oplog.transform import decode_memberships
 from headwater.replication.jobs.job import JobContext
-from headwater.replication.stream.access import StreamAccess
 from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
+from headwater.replication.stream.flush import FlushBuilder
 from headwater.replication.stream.fold import completed
 from headwater.replication.tables.live import LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow
@@ -142,7 +142,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_states(
-    stream: StreamAccess,
+    stream: FlushBuilder,
     table: LiveTable,
     touches: RecordedChanges,
     differences: Sequence[Difference],
@@ -160,7 +160,7 @@ def wanted_states(
 
 
 def _keyed(
-    stream: StreamAccess,
+    stream: FlushBuilder,
     table: LiveTable,
     touches: RecordedChanges,
     differences: Sequence[Difference],
@@ -181,7 +181,7 @@ def _keyed(
             states[key] = cells
         elif reevaluate:
             streamed.append(key)
-    incomplete = stream.incomplete(table)
+    incomplete = stream.incomplete.of(table.id)
     for row_id in [row_id for row_id in patches if _inherits_all(table, incomplete.get(row_id), patches[row_id][0])]:
         columns, inherited = patches[row_id]
         states[row_id] = completed(incomplete[row_id], inherited, columns)
@@ -227,7 +227,7 @@ def _counted(table: LiveTable, touches: RecordedChanges, differences: Sequence[D
     return states
 
 
-def describe(stream: StreamAccess, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
+def describe(stream: FlushBuilder, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
     """What is wrong with the rows that would change, for a person and without values."""
     problems: dict[str, dict[str, object] | None] = {
         row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
@@ -240,6 +240,15 @@ def describe(stream: StreamAccess, table: LiveTable, states: Mapping[str, FullCe
 
 def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
     """What is wrong with a stored row that the source has too. None when nothing is."""
+    found = difference(table, row, cells)
+    if found is not None or is_stub(row.line):
+        return found
+    stands = table.bound.memberships(cells, row.row_id) == set(decode_memberships(row.members, row.row_id))
+    return None if stands else {"problem": "not in the buckets that the rules give it"}
+
+
+def difference(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
+    """How the values of a stored row differ from those in the source. None when they do not."""
     if is_stub(row.line):
         stays = is_stub(stored_line(join_cells(cells)))
         return None if stays else {"problem": "left out as too large, but is not any more"}
@@ -248,22 +257,14 @@ def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, o
     except DecodeError:
         return {"problem": "can't be read"}
     columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
-    if columns:
-        return {"problem": "other values", "columns": columns}
-    stands = _in_right_buckets(table, row.row_id, row.members, cells)
-    return None if stands else {"problem": "not in the buckets that the rules give it"}
-
-
-def _in_right_buckets(table: LiveTable, row_id: str, members: str, cells: FullCells) -> bool:
-    puts = table.bound.transform.evaluate(cells, row_id).puts
-    return expected_memberships(puts, table.bound.transform.keys) == set(decode_memberships(members, row_id))
+    return {"problem": "other values", "columns": columns} if columns else None
 
 
 class Copies:
     """Ids of the stored copies of rows without key, by content, for one comparison. Where the replica identity is
     nothing, each look reads the whole table: what is merged later is looked up together with what is merged now."""
 
-    def __init__(self, stream: StreamAccess) -> None:
+    def __init__(self, stream: FlushBuilder) -> None:
         self._stream = stream
         self._later: Sequence[Difference] = ()
         self._found: dict[tuple[int, str], tuple[int, list[str]]] = {}

@@ -23,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 
 class Rekey(Job):
-    """Gives the rows of one table other ids."""
-
     kind = JobKind.REKEY
 
     def __init__(self, context: JobContext, plans: Sequence[SyncPlan], table: StoredTable) -> None:

@@ -60,8 +60,6 @@ class ResyncRequest:
 
 
 class Resync(Job):
-    """Compares tables once."""
-
     def __init__(self, context: JobContext, request: ResyncRequest) -> None:
         super().__init__(context)
         self.kind = JobKind.RESYNC if request.repair else JobKind.AUDIT
@@ -275,4 +273,4 @@ class Resync(Job):
             return
         tables = [table for oid, table in self._context.stored().items() if oid in self._equal]
         self._context.store.mark_resync(self._context.lease, [table.id for table in tables if table.resync], None)
-        self._context.stream.registry.mark_clean([table.id for table in tables])
+        self._context.stream.tables.mark_clean([table.id for table in tables])

@@ -79,7 +79,6 @@ class SamplingResults:
 
 
 def sampling_results(store: StoreWriter, tag: str) -> SamplingResults:
-    """The stored results of a source's sampling audit."""
     text = store.get_meta(f"sampling {tag}") or "{}"
     return msgspec.json.decode(text, type=SamplingResults)
 

@@ -17,11 +17,12 @@ import orjson
 from headwater.decode.copytext import split_line
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.limits import is_stub, stored_line
+from headwater.oplog.limits import is_stub
 from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
 from headwater.oplog.transform import decode_memberships, expected_memberships
 from headwater.replication.jobs.job import JobContext
+from headwater.replication.jobs.merge import difference
 from headwater.replication.stream.change_log import ChangeLog
 from headwater.replication.tables.live import LiveTable
 from headwater.source.catalog.published import PublishedTable
@@ -111,14 +112,12 @@ class Sums:
         return _FINE if bucket in self._suspects else 1
 
     def add_history(self, head: BucketHead, walk: BucketWalk) -> None:
-        """Add a history that was read whole."""
         self._newest[head.key] = head.last_op
         for part, total in enumerate(walk.sums):
             if total:
                 self._add(head.key, part, total)
 
     def add_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
-        """Add current rows of a table."""
         parts = _FINE if self._suspects else 1
         for row in rows:
             for bucket, part, value in row_entries(table, row, self._keys, parts):
@@ -176,20 +175,6 @@ def wrong_rows(
         if bound.has_lookups and known != set(entries):
             astray.append(row.row_id)
     return misplaced, astray
-
-
-def same_row(live: LiveTable, row: CurrentRow, line: str | None) -> bool:
-    """Whether a stored row is what the source has, given as its COPY text; None when it has none."""
-    if line is None:
-        return False
-    if is_stub(row.line):
-        return is_stub(stored_line(line))
-    if row.layout == live.layout:
-        return row.line == stored_line(line)
-    try:
-        return live.cells(row) == split_line(line, len(live.relation.columns))
-    except DecodeError:
-        return False
 
 
 # rows by the source
@@ -286,12 +271,13 @@ class Probing:
         self._record(live)
         lines = self._probe.rows(table, [_key_of(live, row_id) for row_id in row_ids])
         width = len(live.relation.columns)
-        in_source = {live.identity.key(split_line(line, width)): line for line in lines}
+        in_source = {live.identity.key(cells): cells for cells in (split_line(line, width) for line in lines)}
         if not (yield from self._arrived(live)):
             return []
         wrong = set(in_source)  # rows that are missing or different
         for row in self._context.stream.stored_rows(live, row_ids):
-            same = same_row(live, row, in_source.get(row.row_id))
+            cells = in_source.get(row.row_id)
+            same = cells is not None and difference(live, row, cells) is None
             (wrong.discard if same else wrong.add)(row.row_id)
         return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
 

@@ -53,6 +53,7 @@ from headwater_rules.versions import sides
 _log = logging.getLogger(__name__)
 
 _THOROUGH_SECONDS = 5.0
+_FIRST_UNSEEN_SECONDS = 60.0
 _SHORTEST_PAUSE = 0.02
 _WORTH_SECONDS = 0.005
 _ATTEMPTS = 5
@@ -198,7 +199,6 @@ class JobQueue:
         raise ValueError(f"this version of headwater does not know the request {request.kind!r}")
 
     def end_request(self, request: Request, state: RequestState, result: dict[str, object]) -> None:
-        """Answer a request."""
         self._due = True
         text = orjson.dumps(result).decode()
         self._context.store.update_request(self._context.lease, request.id, state, result=text)
@@ -241,6 +241,7 @@ class JobScheduler:
         self._engine_losses = 0
         self._changed: Counter[int] = Counter()  # by oid, how many comparisons in a row had to leave a table
         self._sampling = Sampling(context, sampling)
+        self._unseen_due = time.monotonic() + min(intervals.audit, _FIRST_UNSEEN_SECONDS)
 
     @property
     def busy(self) -> bool:
@@ -256,6 +257,7 @@ class JobScheduler:
 
     def step(self) -> None:
         """Do a bit of the work. Raises errors of the stream and of the store, and those that a person has to fix."""
+        self._mark_unseen()
         started = time.monotonic()
         self._step()
         self._worked = time.monotonic() - started > _WORTH_SECONDS
@@ -273,6 +275,16 @@ class JobScheduler:
                 self._sampling.close()
         if not self.busy and self._sampling.pause <= 0:
             self._sample()
+
+    def _mark_unseen(self) -> None:
+        """Now and then, mark tables to be compared of which only some changes are published."""
+        if time.monotonic() < self._unseen_due:
+            return
+        self._unseen_due = time.monotonic() + self._intervals.audit
+        published, stored = self._context.published(self._queue.plans()), self._context.stored()
+        marked = [t.id for oid, t in stored.items() if oid in published and published[oid].unseen and not t.resync]
+        if marked:
+            self._context.store.mark_resync(self._context.lease, marked, ResyncReason(Cause.PARTLY_PUBLISHED))
 
     def _sample(self) -> None:
         """With nothing else to do, run a slice of the sampling audit, and repair what it found."""
@@ -323,7 +335,7 @@ class JobScheduler:
             return
         if outcome is not None:
             self._finish(queued, outcome)
-        elif self._context.stream.is_flushed:  # else a merge waits for the stream, in an open flush
+        elif self._context.stream.is_empty:  # else a merge waits for the stream, in an open flush
             self._report(queued)
 
     def _report(self, queued: QueuedJob) -> None:
@@ -357,7 +369,7 @@ class JobScheduler:
             self._note_changed(outcome.changed)
         if outcome.follow:
             self._queue.follow()
-        self._context.stream.registry.caught_up(outcome.equal)
+        self._context.stream.tables.caught_up(outcome.equal)
         if queued.request is not None and outcome.result is not None:
             self._queue.end_request(queued.request, RequestState.DONE, outcome.result)
 
@@ -368,7 +380,7 @@ class JobScheduler:
         if any(times >= _CHANGED_AT_MOST for times in self._changed.values()):
             raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.tag)
         if oids:
-            self._context.stream.schema.hint()
+            self._context.schema.hint()
             self._not_before = time.monotonic() + self._intervals.recheck
 
     def _restart(self, queued: QueuedJob, error: EngineError) -> None:
@@ -392,7 +404,7 @@ class JobScheduler:
         pause = self._intervals.recheck if changed else self._intervals.retry
         _log.log(logging.INFO if changed else logging.WARNING, "%s; trying again in %.0f s", error, pause)
         self.close()
-        self._context.stream.schema.hint()
+        self._context.schema.hint()
         self._not_before = time.monotonic() + pause
 
     def _give_up(self, queued: QueuedJob, why: str) -> None:

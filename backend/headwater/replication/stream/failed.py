@@ -46,7 +46,6 @@ class FailedTransactions:
         return msgspec.json.decode(self._store.get_meta(self._key) or "[]", type=list[FailedTransaction])
 
     def skipped(self) -> frozenset[Lsn]:
-        """Transactions to skip."""
         return frozenset(parse_lsn(failed.lsn) for failed in self.read() if failed.skipped)
 
     def record(self, lease: Lease, error: PoisonError) -> bool:

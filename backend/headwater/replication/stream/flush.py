@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
 from headwater.oplog.change import Begin, Cell, Commit, FullCells, RowChange, Truncate
+from headwater.oplog.limits import stored_line
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn
 from headwater.oplog.op import OpId
+from headwater.oplog.row_id import IdentityKind
 from headwater.replication.errors import SchemaChangedError
 from headwater.replication.meters import Figures
 from headwater.replication.stream.change_log import Recording
@@ -28,9 +31,11 @@ from headwater.replication.tables.live import Filler, LiveContext, LiveTable
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
 from headwater.storage.contract.flush import Flush
+from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import FlushMark
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress, StoredTable
+from headwater.storage.shared.loading import loaded_rows
 from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
 
@@ -80,12 +85,9 @@ class FlushBuilder:
         return self.tables.context.batch_bytes
 
     @property
-    def is_open(self) -> bool:
-        return self._flush is not None
-
-    @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to commit."""
+        """Whether there is nothing to commit. A merge leaves a flush open while the stream has not passed values that
+        it read."""
         return self._flush is None and not self.pending
 
     def open(self) -> Flush:
@@ -328,6 +330,57 @@ class FlushBuilder:
             self._flush.rollback()
             self._flush = None
             self._reads.reset()
+
+    # what bulk jobs read, and write beside the stream; all with no transaction half read
+
+    def table(self, oid: int) -> LiveTable | None:
+        """The present generation of a table that the rules read."""
+        return self.tables.tables.get(oid)
+
+    def complete_next(self, table: LiveTable) -> bool:
+        """Whether rows of a table still lack values after a comparison. The next flush reads them from the source."""
+        if not self.incomplete.of(table.id):
+            return False
+        self.tables.compared.discard(table.id)
+        return True
+
+    def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> Iterator[CurrentRow]:
+        """Those of these rows that are stored, loaded a few at a time."""
+        with self._reading() as flush:
+            yield from loaded_rows(flush, table.id, row_ids, self.batch_bytes)
+
+    def copies(self, table: LiveTable, contents: Mapping[str, str]) -> dict[str, list[str]]:
+        """Row ids by content, of a table without key. `contents` has the COPY text of each content."""
+        with self._reading() as flush:
+            if table.identity.kind is IdentityKind.FULL:
+                return {content: flush.copies(table.id, content) for content in contents}
+            lines = {content: stored_line(line) for content, line in contents.items()}
+            by_line = flush.rows_with_lines(table.id, list(lines.values()))
+            return {content: by_line[line] for content, line in lines.items()}
+
+    @contextmanager
+    def _reading(self) -> Iterator[Flush]:
+        """The open flush, or one that ends without changes."""
+        was_open = self._flush is not None
+        try:
+            yield self.open()
+        finally:
+            if not was_open:
+                self.abandon()
+
+    def merge(
+        self, table: LiveTable, states: Mapping[str, FullCells | None], *, waiting: Collection[str], reevaluate: bool
+    ) -> int:
+        """Make rows of a table what `states` says, and commit; see `Fold.write`. Rows in `waiting` go on lacking what
+        they lack. Returns the number of ops."""
+        kept = {row_id: cells for row_id, cells in self.incomplete.of(table.id).items() if row_id in waiting}
+        fold = self.fold()
+        ops = fold.write(table, states, reevaluate=reevaluate)
+        for row_id, cells in kept.items():
+            self.incomplete.put(table.id, row_id, cells)
+        self.log_errors(fold)
+        self.commit()
+        return ops
 
     # tables
 

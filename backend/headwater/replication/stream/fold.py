@@ -97,11 +97,9 @@ class IncompleteRows:
         self._rows: dict[int, dict[str, Cells]] = {}
 
     def of(self, table: int) -> Mapping[str, Cells]:
-        """The incomplete rows of a table."""
         return self._rows.get(table, _NO_ROWS)
 
     def tables(self) -> list[int]:
-        """The tables that have such rows."""
         return list(self._rows)
 
     def put(self, table: int, row_id: str, cells: Cells) -> None:

@@ -18,7 +18,8 @@ that came under another name than the stored one are left to a comparison, up to
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
@@ -96,7 +97,6 @@ class TableChanges:
 
 
 def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:
-    """Compare stored tables with published ones."""
     now = {table.relation.oid: table for table in published}
     named = {(table.relation.schema, table.relation.name): table for table in published}
     # A table that was dropped and created again, or swapped with another, is matched by its name
@@ -205,15 +205,21 @@ def is_another(table: StoredTable, published: PublishedTable) -> bool:
 
 def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, table: StoredTable) -> int:
     """Remove all rows of a table, from devices too. Returns the id of its empty generation."""
+    with flushed(store, lease, state.tag, state.lsn) as flush:
+        live = context.table(table.id, table.layouts)
+        return flush.truncate(table.id, ()) if live is None else empty(flush, live, context.keys)
+
+
+@contextmanager
+def flushed(store: StoreWriter, lease: Lease, tag: str, position: Lsn) -> Iterator[Flush]:
+    """A flush beside those of the stream, which is at `position`. It is committed at the end."""
     flush = store.begin(lease)
     try:
-        live = context.table(table.id, table.layouts)
-        emptied = flush.truncate(table.id, ()) if live is None else empty(flush, live, context.keys)
-        flush.commit(state.tag, ReplicationProgress(state.lsn))
+        yield flush
+        flush.commit(tag, ReplicationProgress(position))
     except BaseException:
         flush.rollback()
         raise
-    return emptied
 
 
 def empty(flush: Flush, table: LiveTable, keys: StoreKeys) -> int:

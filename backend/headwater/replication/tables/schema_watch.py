@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -26,15 +25,13 @@ from headwater.source.catalog.published import (
 )
 from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.readiness.finding import Reading, unreadable
-from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Lease, StoredTable
-from headwater.storage.sql.writer import StoreWriter
+from headwater.storage.contract.reason import Cause
+from headwater.storage.contract.store import StoredTable
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
-_FIRST_AUDIT_SECONDS = 60.0
 _BRIEFLY = 0.5  # seconds for which a new table may be locked without being left for later
 
 
@@ -184,28 +181,3 @@ class SchemaWatch:
         self._closing.set()
         self._wake.set()
         self._thread.join(_CLOSE_SECONDS)
-
-
-class UnseenAudit:
-    """Has tables compared regularly of which only some changes are published: marks those of the tables that `look`
-    returns, every `seconds`. `step` is called between flushes."""
-
-    def __init__(
-        self, store: StoreWriter, lease: Lease, tag: str, look: Callable[[], Iterable[PublishedTable]], seconds: float
-    ) -> None:
-        self._store = store
-        self._lease = lease
-        self._tag = tag
-        self._look = look
-        self._seconds = seconds
-        self._due = time.monotonic() + min(seconds, _FIRST_AUDIT_SECONDS)
-
-    def step(self) -> None:
-        """Mark the tables when it is time. The scheduler then compares them."""
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + self._seconds
-        unseen = {table.relation.oid for table in self._look() if table.unseen}
-        marked = [t.id for t in self._store.tables(self._tag) if t.relation.oid in unseen and not t.resync]
-        if marked:
-            self._store.mark_resync(self._lease, marked, ResyncReason(Cause.PARTLY_PUBLISHED))
