@@ -329,10 +329,7 @@ def test_sampling_passes_unreadable_tables(deploy: Deploy, source_db: SourceDb) 
         source_db.execute(f"insert into {name} values (1, 'one')")
     source_db.execute("insert into broken values (row(1, 2), 'one'); insert into keyless values (1, 'one')")
     source_db.execute("create publication headwater for table first, broken, keyless, last")
-    queries = "".join(f"      - SELECT body AS id FROM {name}\n" for name in names)
-    deployment = deploy(
-        f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    queries:\n{queries}"
-    ).start()
+    deployment = deploy(auto_streams(all=[f"SELECT body AS id FROM {name}" for name in names])).start()
     with unheard(deployment):
         source_db.execute("insert into first values (2, 'two'); insert into last values (2, 'two')")
     deployment.stop()

@@ -27,8 +27,6 @@ from tests.support.fix_service import config_of, free_port
 from tests.support.plain_http import plain_http
 from tests.support.sync_configs import NOTES
 
-CONFIG = "config: {edition: 3}\nstreams: {notes: {auto_subscribe: true, query: SELECT * FROM notes}}\n"
-
 
 class BrokenEngine:
     """One that does not start."""
@@ -46,7 +44,7 @@ class BrokenEngine:
 @pytest.fixture
 def first(deploy: Callable[..., Deployment], source_db: SourceDb) -> Deployment:
     source_db.execute("create table notes (id text primary key); insert into notes values ('1')")
-    deployment: Deployment = deploy(CONFIG)
+    deployment: Deployment = deploy(NOTES)
     return deployment
 
 

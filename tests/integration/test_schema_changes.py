@@ -14,16 +14,7 @@ from tests.support.sync_configs import auto_streams
 from tests.support.turns import in_turn
 from tests.support.waiting import wait_until
 
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes WHERE owner = auth.user_id()
-  others:
-    auto_subscribe: true
-    query: SELECT * FROM others
-"""
+CONFIG = auto_streams(notes="SELECT * FROM notes WHERE owner = auth.user_id()", others="SELECT * FROM others")
 
 SHOWN = {"public.notes": "owner = 'a'", "public.others": "true"}
 

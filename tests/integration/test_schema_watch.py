@@ -84,8 +84,7 @@ def test_renamed_schema_keeps_streaming(deploy: Deploy, source_db: SourceDb) -> 
     source_db.execute("create schema before")
     source_db.execute("create table before.items (id text primary key)")
     source_db.execute("create publication headwater for all tables")
-    queries = "queries: [SELECT * FROM before.items, SELECT * FROM later.items]"
-    deployment = deploy(f"config: {{edition: 3}}\nstreams:\n  all:\n    auto_subscribe: true\n    {queries}\n")
+    deployment = deploy(auto_streams(all=["SELECT * FROM before.items", "SELECT * FROM later.items"]))
     device = Device(deployment.start())
     source_db.execute("insert into before.items values ('1'), ('2')")
     wait_until(lambda: len(device.rows()) == 2, "the rows of before")

@@ -332,3 +332,25 @@ def test_stream_removed_and_added_again(deploy: Deploy, source_db: SourceDb) -> 
     assert {key for key, row in shown.items() if row["body"] == "meanwhile"} == {
         (table, key) for table in ("notes", "copies") for key in ("1", "2")
     }
+
+
+@pytest.mark.parametrize(
+    "change", ["update notes set body = 'new' where id = '1'", pytest.param("truncate notes", marks=pytest.mark.long)]
+)
+def test_stream_added_again_while_stopped(deploy: Deploy, source_db: SourceDb, change: str) -> None:
+    """A row side that is wanted again after a long time has what was written meanwhile."""
+    source_db.execute("create table notes (id text primary key, body text, n int)")
+    source_db.execute("insert into notes select i::text, 'body', 0 from generate_series(1, 50) i")
+    one = HEAD + NOTES.replace("PARITY", "0")
+    deployment = deploy(one + COPIES).start()
+    deployment.redeploy(one)
+    deployment.stop()
+    deployment.keep_stopped = 0.0  # as if that had been long ago
+    source_db.execute(change)
+    deployment.yaml = f"# again\n{one}{COPIES}"
+    with deployment.store() as store:
+        store.deploy(deployment.yaml, Origin.COMMAND)
+    deployment.start()
+    settle(deployment)
+    copies = {key[1]: row["body"] for key, row in deployment.rows("a").items() if key[0] == "copies"}
+    assert copies == dict(source_db.fetch("select id, body from notes"))

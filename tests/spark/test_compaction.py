@@ -15,19 +15,12 @@ from headwater.pipeline.spark.session import Spark
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from tests.support.fix_headwater import Deployment
+from tests.support.sync_configs import OWN_ITEMS
 
 if TYPE_CHECKING:
     from tests.support.fix_postgres import SourceDb
 
 pytestmark = pytest.mark.spark
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT id, body FROM items WHERE owner = auth.user_id()
-"""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +31,7 @@ def test_buckets_are_compacted_by_tasks_and_devices_converge(
 ) -> None:
     source_db.execute("create table items (id int primary key, owner text, body text)")
     source_db.execute("insert into items select i, 'u' || i % 3, 'x' from generate_series(1, 600) i")
-    deployment = deploy(CONFIG, on_postgres=on_postgres).start()
+    deployment = deploy(OWN_ITEMS, on_postgres=on_postgres).start()
     for number in range(4):
         source_db.execute("update items set body = %s", f"version {number}")
         deployment.caught_up()

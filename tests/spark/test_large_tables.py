@@ -15,21 +15,12 @@ from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.lost_slots import outrun
 from tests.support.model_device import parse_ops
+from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
-
-CONFIG = """
-config: {edition: 3}
-streams:
-  notes:
-    auto_subscribe: true
-    query: SELECT * FROM notes WHERE bucket = auth.user_id()
-  others:
-    auto_subscribe: true
-    query: SELECT * FROM others
-"""
+CONFIG = auto_streams(notes="SELECT * FROM notes WHERE bucket = auth.user_id()", others="SELECT * FROM others")
 
 WATCHED = 50  # commits to the other table while a change is taken in
 

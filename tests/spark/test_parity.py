@@ -49,6 +49,7 @@ from headwater.storage.contract.store import StoredTable
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import Deployment
 from tests.support.local_bulk import APPLICATION, LocalEngine, local_bulk
+from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,16 +59,10 @@ pytestmark = pytest.mark.spark
 
 SECONDS = 240.0
 
-STREAMS = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM items WHERE owner = auth.user_id()
-  copies:
-    auto_subscribe: true
-    query: SELECT copies.* FROM copies JOIN items ON copies.body = items.body WHERE items.owner = auth.user_id()
-"""
+STREAMS = auto_streams(
+    items="SELECT * FROM items WHERE owner = auth.user_id()",
+    copies="SELECT copies.* FROM copies JOIN items ON copies.body = items.body WHERE items.owner = auth.user_id()",
+)
 ANOTHER = """
   bodies:
     auto_subscribe: true

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 import pytest
+from pyspark import SparkContext
 
 from headwater.bulk.contract import BulkProgress, SnapshotJob, SnapshotTable
 from headwater.codes import Kind
@@ -29,21 +31,27 @@ from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.sqlite.writer import SqliteWriter
 from headwater_rules.compiler.compile import compile_config
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.spark.spark_jobs import spark_jobs
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb, skip_without
 from tests.support.local_bulk import local_bulk
+from tests.support.sync_configs import OWN_ITEMS
 
 pytestmark = pytest.mark.spark
 
 
-RULES = """
-config: {edition: 3}
-streams:
-  items:
-    auto_subscribe: true
-    query: SELECT * FROM items WHERE owner = auth.user_id()
-"""
+class SparkJob(NamedTuple):
+    """A job, and how many of its tasks ended in either way."""
+
+    id: int
+    completed: int
+    failed: int
+
+
+def spark_jobs(context: SparkContext) -> dict[int, SparkJob]:
+    """The last jobs, by id."""
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    found = (jobs.apply(number) for number in range(jobs.size()))
+    return {job.jobId(): SparkJob(job.jobId(), job.numCompletedTasks(), job.numFailedTasks()) for job in found}
 
 
 def test_every_part_of_a_snapshot_was_written_by_a_spark_task(
@@ -52,7 +60,7 @@ def test_every_part_of_a_snapshot_was_written_by_a_spark_task(
     """Parts bear the id of the task attempt that wrote them, which only Spark gives out, and Spark knows of the job."""
     source_db.execute("create table items (id text primary key, owner text)")
     source_db.execute("insert into items values ('1', 'a')")
-    deployment = deploy(RULES)
+    deployment = deploy(OWN_ITEMS)
     before = spark_jobs(spark.context())
     parts: list[StagedPart] = []
     stage = SqliteWriter.stage
@@ -85,7 +93,9 @@ def test_bulk_equals_stream(deploy: Deploy, source_db: SourceDb, identity: str) 
         for copy in range(3 if identity != "default" else 1):
             source_db.execute(f"insert into items values (%s, 'a'{marks})", row * 10 + copy % 2, *values)
     source_db.execute("create table kept as table items")
-    deployment = deploy(RULES.replace("SELECT *", "SELECT *, id AS id") if identity == "default" else RULES).start()
+    deployment = deploy(
+        OWN_ITEMS.replace("SELECT *", "SELECT *, id AS id") if identity == "default" else OWN_ITEMS
+    ).start()
     bulk = live_rows(deployment, with_ids=identity != "nothing")
     assert bulk
     source_db.execute("truncate items")
@@ -110,7 +120,7 @@ def job(deploy: Deploy, source_db: SourceDb, tmp_path: Path) -> Iterator[Snapsho
     source_db.execute("create table items (id int primary key, owner text, body text)")
     source_db.execute("insert into items select i, 'a', repeat('x', 500) from generate_series(1, 2000) i")
     source_db.execute("create publication headwater for table items")
-    settings, plan = deploy(RULES).settings, compile_config(RULES).plan
+    settings, plan = deploy(OWN_ITEMS).settings, compile_config(OWN_ITEMS).plan
     with SnapshotKeeper(settings, f"{settings.slot_prefix}job") as keeper, psycopg.connect(source_db.dsn) as conn:
         tables = wanted_tables(conn, settings, [plan])
         types = load_types(conn, {column.type_oid for table in tables for column in table.relation.columns})
