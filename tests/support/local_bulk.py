@@ -22,7 +22,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
-from headwater.pipeline.spark.tasks import FailedTask, FinishedTask, explained, outcome_of
+from headwater.pipeline.spark.tasks import explained, finished, outcome_of
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
@@ -78,11 +78,7 @@ class LocalRun(Generic[Job]):
     def _run(self, number: int, task: Task[Job, Result]) -> Result:
         self._check()
         job, task = _sent((self._job, task))
-        match _sent(outcome_of(job, task, number, f"local{next(_attempts)}")):
-            case FinishedTask(result):
-                return result
-            case FailedTask(error):
-                raise explained(error, self._what)
+        return finished(_sent(outcome_of(job, task, number, f"local{next(_attempts)}")), self._what)
 
     def differences(self: LocalRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
         tables: defaultdict[int, BothSides] = defaultdict(BothSides)

@@ -173,14 +173,11 @@ class BucketRowsTask:
         found: list[str] = []
         with TaskProgress(job.directory, number, attempt) as progress, open_store(job.store).open_verify() as reader:
             for batch in reader.rows(self.table.id, self.first, self.end):
-                found += [row.row_id for _, row in batch if in_buckets(row.members, row.row_id, self.keys)]
+                for _, row in batch:
+                    if any(member.bucket in self.keys for member in decode_memberships(row.members, row.row_id)):
+                        found.append(row.row_id)
                 progress.add(len(batch))
         return found
-
-
-def in_buckets(members: str, row_id: str, keys: frozenset[int]) -> bool:
-    """Whether stored memberships include any of the buckets."""
-    return any(member.bucket in keys for member in decode_memberships(members, row_id))
 
 
 OPS_A_TASK = 200_000

@@ -183,10 +183,10 @@ class _LeaseHolder:
         state = self._store.source_state(self._source.tag)
         if state is None or in_state(self._store, VersionState.ACTIVE) is None:
             return True
-        plans = tuple(in_use(self._store, self._replicator.keep_stopped).plans)
-        resume = SlotResume(self._source, self._store, slot)
+        plans = in_use(self._store, self._replicator.keep_stopped).plans
+        resume = SlotResume(self._source, self._store, self._lease, slot)
         try:
-            resume.ensure_usable(self._lease, state, plans, slot_lost=self._recovery.slot_lost)
+            resume.ensure_usable(state, plans, slot_lost=self._recovery.slot_lost)
         except SourceReplacedError as error:
             _log.warning("%s", error)
             return True

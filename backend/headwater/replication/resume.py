@@ -6,6 +6,7 @@ a failover, a restore or another cluster in the source's place, devices download
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import psycopg
@@ -21,7 +22,6 @@ from headwater.source.connect import SourceSettings, SourceUnreachableError, con
 from headwater.source.slot import (
     SlotError,
     SlotLostError,
-    SlotStatus,
     SystemIdentity,
     end_of_log,
     end_reader,
@@ -39,14 +39,13 @@ _log = logging.getLogger(__name__)
 class SlotResume:
     """Checks whether a store's slot can be continued from the store's position, and makes a new slot where it can't."""
 
-    def __init__(self, source: SourceSettings, store: StoreWriter, slot: OwnSlot) -> None:
+    def __init__(self, source: SourceSettings, store: StoreWriter, lease: Lease, slot: OwnSlot) -> None:
         self._source = source
         self._store = store
+        self._lease = lease
         self._slot = slot
 
-    def ensure_usable(
-        self, lease: Lease, state: SourceState, plans: tuple[SyncPlan, ...], *, slot_lost: bool = False
-    ) -> None:
+    def ensure_usable(self, state: SourceState, plans: Sequence[SyncPlan], *, slot_lost: bool = False) -> None:
         """Make sure that the stream can be followed from `store.source_state`, which this may change. `plans` decide
         which tables are followed; `slot_lost` says that the slot exists but can't be read. Raises SourceReplacedError
         when a snapshot is needed, PublicationError while a new slot would not help, SlotForeignError while another
@@ -63,11 +62,11 @@ class SlotResume:
                     raise self._lost("the slot can't be read any more", state)
             except SlotLostError as error:
                 _log.warning("%s", error)
-                self._replace_slot(conn, lease, state, identity, plans)
+                self._replace_slot(conn, state, identity, plans)
                 return
             if identity.timeline != state.timeline:
                 self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
-                self._store.move_source(lease, replace(state, timeline=identity.timeline))
+                self._store.move_source(self._lease, replace(state, timeline=identity.timeline))
                 _log.info("the source failed over to timeline %d; slot %s is continued", identity.timeline, state.slot)
             end_reader(conn, state.slot)
 
@@ -82,7 +81,11 @@ class SlotResume:
             raise self._lost("another service used the slot meanwhile", state)
         if end_of_log(conn) < state.lsn or not self._shares_history(state, now):
             raise self._lost("the source lacks changes that were read from it, as after a restore", state)
-        self._check_ahead(slot, state)
+        if slot.confirmed_flush > state.lsn:
+            raise SourceReplacedError(
+                "the slot is ahead of the store, as after a restore from a backup",
+                f"slot {format_lsn(slot.confirmed_flush)}, store {format_lsn(state.lsn)}",
+            )
         if named_otherwise:
             raise self._lost("the slot needs another name now", state)
 
@@ -100,21 +103,10 @@ class SlotResume:
             return False
         return ended is not None and state.lsn <= ended
 
-    def _check_ahead(self, slot: SlotStatus, state: SourceState) -> None:
-        if slot.confirmed_flush > state.lsn:
-            raise SourceReplacedError(
-                "the slot is ahead of the store, as after a restore from a backup",
-                f"slot {format_lsn(slot.confirmed_flush)}, store {format_lsn(state.lsn)}",
-            )
-
     def _replace_slot(
-        self,
-        conn: psycopg.Connection,
-        lease: Lease,
-        state: SourceState,
-        now: SystemIdentity,
-        plans: tuple[SyncPlan, ...],
+        self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity, plans: Sequence[SyncPlan]
     ) -> None:
+        lease = self._lease
         published_tables(conn, self._source.publications)  # a slot older than its publication can't be read
         # First: if we were killed after making the slot, it would look like one ahead of a restored store
         self._store.move_source(lease, replace(state, slot=""))
@@ -122,7 +114,7 @@ class SlotResume:
             name, position = keeper.slot, keeper.consistent_point
         stored = self._store.tables(self._source.tag)
         if now.system_id != state.system_id:
-            stored = self._renumber(conn, lease, stored, plans)
+            stored = self._renumber(conn, stored, plans)
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
             self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
@@ -132,14 +124,14 @@ class SlotResume:
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
 
     def _renumber(
-        self, conn: psycopg.Connection, lease: Lease, stored: list[StoredTable], plans: tuple[SyncPlan, ...]
+        self, conn: psycopg.Connection, stored: list[StoredTable], plans: Sequence[SyncPlan]
     ) -> list[StoredTable]:
         """Give the stored tables the oids of another cluster, found by name."""
         found = {(t.relation.schema, t.relation.name): t.relation.oid for t in wanted_tables(conn, self._source, plans)}
         for table in stored:
             oid = found.get((table.relation.schema, table.relation.name))
             if oid is None:
-                self._store.mark_resync(lease, [table.id], ResyncReason(Cause.IDS_LOST))
+                self._store.mark_resync(self._lease, [table.id], ResyncReason(Cause.IDS_LOST))
             elif oid != table.relation.oid:
-                self._store.add_layout(lease, table.id, replace(table.relation, oid=oid), "of another cluster")
+                self._store.add_layout(self._lease, table.id, replace(table.relation, oid=oid), "of another cluster")
         return self._store.tables(self._source.tag)

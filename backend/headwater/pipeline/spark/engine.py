@@ -18,7 +18,7 @@ from headwater.pipeline.compare import RowsTask
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.spark.differences import hand_over_differences
 from headwater.pipeline.spark.session import Spark, reason
-from headwater.pipeline.spark.tasks import FailedTask, FinishedTask, accumulated_errors, explained, run_tasks
+from headwater.pipeline.spark.tasks import accumulated_errors, explained, finished, run_tasks
 
 _LOOK_SECONDS = 0.1
 _MOST_IDLE_WORKERS = 32
@@ -100,14 +100,7 @@ class SparkRun(Generic[Job]):
                 if failed.value:
                     raise explained(failed.value[0], self._what) from None
                 raise
-        found: list[Result] = []
-        for outcome in outcomes:
-            match outcome:
-                case FinishedTask(result):
-                    found.append(result)
-                case FailedTask(error):
-                    raise explained(error, self._what)
-        return found
+        return [finished(outcome, self._what) for outcome in outcomes]
 
     def differences(self: SparkRun[CompareJob], tasks: Sequence[RowsTask], found: Found) -> None:
         with self._watched(lambda: False):

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Generic
 
 from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
 from pyspark.accumulators import _accumulatorRegistry
@@ -28,15 +27,8 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedTask(Generic[Result]):
-    """What a task returned."""
-
-    result: Result
-
-
-@dataclass(frozen=True, slots=True)
 class FailedTask:
-    """The error that a task ended with."""
+    """What comes back of a task that ended with an error."""
 
     error: HeadwaterError
 
@@ -56,7 +48,6 @@ class _Errors(AccumulatorParam[Errors]):
 
 @contextmanager
 def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
-    """An accumulator for the errors of tasks."""
     errors = context.accumulator([], _Errors())
     try:
         yield errors
@@ -66,15 +57,13 @@ def accumulated_errors(context: SparkContext) -> Iterator[Accumulator[Errors]]:
 
 def run_tasks(
     context: SparkContext, job: Job, tasks: Sequence[Task[Job, Result]], failed: Accumulator[Errors]
-) -> list[FinishedTask[Result] | FailedTask]:
+) -> list[Result | FailedTask]:
     """Run tasks on Spark. Returns their outcomes in order. Errors are added to `failed` while other tasks still run."""
     numbered = list(enumerate(tasks))
     return context.parallelize(numbered, len(numbered)).map(partial(_run, job, failed)).collect()
 
 
-def _run(
-    job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, Result]]
-) -> FinishedTask[Result] | FailedTask:
+def _run(job: Job, failed: Accumulator[Errors], numbered: tuple[int, Task[Job, Result]]) -> Result | FailedTask:
     number, task = numbered
     context = TaskContext.get()
     outcome = outcome_of(job, task, number, "0" if context is None else str(context.taskAttemptId()))
@@ -91,19 +80,19 @@ def _keep_modules() -> None:
     gc.freeze()
 
 
-def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> FinishedTask[Result] | FailedTask:
+def outcome_of(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Result | FailedTask:
     """Run a task, and repeat it after an error that may pass. `attempt` identifies this run."""
     tried = 1
     while True:
         outcome = _once(job, task, number, attempt)
-        if isinstance(outcome, FinishedTask) or outcome.error.kind is not Kind.RETRY or tried == _TRIES:
+        if not isinstance(outcome, FailedTask) or outcome.error.kind is not Kind.RETRY or tried == _TRIES:
             return outcome
         attempt, tried = f"{attempt}r", tried + 1
 
 
-def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> FinishedTask[Result] | FailedTask:
+def _once(job: Job, task: Task[Job, Result], number: int, attempt: str) -> Result | FailedTask:
     try:
-        return FinishedTask(task.run(job, number, attempt))
+        return task.run(job, number, attempt)
     except HeadwaterError as error:
         return FailedTask(error)
     except Exception as error:  # noqa: BLE001 - raised where the results are awaited
@@ -114,6 +103,13 @@ def _unforeseen(error: Exception) -> HeadwaterError:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     (text, *_) = traceback.format_exception_only(error)[-1].splitlines()
     return HeadwaterError(text, f"{frame.filename}:{frame.lineno}", code="HW_5105")
+
+
+def finished(outcome: Result | FailedTask, what: str) -> Result:
+    """What a task returned. Raises the error that it ended with, as `explained`."""
+    if isinstance(outcome, FailedTask):
+        raise explained(outcome.error, what)
+    return outcome
 
 
 def explained(error: HeadwaterError, what: str) -> HeadwaterError:

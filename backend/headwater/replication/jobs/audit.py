@@ -22,7 +22,7 @@ from headwater.decode.wire import DecodeError
 from headwater.oplog.change import FullCells
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_memberships, replace_memberships
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
-from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.flush import Flush
@@ -112,7 +112,7 @@ def verify_job(
         tag=context.tag,
         tables=tuple(VerifyTable(table, stored.get(table), _ranges(context, table)) for table in ids),
         plans=tuple(plans) if lookups else (),
-        types=context.types(list(stored.values())),
+        types=types_of(context.connection, list(stored.values())),
         keys=context.store.keys(),
         store=context.store.address,
         directory=context.store.staging_directory(),

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from headwater.bulk.contract import JobKind, ReprocessJob, ReprocessTable
-from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.versions import RETIRED_AT_ONCE, in_use, plan_of
 from headwater.storage.contract.parts import BulkOutcome
@@ -99,7 +99,7 @@ class Deploy(Job):
             tag=context.tag,
             tables=tuple(tables),
             plan=without(plan, sides(plan).keys() - missing),
-            types=context.types([table.stored for table in tables]),
+            types=types_of(context.connection, [table.stored for table in tables]),
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(),

@@ -99,9 +99,6 @@ class JobContext:
         """Ranges of a table's current rows, one for a task."""
         return self.store.place_ranges(table, _ROWS_A_TASK)
 
-    def types(self, tables: Sequence[StoredTable]) -> TypeCatalog:
-        return types_of(self.connection, tables)
-
     def follow(self, plans: Sequence[SyncPlan]) -> None:
         """Follow the stream by these plans, and by the tables as stored now. Between flushes only."""
         stored = list(self.stored().values())

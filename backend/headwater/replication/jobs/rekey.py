@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headwater.bulk.contract import JobKind, RekeyJob
-from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
@@ -68,7 +68,7 @@ class Rekey(Job):
             ranges=ranges,
             rows=rows,
             plans=self._plans,
-            types=context.types([self._table]),
+            types=types_of(context.connection, [self._table]),
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(),

@@ -30,7 +30,7 @@ from headwater.bulk.contract import (
     RecountJob,
 )
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Result, Steps
+from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Result, Steps, types_of
 from headwater.replication.jobs.merge import Merge, ResyncFindings
 from headwater.replication.own_slot import slot_of
 from headwater.replication.stream.change_log import ChangeLog
@@ -205,7 +205,7 @@ class Resync(Job):
             snapshot=snapshot,
             tables=tuple(tables),
             plans=request.plans if request.verify else (),
-            types=context.types([table.stored for table in tables]),
+            types=types_of(context.connection, [table.stored for table in tables]),
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(),
