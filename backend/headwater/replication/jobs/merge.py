@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
@@ -33,6 +33,10 @@ _FEWEST, _MOST = 100, 2_000
 _SECONDS = 0.03
 _NAMED_ROWS = 100
 _LOOKED_UP_AHEAD: Final = 50_000  # differences, at once
+
+
+States = dict[str, FullCells | None]
+"""What rows should be, by row id; None for one that should not be there."""
 
 
 @dataclass(slots=True)
@@ -88,15 +92,20 @@ class Merge:
         return count
 
     def _merge(self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]) -> None:
-        stream, found = self._context.stream, self._findings
-        states, waiting = wanted_states(stream, table, touches, differences, self._copies, reevaluate=self._verify)
-        problems = describe(stream, table, states)
+        if touches.truncated:
+            return  # no row of the snapshot is left
+        found, waiting = self._findings, frozenset[str]()
+        if table.identity.kind is IdentityKind.KEY:
+            states, waiting = self._keyed(table, touches, differences)
+        else:
+            states = self._counted(table, touches, differences)
+        problems = self._problems(table, states)
         if problems:
             found.differences[table.name] = found.differences.get(table.name, 0) + len(problems)
         if len(found.rows) < _NAMED_ROWS:
             found.rows += [{"table": table.name, **problem} for problem in problems[:_NAMED_ROWS]]
         if self._repair and states:
-            found.ops += stream.merge(table, states, waiting=waiting, reevaluate=self._verify)
+            found.ops += self._context.stream.merge(table, states, waiting=waiting, reevaluate=self._verify)
 
     def _differences(self, table: int, differences: Sequence[Difference]) -> list[Difference]:
         """The differences of a table. Without repair, those that were not reported before: differences that are not
@@ -108,6 +117,71 @@ class Merge:
         new = [difference for difference in found if difference.key not in before]
         before.update(difference.key for difference in new)
         return new
+
+    def _keyed(
+        self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]
+    ) -> tuple[States, frozenset[str]]:
+        """What the rows that differ are to be; some may be right already. The second ones are only evaluated again:
+        they go on lacking values that later changes need."""
+        stream = self._context.stream
+        width = len(table.relation.columns)
+        heirs = touches.heirs()
+        states: States = {}
+        patches: dict[str, tuple[frozenset[int], FullCells]] = {}
+        streamed: list[str] = []
+        for _, key, line, copies in differences:
+            cells = split_line(line, width) if copies else None
+            heir = heirs.get(key)
+            if heir is not None and cells is not None:
+                patches[heir[0]] = (heir[1], cells)
+            elif key not in touches.rows:
+                states[key] = cells
+            elif self._verify:
+                streamed.append(key)
+        incomplete = stream.incomplete.of(table.id)
+        for row_id, (columns, inherited) in patches.items():
+            if _inherits_all(table, incomplete.get(row_id), columns):
+                states[row_id] = completed(incomplete[row_id], inherited, columns)
+        for row in stream.stored_rows(table, [row_id for row_id in patches if row_id not in incomplete]):
+            if not is_stub(row.line):  # a stub has no values to complete
+                columns, inherited = patches[row.row_id]
+                states[row.row_id] = completed(table.cells(row), inherited, columns)
+        waiting: set[str] = set()
+        for row in stream.stored_rows(table, streamed):
+            if row.row_id not in states and not is_stub(row.line):
+                states[row.row_id] = table.cells(row)
+                if row.row_id in incomplete:
+                    waiting.add(row.row_id)
+        patched = [row_id for row_id in patches if row_id in states]
+        states |= zip(patched, filled(stream.fill, table, [states[row_id] for row_id in patched]), strict=True)
+        return states, frozenset(waiting)
+
+    def _counted(self, table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference]) -> States:
+        width = len(table.relation.columns)
+        present = self._copies.of(table, touches, differences)
+        states: States = {}
+        for _, content, line, copies in differences:
+            wanted = max(0, copies + touches.delta[content])
+            cells = None if is_stub(line) else split_line(line, width)  # a stub: only the store has such rows
+            if table.identity.kind is IdentityKind.FULL:
+                ids = {copy_id(content, number) for number in range(1, wanted + 1)}
+            else:
+                kept = present[content][:wanted]
+                ids = {*kept, *(random_id() for _ in range(wanted - len(kept)))}
+            states |= dict.fromkeys((row_id for row_id in present[content] if row_id not in ids), None)
+            if cells is not None:
+                states |= dict.fromkeys(ids, cells)
+        return states
+
+    def _problems(self, table: LiveTable, states: States) -> list[dict[str, object]]:
+        """What is wrong with the rows that would change, for a person and without values."""
+        problems: dict[str, dict[str, object] | None] = {
+            row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
+        }
+        for row in self._context.stream.stored_rows(table, list(states)):
+            cells = states[row.row_id]
+            problems[row.row_id] = {"problem": "not in the source"} if cells is None else _problem(table, row, cells)
+        return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
 
 
 class MergeBatch:
@@ -129,113 +203,12 @@ class MergeBatch:
             self._rows = min(max(fitting, self._rows // 2, _FEWEST), _MOST)
 
 
-States = dict[str, FullCells | None]
-"""What rows should be, by row id; None for one that should not be there."""
-
-
-class Wanted(NamedTuple):
-    """What rows are to be. Those in `waiting` are only evaluated again; they go on lacking values that later changes
-    need."""
-
-    states: States
-    waiting: frozenset[str] = frozenset()
-
-
-def wanted_states(
-    stream: FlushBuilder,
-    table: LiveTable,
-    touches: RecordedChanges,
-    differences: Sequence[Difference],
-    copies: Copies,
-    *,
-    reevaluate: bool = False,
-) -> Wanted:
-    """What the rows that differ are to be. Some may be right already. With `reevaluate`, rows are evaluated even if
-    their values did not change."""
-    if touches.truncated:
-        return Wanted({})  # no row of the snapshot is left
-    if table.identity.kind is IdentityKind.KEY:
-        return _keyed(stream, table, touches, differences, reevaluate=reevaluate)
-    return Wanted(_counted(table, touches, differences, copies))
-
-
-def _keyed(
-    stream: FlushBuilder,
-    table: LiveTable,
-    touches: RecordedChanges,
-    differences: Sequence[Difference],
-    *,
-    reevaluate: bool,
-) -> Wanted:
-    width = len(table.relation.columns)
-    heirs = touches.heirs()
-    states: States = {}
-    patches: dict[str, tuple[frozenset[int], FullCells]] = {}
-    streamed: list[str] = []
-    for _, key, line, copies in differences:
-        cells = split_line(line, width) if copies else None
-        heir = heirs.get(key)
-        if heir is not None and cells is not None:
-            patches[heir[0]] = (heir[1], cells)
-        elif key not in touches.rows:
-            states[key] = cells
-        elif reevaluate:
-            streamed.append(key)
-    incomplete = stream.incomplete.of(table.id)
-    for row_id in [row_id for row_id in patches if _inherits_all(table, incomplete.get(row_id), patches[row_id][0])]:
-        columns, inherited = patches[row_id]
-        states[row_id] = completed(incomplete[row_id], inherited, columns)
-    for row in stream.stored_rows(table, [row_id for row_id in patches if row_id not in incomplete]):
-        if not is_stub(row.line):  # a stub has no values to complete
-            columns, inherited = patches[row.row_id]
-            states[row.row_id] = completed(table.cells(row), inherited, columns)
-    waiting: set[str] = set()
-    for row in stream.stored_rows(table, streamed):
-        if row.row_id not in states and not is_stub(row.line):
-            states[row.row_id] = table.cells(row)
-            if row.row_id in incomplete:
-                waiting.add(row.row_id)
-    if table.computed:
-        patched = [row_id for row_id in patches if row_id in states]
-        states |= zip(patched, filled(stream.fill, table, [states[row_id] for row_id in patched]), strict=True)
-    return Wanted(states, frozenset(waiting))
-
-
 def _inherits_all(table: LiveTable, known: Cells | None, columns: frozenset[int]) -> bool:
     """Whether a row lacks values, and all of them are still as in the snapshot. Else the stream brought some since, in
     a row that is no longer trusted, and the row waits until it is read from the source."""
     return known is not None and {place for place, cell in enumerate(known) if cell is UNCHANGED} <= columns.union(
         table.computed
     )
-
-
-def _counted(table: LiveTable, touches: RecordedChanges, differences: Sequence[Difference], stored: Copies) -> States:
-    width = len(table.relation.columns)
-    present = stored.of(table, touches, differences)
-    states: States = {}
-    for _, content, line, copies in differences:
-        wanted = max(0, copies + touches.delta[content])
-        cells = None if is_stub(line) else split_line(line, width)  # a stub: only the store has such rows
-        if table.identity.kind is IdentityKind.FULL:
-            ids = {copy_id(content, number) for number in range(1, wanted + 1)}
-        else:
-            kept = present[content][:wanted]
-            ids = {*kept, *(random_id() for _ in range(wanted - len(kept)))}
-        states |= dict.fromkeys((row_id for row_id in present[content] if row_id not in ids), None)
-        if cells is not None:
-            states |= dict.fromkeys(ids, cells)
-    return states
-
-
-def describe(stream: FlushBuilder, table: LiveTable, states: Mapping[str, FullCells | None]) -> list[dict[str, object]]:
-    """What is wrong with the rows that would change, for a person and without values."""
-    problems: dict[str, dict[str, object] | None] = {
-        row_id: None if cells is None else {"problem": "missing in the store"} for row_id, cells in states.items()
-    }
-    for row in stream.stored_rows(table, list(states)):
-        cells = states[row.row_id]
-        problems[row.row_id] = {"problem": "not in the source"} if cells is None else _problem(table, row, cells)
-    return [{"row": row_id, **problem} for row_id, problem in problems.items() if problem is not None]
 
 
 def _problem(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str, object] | None:
