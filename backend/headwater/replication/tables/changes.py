@@ -91,9 +91,8 @@ class TableChanges:
     @property
     def oids(self) -> frozenset[int]:
         """The oids of all tables whose rows are affected, before and now."""
-        before = [table.relation.oid for table in [*self.gone, *(table for table, _ in self.altered)]]
-        after = [table.relation.oid for table in [*self.new, *(table for _, table in self.altered)]]
-        return frozenset([*before, *after])
+        tables = [*self.gone, *self.new, *(table for before_and_now in self.altered for table in before_and_now)]
+        return frozenset(table.relation.oid for table in tables)
 
 
 def table_changes(stored: Sequence[StoredTable], published: Sequence[PublishedTable]) -> TableChanges:

@@ -89,16 +89,6 @@ class Expected:
         return shapes | {oid: shape for oid, shape in self.shapes.items() if oid in locked} == self.shapes
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The result of a look at the catalog that is not as expected: the present tables, or why they can't be
-    followed."""
-
-    expected: Expected
-    tables: tuple[PublishedTable, ...] = ()
-    error: HeadwaterError | None = None
-
-
 class SchemaWatch:
     """Compares stored tables with the catalog from a thread of its own: on a hint, and regularly, since most changes of
     a table show in the stream only with its next row."""
@@ -108,7 +98,8 @@ class SchemaWatch:
     ) -> None:
         self._source = source
         self._intervals = intervals
-        self._found: _Found | None = None
+        # What the last look expected, and found instead: the present tables, or why they can't be followed
+        self._found: tuple[Expected, Sequence[PublishedTable] | HeadwaterError] | None = None
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._expected = Expected.of(plans, stored)
@@ -131,15 +122,15 @@ class SchemaWatch:
         """Have the thread look soon, since something may have changed."""
         self._wake.set()
 
-    def take(self) -> tuple[PublishedTable, ...] | None:
+    def take(self) -> Sequence[PublishedTable] | None:
         """The source's tables, if the last look found that they differ from the stored ones. Each result is returned
         once. Raises PublicationError and KeyNotSentError."""
-        found, self._found = self._found, None
-        if found is None or found.expected is not self._expected:
+        last, self._found = self._found, None
+        if last is None or last[0] is not self._expected:
             return None
-        if found.error is not None:
-            raise found.error
-        return found.tables
+        if isinstance(last[1], HeadwaterError):
+            raise last[1]
+        return last[1]
 
     def _poll(self) -> None:
         conn: psycopg.Connection | None = None
@@ -173,9 +164,9 @@ class SchemaWatch:
             if expected.met_by(tables):
                 return
         except (PublicationError, KeyNotSentError) as error:  # raised now, not when the stream meets it
-            self._found = _Found(expected, error=error)
+            self._found = expected, error
             return
-        self._found = _Found(expected, tuple(tables))
+        self._found = expected, tables
 
     def close(self) -> None:
         self._closing.set()
