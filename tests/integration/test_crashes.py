@@ -211,16 +211,6 @@ def die_in_the_snapshot(launch: Launch, deployment: Deployment, point: str) -> N
     assert published == (point == "publish.after_commit")
 
 
-@pytest.mark.long
-def test_kill_while_snapshot_is_published(deploy: Deploy, launch: Launch, source_db: SourceDb) -> None:
-    deployment = filled(deploy(OWN_NOTES))
-    die_in_the_snapshot(launch, deployment, "publish.before_commit")
-    write(source_db, range(2000, 2010))
-    deployment.start()
-    assert_each_once(deployment, 2010)
-    assert leftovers(deployment.directory) == {}
-
-
 def test_files_of_dead_bulk_job_are_removed(deployment: Deployment) -> None:
     stage = deployment.directory / "stage"
     stage.mkdir(exist_ok=True)

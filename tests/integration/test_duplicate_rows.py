@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report
+from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report, Stop
+from headwater.pipeline.engine import Found
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.jobs import merge
 from headwater.replication.jobs.merge import Merge
@@ -33,13 +33,7 @@ class HeldUp(BulkJobs):
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
 
-    def compare(
-        self,
-        job: CompareJob,
-        progress: Report,
-        found: Callable[[Sequence[Difference]], None],
-        stop: threading.Event | None = None,
-    ) -> CompareOutcome:
+    def compare(self, job: CompareJob, progress: Report, found: Found, stop: Stop = None) -> CompareOutcome:
         before, after = self.before, self.after
         self.before = self.after = lambda: None
         before()

@@ -191,7 +191,7 @@ def within_a_comparison(deployment: Deployment) -> None:
 def within_the_first_snapshot(deployment: Deployment) -> None:
     deployment.source.execute("create table notes (id text primary key, owner text not null, n int)")
     deployment.source.execute("create publication headwater for all tables")
-    deployment.bulk = Waiting(snapshots=True)
+    deployment.bulk = Waiting("compare", "snapshot")
     deployment.start(publish=False)
     wait_until(deployment.bulk.begun.is_set, "the slot's snapshot to be held")
 

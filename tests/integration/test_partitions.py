@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import psycopg
 import pytest
 
-from headwater.bulk.contract import CompareJob, CompareOutcome, Difference, Report
+from headwater.bulk.contract import CompareJob, CompareOutcome, Report, Stop
+from headwater.pipeline.engine import Found
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.catalog.published import published_tables
 from headwater.source.readiness.checks import table_findings
@@ -170,13 +169,7 @@ class Noted(BulkJobs):
         super().__init__(LocalEngine())
         self.compared: list[tuple[list[str], bool]] = []
 
-    def compare(
-        self,
-        job: CompareJob,
-        progress: Report,
-        found: Callable[[Sequence[Difference]], None],
-        stop: threading.Event | None = None,
-    ) -> CompareOutcome:
+    def compare(self, job: CompareJob, progress: Report, found: Found, stop: Stop = None) -> CompareOutcome:
         for table in job.tables:
             self.compared.append(([leaf.name for leaf in table.published.leaves], bool(table.ranges)))
         return super().compare(job, progress, found, stop)

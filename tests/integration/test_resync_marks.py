@@ -8,13 +8,9 @@ import threading
 import psycopg
 import pytest
 
-from headwater.bulk.contract import Report, ReprocessJob
-from headwater.pipeline.jobs import BulkJobs
-from headwater.storage.contract.parts import BulkOutcome
 from tests.support.changed_source import Device, ask_beside, compared, locked, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
-from tests.support.local_bulk import LocalEngine
 from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
 from tests.support.waiting_bulk import Waiting
@@ -59,26 +55,13 @@ def test_audit_repair_clears_mark(deploy: Deploy, source_db: SourceDb) -> None:
     wait_until(lambda: device.rows() == truth, "the change that leaves the large value alone", 20)
 
 
-class SlowToEvaluate(BulkJobs):
-    """Bulk work that evaluates stored rows when it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(LocalEngine())
-        self.begun, self.go = threading.Event(), threading.Event()
-
-    def reprocess(self, job: ReprocessJob, progress: Report, stop: threading.Event | None = None) -> BulkOutcome:
-        self.begun.set()
-        assert self.go.wait(60)
-        return super().reprocess(job, progress, stop)
-
-
 def test_deploy_keeps_mark_of_locked_table(deploy: Deploy, source_db: SourceDb) -> None:
     """The lock is gone in the midst of the deploy. The rows have the values of the source, and stand on devices with
     one of a column that is gone: only who evaluates them finds that."""
     create(source_db)
     source_db.execute("insert into others values ('1')")
     source_db.execute("alter table live add gone text; insert into live values ('1', 0, 'small', 'gone')")
-    bulk = SlowToEvaluate()
+    bulk = Waiting("reprocess")
     deployment = deploy(CONFIG, bulk=bulk)
     device = Device(deployment.start())
     with psycopg.connect(source_db.dsn) as writer:

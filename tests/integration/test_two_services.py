@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import psycopg
 import pytest
 
-from headwater.bulk.contract import BulkProgress, SnapshotJob
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.own_slot import slot_note
 from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, slot_name
-from headwater.storage.contract.parts import BulkOutcome
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.sync_configs import NOTES
 from tests.support.waiting import wait_until
+from tests.support.waiting_bulk import Waiting
 
 Service = Callable[[SourceDb, str], Deployment]
 
@@ -141,33 +139,16 @@ def test_second_store_is_refused(service: Service, source_db: SourceDb) -> None:
     assert right(first)
 
 
-class Held:
-    """Bulk work whose snapshot is ready to begin, and waits."""
-
-    def __init__(self, bulk: BulkJobs) -> None:
-        self._bulk = bulk
-        self.begun, self.over = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._bulk, name)
-
-    def snapshot(self, job: SnapshotJob, progress: Callable[[BulkProgress], None]) -> BulkOutcome:
-        self.begun.set()
-        assert self.over.wait(60)
-        return self._bulk.snapshot(job, progress)
-
-
-def test_slot_is_in_use_during_first_snapshot(service: Service, source_db: SourceDb, bulk: BulkJobs) -> None:
+def test_slot_is_in_use_during_first_snapshot(service: Service, source_db: SourceDb) -> None:
     first, second = service(source_db, "first"), service(source_db, "second")
-    held = Held(bulk)
-    first.bulk = cast("BulkJobs", held)
+    first.bulk = held = Waiting("snapshot")
     source_db.execute("create publication headwater for all tables")
     first.start(publish=False)
     assert held.begun.wait(60)
     assert readers(source_db) == []
     with pytest.raises(SlotForeignError, match="is used by another service"):
         second.start()
-    held.over.set()
+    held.go.set()
     wait_until(lambda: len(readers(source_db)) == 1, "the first to follow", 30)
     assert right(first)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -36,6 +36,7 @@ from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Relation, ReplicaIdentity
 from headwater.oplog.keys import StoreKeys
 from headwater.pipeline.compare import ComparedRow, RowsTask, SourceRows, StoreRows
+from headwater.pipeline.engine import Found
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.snapshot import Partition
 from headwater.pipeline.spark.engine import SparkEngine
@@ -98,9 +99,7 @@ class Both:
     def rekey(self, job: RekeyJob, progress: Report, stop: Stop = None) -> BulkOutcome:
         return self._parts("rekey", lambda bulk: bulk.rekey(job, progress, stop))
 
-    def compare(
-        self, job: CompareJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
-    ) -> CompareOutcome:
+    def compare(self, job: CompareJob, progress: Report, found: Found, stop: Stop = None) -> CompareOutcome:
         self.done["compare"] += 1
         self.meanwhile()
         ours: list[Difference] = []
@@ -115,9 +114,7 @@ class Both:
         found(theirs)
         return spark
 
-    def recount(
-        self, job: RecountJob, progress: Report, found: Callable[[Sequence[Difference]], None], stop: Stop = None
-    ) -> None:
+    def recount(self, job: RecountJob, progress: Report, found: Found, stop: Stop = None) -> None:
         self.done["recount"] += 1
         ours: list[Difference] = []
         theirs: list[Difference] = []
