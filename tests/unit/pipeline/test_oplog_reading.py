@@ -89,6 +89,7 @@ def test_password() -> None:
         ({"path": "/x", "table": "["}, "a JSON list of names"),
         ({"path": "/x", "snapshot": "maybe"}, "true or false"),
         ({"path": "/x", "startingOffset": "-1"}, "from 0 on or earliest or latest"),
+        ({"path": "/x", "startingOffset": "yesterday"}, "must be a whole number"),
         ({"path": "/x", "endingOffset": "earliest"}, "from 0 on or latest"),
         ({"path": "/x", "maxOpsPerBatch": "0"}, "from 1 on"),
     ],
