@@ -62,14 +62,12 @@ class FollowedSource:
         """Why rows do not flow, as the store has it."""
         self.deployment.raise_failure()
         health = self.deployment.health()
-        assert health is not None
         assert (health.cause is None) or health.state is ReplicationState.RETRYING
         return health.cause
 
     def streams(self) -> bool:
         self.deployment.raise_failure()
-        health = self.deployment.health()
-        return health is not None and health.state is ReplicationState.STREAMING
+        return self.deployment.health().state is ReplicationState.STREAMING
 
     def names(self, code: str, what: str) -> bool:
         cause = self.cause()
@@ -78,13 +76,11 @@ class FollowedSource:
     def finds(self, code: str) -> bool:
         """Whether the source's health is said to lack this."""
         self.deployment.raise_failure()
-        health = self.deployment.health()
-        return health is not None and code in {finding.code for finding in health.findings}
+        return code in {finding.code for finding in self.deployment.health().findings}
 
     def compared(self) -> set[str]:
         """Tables that are compared with the source."""
-        health = self.deployment.health()
-        return set() if health is None else {each.table for each in health.compared}
+        return {each.table for each in self.deployment.health().compared}
 
     def goes_on(self) -> None:
         """Wait until the device has everything, and hold the replicator to have gone on from where it was."""

@@ -86,7 +86,6 @@ def test_password_changed(follow_source: FollowSource, postgres_with: Callable[.
         followed.deployment.start()
     followed.deployment.stop()
     stopped = followed.deployment.health()
-    assert stopped is not None
     assert stopped.state is ReplicationState.STOPPED
     assert stopped.cause is not None
     assert "set username and password in replication.connections" in stopped.cause.fix
@@ -133,7 +132,7 @@ def test_slot_prefix_changed_replaces_slot(follow_source: FollowSource) -> None:
     assert deployment.op_count() - before == 2
     assert followed.kinds() == ["snapshot", "re-sync"]
     assert slots(followed) == [(slot_name(deployment.settings), True)]
-    wait_until(lambda: (health := deployment.health()) is not None and health.slot is not None, "a look at the slot")
+    wait_until(lambda: deployment.health().slot is not None, "a look at the slot")
 
 
 def test_slot_prefix_changed_on_copy_keeps_slot(follow_source: FollowSource) -> None:

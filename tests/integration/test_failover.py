@@ -264,8 +264,8 @@ def follows_nobody_elses(deployment: Deployment, database: str) -> None:
     assert state is not None
 
     def said() -> bool:
-        health = deployment.health()
-        return health is not None and health.cause is not None and "another session reads" in health.cause.what
+        cause = deployment.health().cause
+        return cause is not None and "another session reads" in cause.what
 
     with ReplicationStream(settings, state.slot, state.lsn, ["headwater"]):
         deployment.start(publish=False)

@@ -335,9 +335,7 @@ def test_unreadable_rows_are_named(
     followed = follow_source()
     followed.sql(hidden.begin)
     wait_until(lambda: followed.finds(hidden.code), "the finding")
-    health = followed.deployment.health()
-    assert health is not None
-    finding = next(each for each in health.findings if each.code == hidden.code)
+    finding = next(each for each in followed.deployment.health().findings if each.code == hidden.code)
     assert finding.fatal
     assert hidden.what in finding.what
     assert hidden.fix in finding.fix
@@ -369,15 +367,14 @@ def test_full_disk_of_store(
     wait_until(
         lambda: followed.names("HW_4001", "the disk is full"), "the cause to be told though the store can't be written"
     )
-    wait_until(lambda: (told := followed.deployment.health()) is not None and (told.lag_seconds or 0) > 0, "the lag")
+    wait_until(lambda: (followed.deployment.health().lag_seconds or 0) > 0, "the lag")
     followed.sql("update notes set body = 'meanwhile' where id = '2'")
     disk.make_room()
     followed.goes_on()
     assert followed.kinds() == ["snapshot"]
-    health = followed.deployment.health()
-    assert health is not None
-    assert health.trouble is not None
-    assert health.trouble.what == "the disk is full"
+    trouble = followed.deployment.health().trouble
+    assert trouble is not None
+    assert trouble.what == "the disk is full"
 
 
 def fill_log(followed: FollowedSource) -> None:

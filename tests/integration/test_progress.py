@@ -79,7 +79,7 @@ def test_merge_progress_in_log_and_request(deploy: Deploy, notes_source: SourceD
     assert (told[-1].rows, told[-1].over, told[-2].over) == (9000, True, False)
     pattern = r"compared (?:18,000 of about )?18,000 rows on both sides, merged (\d,\d+) rows, \1 of these differ"
     assert any(re.fullmatch(pattern, text) for text in heard), set(heard)
-    wait_until(lambda: (health := deployment.health()) is not None and health.work == "", "the end to be noted")
+    wait_until(lambda: deployment.health().work == "", "the end to be noted")
 
 
 def test_status_shows_current_work(deploy: Deploy, notes_source: SourceDb, tmp_path: Path) -> None:

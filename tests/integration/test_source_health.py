@@ -209,18 +209,16 @@ def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
 
 def standing(deployment: Deployment) -> SourceStatus:
     """How the replicator says it stands."""
-    wait_until(lambda: deployment.health() is not None, "the first look")
+    wait_until(lambda: deployment.health().at is not None, "the first look")
     deployment.raise_failure()
-    health = deployment.health()
-    assert health is not None
-    return health
+    return deployment.health()
 
 
 def flows(deployment: Deployment) -> bool:
     """The stream flows, and the source was looked at."""
     deployment.raise_failure()
     health = deployment.health()
-    return health is not None and health.state is ReplicationState.STREAMING and health.slot is not None
+    return health.state is ReplicationState.STREAMING and health.slot is not None
 
 
 def attempts(deployment: Deployment) -> int:

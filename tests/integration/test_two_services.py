@@ -73,8 +73,8 @@ def stop(deployment: Deployment) -> None:
 
 def cause(deployment: Deployment) -> str:
     """The code of what keeps rows from flowing."""
-    health = deployment.health()
-    return health.cause.code if health is not None and health.cause is not None else ""
+    found = deployment.health().cause
+    return "" if found is None else found.code
 
 
 def test_claim_is_renewed_after_session_ends(service: Service, source_db: SourceDb) -> None:
@@ -94,8 +94,8 @@ def test_claim_is_renewed_after_session_ends(service: Service, source_db: Source
 
 
 def failed_attempts(deployment: Deployment) -> int:
-    health = deployment.health()
-    return health.cause.attempts if health is not None and health.cause is not None else 0
+    found = deployment.health().cause
+    return 0 if found is None else found.attempts
 
 
 def waits_for_writers(source: SourceDb) -> bool:

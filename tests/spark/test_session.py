@@ -43,7 +43,7 @@ def test_a_spark_that_was_killed_is_started_again_and_that_is_told(
     jvm = psutil.Process(first)
     jvm.kill()
     source_db.execute("alter table notes add column extra int default 7")
-    wait_until(lambda: (health := deployment.health()) is not None and health.work == "starting Spark", "the start")
+    wait_until(lambda: deployment.health().work == "starting Spark", "the start")
     wait_until(lambda: deployment.rows("x") == {("notes", "1"): {"id": "1", "extra": 7}}, "the comparison")
     assert SparkContext._gateway.proc.pid != first  # type: ignore[union-attr]  # as above
     assert capfd.readouterr().err == "", "what a JVM says goes to the log"

@@ -244,10 +244,9 @@ class Deployment:
         self.caught_up()
         return contents(self.buckets(user, **claims).values())
 
-    def health(self) -> SourceStatus | None:
-        """How the replicator stands, by what it tells; None before it has told anything."""
-        heard = self.reader.replicator_status("default")
-        return find_status("default", heard, None, time.time()) if heard.text else None
+    def health(self) -> SourceStatus:
+        """How the replicator stands, by what it tells. Its `at` is None before it has told anything."""
+        return find_status("default", self.reader.replicator_status("default"), None, time.time())
 
     @contextmanager
     def store(self) -> Iterator[StoreWriter]:
