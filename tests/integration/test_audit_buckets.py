@@ -11,6 +11,7 @@ from typing import Any
 
 import apsw
 import psycopg
+import pytest
 import zstandard
 
 from headwater.replication.jobs.sampling import SamplingResults, SamplingSettings, sampling_results
@@ -47,10 +48,15 @@ def prepare(source: SourceDb) -> None:
     source.execute("create publication headwater for all tables")
 
 
-def later(source: SourceDb) -> None:
-    """What is in the hot tail."""
-    source.execute("update items set body = 'changed' where id / 1000 in (3, 6)")
-    source.execute("delete from items where id / 1000 = 8")
+@pytest.fixture
+def deployment(deploy: Deploy, source_db: SourceDb) -> Deployment:
+    """It has read the source, and then got what is in the hot tail."""
+    prepare(source_db)
+    deployment = deploy(CONFIG, on_postgres=False).start()
+    source_db.execute("update items set body = 'changed' where id / 1000 in (3, 6)")
+    source_db.execute("delete from items where id / 1000 = 8")
+    deployment.caught_up()
+    return deployment
 
 
 @contextmanager
@@ -204,8 +210,11 @@ def assert_whole(deployment: Deployment, source: SourceDb) -> None:
         assert sorted((*key, row.get("body", row.get("text"))) for key, row in shown.items()) == sorted(items + notes)
 
 
-def assert_only(before: dict[str, list[Op]], now: dict[str, list[Op]], mended: dict[str, Damage]) -> None:
-    """What was not damaged got no op."""
+def assert_mended(deployment: Deployment, before: dict[str, list[Op]], mended: dict[str, Damage]) -> None:
+    """Everything is right, and what was not damaged got no op."""
+    after = deployment.ask("audit")
+    assert (after["buckets"], after["rows"], after["lookups"]) == ([], [], 0)
+    now = histories(deployment.directory)
     for name, ops in before.items():
         damage = mended.get(name)
         if damage is None or not damage.bucket:
@@ -215,13 +224,12 @@ def assert_only(before: dict[str, list[Op]], now: dict[str, list[Op]], mended: d
         else:
             assert now[name][0]["op"] == "CLEAR", name
             assert len(now[name]) == 10, name
+    assert_whole(deployment, deployment.source)
+    deployment.stop()
+    assert problems(deployment.directory) == []
 
 
-def test_audit_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) -> None:
-    prepare(source_db)
-    deployment = deploy(CONFIG, on_postgres=False).start()
-    later(source_db)
-    deployment.caught_up()
+def test_audit_finds_and_repairs_damage(deployment: Deployment) -> None:
     before = histories(deployment.directory)
     with store_file(deployment.directory) as db:
         keys = {str(name): key for key, name in db.execute("select id, name from buckets")}
@@ -241,19 +249,10 @@ def test_audit_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) -> 
 
     mended = deployment.ask("audit", repair=True)
     assert mended["state"] == "done", mended
-    after = deployment.ask("audit")
-    assert (after["buckets"], after["rows"], after["lookups"]) == ([], [], 0)
-    assert_only(before, histories(deployment.directory), damages)
-    assert_whole(deployment, source_db)
-    deployment.stop()
-    assert problems(deployment.directory) == []
+    assert_mended(deployment, before, damages)
 
 
-def test_sampling_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) -> None:
-    prepare(source_db)
-    deployment = deploy(CONFIG, on_postgres=False).start()
-    later(source_db)
-    deployment.caught_up()
+def test_sampling_finds_and_repairs_damage(deployment: Deployment) -> None:
     before = histories(deployment.directory)
     damages = damaged(deployment)
     deployment.sampling = EAGER
@@ -275,12 +274,7 @@ def test_sampling_finds_and_repairs_damage(deploy: Deploy, source_db: SourceDb) 
             assert name in named
     deployment.stop()
     deployment.start()
-    after = deployment.ask("audit")
-    assert (after["buckets"], after["rows"], after["lookups"]) == ([], [], 0)
-    assert_only(before, histories(deployment.directory), damages)
-    assert_whole(deployment, source_db)
-    deployment.stop()
-    assert problems(deployment.directory) == []
+    assert_mended(deployment, before, damages)
 
 
 def test_audit_under_constant_writes_finds_nothing(deploy: Deploy, source_db: SourceDb) -> None:

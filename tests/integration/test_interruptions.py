@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest.mock import Mock
 
-import apsw
 import psycopg
 import pytest
 
@@ -23,7 +22,7 @@ from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
-from tests.support.store_file import store_file, store_tables
+from tests.support.store_file import nobody_writes, store_file, store_tables
 from tests.support.sync_configs import NOTES, OWN_NOTES
 from tests.support.waiting import wait_until
 from tests.support.waiting_bulk import Waiting
@@ -34,30 +33,13 @@ INSERT = (
 )
 
 
-def locked(deployment: Deployment) -> bool:
-    """Whether a flush is open."""
-    with store_file(deployment.directory, wait_ms=0) as db:
-        try:
-            db.execute("begin immediate; rollback")
-        except apsw.BusyError:
-            return True
-    return False
-
-
 def test_replicator_paused_within_flush(deploy: Deploy, source_db: SourceDb, launch: Launch) -> None:
     deployment = snapshot_of_empty_table(deploy(OWN_NOTES))
     running = launch("replicate", config_of(deployment, free_port()))
     running.wait_for("following the stream")
     source_db.execute(INSERT)
 
-    def paused_within() -> bool:
-        running.pause()
-        if locked(deployment):
-            return True
-        running.resume()
-        return False
-
-    wait_until(paused_within, "a pause within a flush")
+    running.pause_when(lambda: not nobody_writes(deployment.address), "a pause within a flush")
     assert deployment.op_count_now() == 0
     source_db.execute("insert into notes values ('n40000', 'b', 40000)")
     running.resume()
@@ -177,7 +159,7 @@ def within_a_transaction(deployment: Deployment) -> None:
     deployment.batch_bytes = 4  # it takes many seconds
     snapshot_of_empty_table(deployment).start()
     deployment.source.execute(INSERT)
-    wait_until(lambda: locked(deployment), "the transaction to be applied")
+    wait_until(lambda: not nobody_writes(deployment.address), "the transaction to be applied")
 
 
 def within_a_comparison(deployment: Deployment) -> None:

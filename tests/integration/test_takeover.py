@@ -9,8 +9,6 @@ import re
 import urllib.request
 from pathlib import Path
 
-import apsw
-import psycopg
 import pytest
 
 import headwater.replication.replicator
@@ -34,7 +32,7 @@ from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
 from tests.support.processes import Running, wait_gone
-from tests.support.store_file import store_file, store_tables
+from tests.support.store_file import nobody_writes, store_file, store_tables
 from tests.support.sync_configs import OWN_NOTES
 from tests.support.waiting import wait_until
 
@@ -77,32 +75,6 @@ def two_replicators(launch: Launch, deployment: Deployment) -> tuple[Running, Ru
     return first, second
 
 
-def nobody_writes(deployment: Deployment) -> bool:
-    """Whether the store's write lock is free at this moment."""
-    if deployment.storage is not None:
-        with store_tables(deployment.storage) as conn, contextlib.suppress(psycopg.errors.LockNotAvailable):
-            conn.execute("select from state, leases for update nowait")
-            return True
-        return False
-    with store_file(deployment.directory, wait_ms=0) as db, contextlib.suppress(apsw.BusyError):
-        db.execute("begin immediate; rollback")
-        return True
-    return False
-
-
-def pause_outside_a_transaction(deployment: Deployment, running: Running) -> None:
-    """Pause it where it does not hold the store's write lock, which nobody could take from it."""
-
-    def unlocked() -> bool:
-        running.pause()
-        if nobody_writes(deployment):
-            return True
-        running.resume()
-        return False
-
-    wait_until(unlocked, "a pause between two transactions")
-
-
 def lengthen_leases(deployment: Deployment, seconds: int) -> None:
     """By so much, or so that they are over, if it is negative."""
     if deployment.storage is not None:
@@ -116,7 +88,8 @@ def lengthen_leases(deployment: Deployment, seconds: int) -> None:
 @EACH_STORE
 def test_paused_replicator_is_replaced_and_fenced(deployment: Deployment, launch: Launch) -> None:
     first, second = two_replicators(launch, deployment)
-    pause_outside_a_transaction(deployment, first)
+    # Not while it holds the store's write lock, which nobody could take from it
+    first.pause_when(lambda: nobody_writes(deployment.address), "a pause between two transactions")
     # These the source still sends to the first, which will find them in its socket when it goes on
     write(deployment.source, range(20, 40))
     written = deployment.source.fetch("select pg_current_wal_lsn()")[0][0]
@@ -226,7 +199,8 @@ def test_deploy_fenced_after_lost_lease(
 @EACH_STORE
 def test_killed_replicator_is_replaced_early(deployment: Deployment, launch: Launch) -> None:
     first, second = two_replicators(launch, deployment)
-    pause_outside_a_transaction(deployment, first)
+    # Not while it holds the store's write lock, which nobody could take from it
+    first.pause_when(lambda: nobody_writes(deployment.address), "a pause between two transactions")
     lengthen_leases(deployment, 3600)
     first.kill()
     second.wait_for("following the stream")

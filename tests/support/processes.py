@@ -7,7 +7,7 @@ import signal
 import subprocess
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,18 @@ class Running:
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+
+    def pause_when(self, condition: Callable[[], bool], what: str) -> None:
+        """Pause it at a moment at which the condition holds."""
+
+        def paused() -> bool:
+            self.pause()
+            if condition():
+                return True
+            self.resume()
+            return False
+
+        wait_until(paused, what)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
 import psycopg
 
-from headwater.storage.address import PostgresAddress
+from headwater.storage.address import PostgresAddress, StoreAddress
 
 WAIT_MS = 30_000
 """For whoever writes meanwhile. SQLite's own default is to fail at once."""
@@ -32,3 +32,16 @@ def store_tables(storage: PostgresAddress) -> Iterator[psycopg.Connection]:
     options = f"-c search_path={storage.schema} -c lock_timeout={WAIT_MS}ms"
     with psycopg.connect(storage.conninfo, options=options) as conn:
         yield conn
+
+
+def nobody_writes(address: StoreAddress) -> bool:
+    """Whether the store's write lock is free at this moment."""
+    if isinstance(address, PostgresAddress):
+        with store_tables(address) as conn, suppress(psycopg.errors.LockNotAvailable):
+            conn.execute("select from state, leases for update nowait")
+            return True
+        return False
+    with store_file(address.directory, wait_ms=0) as db, suppress(apsw.BusyError):
+        db.execute("begin immediate; rollback")
+        return True
+    return False
