@@ -43,12 +43,12 @@ def context_with(**store: object) -> JobContext:
     stream = SimpleNamespace(
         recording=recording,
         fill=nothing,
-        registry=SimpleNamespace(mark_clean=nothing),
-        schema=SimpleNamespace(hint=nothing),
-        is_flushed=False,
+        tables=SimpleNamespace(mark_clean=nothing),
+        is_empty=False,
         renew=nothing,
     )
     parts = {"source": SimpleNamespace(tag="default"), "store": SimpleNamespace(**store), "stream": stream}
+    parts["schema"] = SimpleNamespace(hint=nothing)
     none = dict.fromkeys(("lease", "bulk", "connection"))
     return JobContext(**cast("dict[str, Any]", {**parts, **none, "progress": nothing}))
 

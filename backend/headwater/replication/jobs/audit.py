@@ -18,8 +18,6 @@ from functools import partial
 from typing import Final
 
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
-from headwater.decode.wire import DecodeError
-from headwater.oplog.change import FullCells
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_memberships, replace_memberships
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
@@ -216,7 +214,7 @@ class _BucketWriter:
 
     def _enter(self, table: LiveTable, row: CurrentRow, ops: list[DraftOp], buckets: Buckets) -> str:
         """Add a row's ops in these buckets; returns its memberships there."""
-        cells = _cells(table, row)
+        cells = table.intact_cells(row)
         transform = table.bound.transform
         puts = () if cells is None else transform.evaluate(cells, row.row_id).puts
         mine = [put for put in puts if transform.keys.bucket(put.bucket) in self._keys]
@@ -234,14 +232,6 @@ class _BucketWriter:
             self._reset(key, None)
 
 
-def _cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
-    """None for a row that is too large, or damaged in storage: a comparison with the source repairs it."""
-    try:
-        return table.cells(row)
-    except DecodeError:
-        return None
-
-
 def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None:
     """Write the lookups that the rules give these rows, in a flush of its own. Between flushes only."""
     if not broken:
@@ -253,7 +243,7 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
             if table is not None:
                 for row in loaded_rows(flush, stored.id, ids, context.source.piece_bytes):
                     gone.discard(row.row_id)
-                    cells = _cells(table, row)
+                    cells = table.intact_cells(row)
                     if cells is not None:
                         lookups = table.bound.transform.evaluate(cells, row.row_id).lookups
                         flush.replace_lookups(stored.id, row.row_id, lookups)

@@ -17,7 +17,6 @@ from typing import Final
 
 from headwater.bulk.contract import Difference
 from headwater.decode.copytext import join_cells, split_line
-from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cells, FullCells
 from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.row_id import IdentityKind, copy_id, random_id
@@ -225,9 +224,8 @@ def difference(table: LiveTable, row: CurrentRow, cells: FullCells) -> dict[str,
     if is_stub(row.line):
         stays = is_stub(stored_line(join_cells(cells)))
         return None if stays else {"problem": "left out as too large, but is not any more"}
-    try:
-        stored = table.cells(row)
-    except DecodeError:
+    stored = table.intact_cells(row)
+    if stored is None:
         return {"problem": "can't be read"}
     columns = [c.name for c, a, b in zip(table.relation.columns, stored, cells, strict=True) if a != b]
     return {"problem": "other values", "columns": columns} if columns else None

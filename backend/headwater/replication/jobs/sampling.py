@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,7 @@ class Sampling:
         self._probing = Probing(context)
         self._suspects: frozenset[int] = frozenset()
         self._repairs = _Repairs()
-        self._repaired: dict[Hashable, int] = {}
+        self._repaired = Counter[Hashable]()
         self._noted: set[Hashable] = set()  # in this cycle
 
     @property
@@ -277,8 +278,7 @@ class Sampling:
     # what is broken
 
     def _bucket_broken(self, key: int, name: str, problem: str) -> None:
-        self._report(BROKEN_BUCKET, f"bucket {name or key}", problem)
-        if self._may_repair(key):
+        if self._report(BROKEN_BUCKET, f"bucket {name or key}", problem, key):
             self._repairs.note()
             self._repairs.buckets.add(key)
 
@@ -286,33 +286,30 @@ class Sampling:
         if not row_ids:
             return
         named = ", ".join(sorted(row_ids)[:5]) + (", …" if len(row_ids) > 5 else "")
-        self._report(BROKEN_ROWS, f"{live.name}, rows {named}", problem)
-        if self._may_repair((live.name, problem)):
+        if self._report(BROKEN_ROWS, f"{live.name}, rows {named}", problem, (live.name, problem)):
             self._repairs.note()
             self._repairs.tables.add(live.relation.oid)
 
     def _lookups_broken(self, live: LiveTable, row_ids: Sequence[str]) -> None:
         if not row_ids:
             return
-        self._report(BROKEN_LOOKUPS, f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them")
-        if self._may_repair((live.name, "lookups")):
+        what, problem = f"{live.name}, {len(row_ids)} rows", "other lookups than the rules give them"
+        if self._report(BROKEN_LOOKUPS, what, problem, (live.name, "lookups")):
             self._repairs.lookups += [BrokenLookups(live.id, row_id) for row_id in row_ids]
 
-    def _report(self, code: str, what: str, problem: str) -> None:
+    def _report(self, code: str, what: str, problem: str, subject: Hashable) -> bool:
+        """Report damage. Returns whether to repair it: what breaks again and again has a cause that a repair does not
+        remove."""
         _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
         known = sampling_results(self._context.store, self._context.tag)
         found = (*known.findings, Damage(time.time(), what, problem))[-_KEPT_FINDINGS:]
         self._note(replace(known, findings=found))
+        if subject not in self._noted:
+            self._noted.add(subject)
+            self._repaired[subject] += 1
+            if self._repaired[subject] == _REPAIRED_AT_MOST + 1:
+                _log.error("[HW_5305] repaired %d times and broken again: check disk and memory", _REPAIRED_AT_MOST)
+        return self._settings.repair and self._repaired[subject] <= _REPAIRED_AT_MOST
 
     def _note(self, known: SamplingResults) -> None:
         self._context.store.set_meta(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
-
-    def _may_repair(self, what: Hashable) -> bool:
-        """Whether to repair it. What breaks again and again has a cause that a repair does not remove."""
-        if what in self._noted:
-            return self._settings.repair and self._repaired[what] <= _REPAIRED_AT_MOST
-        self._noted.add(what)
-        self._repaired[what] = self._repaired.get(what, 0) + 1
-        if self._repaired[what] == _REPAIRED_AT_MOST + 1:
-            _log.error("[HW_5305] repaired %d times and broken again: check disk and memory", _REPAIRED_AT_MOST)
-        return self._settings.repair and self._repaired[what] <= _REPAIRED_AT_MOST

@@ -15,7 +15,6 @@ from typing import Final, TypeGuard
 
 from headwater.bulk.bound_table import oversized_ops_of, oversized_row
 from headwater.decode.copytext import join_cells, line_parts
-from headwater.decode.wire import DecodeError
 from headwater.oplog.change import (
     UNCHANGED,
     Cell,
@@ -302,7 +301,7 @@ class Fold:
                 continue
             known = None
             if before is not None and before.layout == table.layout and not read_ahead and not is_stub(before.line):
-                known = _stored_cells(table, before)
+                known = table.intact_cells(before)
             if known is None or any(cells[i] != known[i] for i in table.inputs):
                 changed.append((row, cells))
             else:
@@ -378,18 +377,10 @@ def _known(table: LiveTable, row: RowState) -> KnownCells | None:
     """What is known of a row as it is now. None when nothing is, or there is no row."""
     cells, before = row.cells, row.before
     if cells is AS_STORED and before is not None:
-        return _sizes_in_stub(table, before) if is_stub(before.line) else _stored_cells(table, before)
+        return _sizes_in_stub(table, before) if is_stub(before.line) else table.intact_cells(before)
     if isinstance(cells, tuple):
         return cells
     return cells.cells if isinstance(cells, PartialRow) else None
-
-
-def _stored_cells(table: LiveTable, row: CurrentRow) -> FullCells | None:
-    """None for a row that was damaged in the store: the source has to say what it is."""
-    try:
-        return table.cells(row)
-    except DecodeError:
-        return None
 
 
 def _sizes_in_stub(table: LiveTable, row: CurrentRow) -> KnownCells | None:

@@ -14,6 +14,7 @@ from typing import cast
 
 from headwater.bulk.bound_table import BoundTable, bind_layouts, current_cells, in_right_buckets
 from headwater.decode.types import TypeCatalog
+from headwater.decode.wire import DecodeError
 from headwater.oplog.change import UNCHANGED, Cell, Cells, Delete, FullCells, Insert, Relation, RowChange, Update
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.row_id import IdentityKind, RowIdentity
@@ -121,8 +122,15 @@ class LiveTable:
         return in_right_buckets(self.layouts, (*self.earlier, self.bound), row)
 
     def cells(self, row: CurrentRow) -> FullCells:
-        """The cells of a stored row in the order of `relation`."""
+        """The cells of a stored row in the order of `relation`. Raises DecodeError."""
         return current_cells(self.layouts, row)
+
+    def intact_cells(self, row: CurrentRow) -> FullCells | None:
+        """`cells`, or None for a row that was damaged in the store: the source has to say what it is."""
+        try:
+            return current_cells(self.layouts, row)
+        except DecodeError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
