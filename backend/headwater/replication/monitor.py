@@ -80,7 +80,7 @@ class SourceMonitor:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        self._become(ReplicationState.STOPPED, error)
+        self.become(ReplicationState.STOPPED, error)
         self.closing.set()
         self.changed.set()
         self.look_now.set()
@@ -93,19 +93,13 @@ class SourceMonitor:
         """The last report, without what is found when it is made."""
         return self._health
 
-    def reading(self) -> None:
-        self._become(ReplicationState.SNAPSHOT)
-
-    def streaming(self) -> None:
-        self._become(ReplicationState.STREAMING)
-
     def works(self, progress: BulkProgress) -> None:
         self._progress = None if progress.over else progress
 
     def failed(self, error: HeadwaterError) -> None:
         """An attempt failed; another follows after a while."""
         self.change(lambda health: replace(health, slot=None))  # unknown until the next look
-        self._become(ReplicationState.RETRYING, error)
+        self.become(ReplicationState.RETRYING, error)
 
     def change(self, change: Callable[[ReplicatorHealth], ReplicatorHealth]) -> ReplicatorHealth:
         """Change the health, which is reported when `changed` is set. Returns the health before. For any thread."""
@@ -113,7 +107,9 @@ class SourceMonitor:
             before, self._health = self._health, change(self._health)
         return before
 
-    def _become(self, state: ReplicationState, error: BaseException | None = None) -> None:
+    def become(self, state: ReplicationState, error: BaseException | None = None) -> None:
+        """The replicator is in this state from now on, perhaps for an error."""
+
         def become(before: ReplicatorHealth) -> ReplicatorHealth:
             now, trouble = time.time(), before.trouble
             if error is not None:

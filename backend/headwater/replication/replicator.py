@@ -16,6 +16,7 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
+from headwater.replication.health import ReplicationState
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.job import JobContext, live_context
 from headwater.replication.jobs.sampling import SamplingSettings
@@ -172,7 +173,7 @@ class _LeaseHolder:
         with contextlib.closing(OwnSlot(self._source, self._store, self._lease, take=take, stop=self._stop)) as slot:
             slot.adopt()
             if recovery.must_read or self._needs_snapshot(slot):
-                self._watch.reading()
+                self._watch.become(ReplicationState.SNAPSHOT)
                 self._read_all(slot)
             recovery.must_read = recovery.slot_lost = False
             self._failed.take_requests(self._lease)
@@ -245,7 +246,7 @@ class _LeaseHolder:
             _log.info("following the stream from %s", format_lsn(state.lsn))
             recovery.followed = True
             self._watch.flow.begun(state.lsn)
-            self._watch.streaming()
+            self._watch.become(ReplicationState.STREAMING)
             settings.following()
             try:
                 self._pump(slot, stream, applier, flush, jobs, scheduler)
