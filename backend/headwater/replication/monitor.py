@@ -68,7 +68,7 @@ class SourceMonitor:
         self._lock = threading.Lock()
         now = time.time()
         self._health = ReplicatorHealth(ReplicationState.STARTING, now, now)
-        check = _SourceCheck(self, source, store.address, lease.name, seconds)
+        check = _SourceCheck(self, source, store.address, seconds)
         self._threads = [
             threading.Thread(target=self._report_all, name="report", daemon=True),
             threading.Thread(target=check.run, name="watch", daemon=True),
@@ -165,13 +165,10 @@ class _SourceCheck:
     """Checks the source in a thread: asks how far its log goes, logs each problem once, and writes heartbeats, so that
     a quiet source has something to confirm."""
 
-    def __init__(
-        self, monitor: SourceMonitor, source: SourceSettings, store: StoreAddress, tag: str, seconds: float
-    ) -> None:
+    def __init__(self, monitor: SourceMonitor, source: SourceSettings, store: StoreAddress, seconds: float) -> None:
         self._monitor = monitor
         self._source = source
         self._address = store
-        self._tag = tag
         self._seconds = seconds
         self._conn: psycopg.Connection | None = None
         self._logged: dict[tuple[object, ...], Finding] = {}
@@ -230,7 +227,7 @@ class _SourceCheck:
 
     def _look(self, store: StoreWriter) -> None:
         """Compare the source with what replication needs of it."""
-        stored = store.tables(self._tag)
+        stored = store.tables(self._source.tag)
         compared = tuple(
             Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))
             for table in stored
@@ -240,7 +237,7 @@ class _SourceCheck:
             self._monitor.changed.set()
         oids = {table.relation.oid for table in stored}
         slot, named, deciding = slot_of(self._source, store), tables_named(store), deciding_in(store)
-        audited = sampling_findings(store, self._tag)
+        audited = sampling_findings(store, self._source.tag)
         conn = self._ask()
         found = look(conn, self._source, slot, oids, named, deciding)
         findings = (*found.findings, *audited)

@@ -249,7 +249,7 @@ class _LeaseHolder:
             self._watch.become(ReplicationState.STREAMING)
             settings.following()
             try:
-                self._pump(slot, stream, applier, flush, jobs, scheduler)
+                self._pump(slot, stream, applier, jobs, scheduler)
             finally:
                 if flush.position > state.lsn:
                     recovery.progressed()
@@ -273,13 +273,12 @@ class _LeaseHolder:
         slot: OwnSlot,
         stream: ReplicationStream,
         applier: TransactionApplier,
-        flush: FlushBuilder,
         jobs: JobContext,
         scheduler: JobScheduler,
     ) -> None:
         """Move batches from the stream to the store, and positions back; between flushes, do bulk work."""
         flow, figures, intervals = self._watch.flow, self._replicator.figures, self._replicator.intervals
-        idle = True
+        flush, idle = jobs.stream, True
         while not self._stop.is_set():
             slot.keep()
             received = stream.receive(scheduler.patience if idle else 0.0, more_expected=applier.in_transaction)
