@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -23,12 +23,11 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.jobs import scheduler
 from headwater.source.connect import SourceUnreachableError
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.store import Lease, RequestState
+from headwater.storage.contract.store import RequestState
 from headwater.storage.contract.versions import Origin, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.compaction import CompactionStore
-from headwater.storage.sql.writer import StoreWriter
 from tests.support.changed_source import settled
 from tests.support.fix_headwater import HASTY, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -76,41 +75,22 @@ def stage(
         replicator.close()
 
 
-class StoreAway:
+@contextmanager
+def store_away(stage: Stage) -> Iterator[None]:
     """The store can't be reached."""
-
-    told = "[HW_4008]"
-
-    def __init__(self, stage: Stage) -> None:
-        self._network = stage.network
-
-    def begin(self) -> None:
-        self._network.cut()
-
-    def mend(self) -> None:
-        self._network.mend()
+    stage.network.cut()
+    yield
+    stage.network.mend()
 
 
-class LeaseLost:
+@contextmanager
+def lease_lost(stage: Stage) -> Iterator[None]:
     """Another replicator has the lease."""
-
-    told = "[HW_4003]"
-
-    def __init__(self, stage: Stage) -> None:
-        self._address = stage.address
-        self._store: StoreWriter | None = None
-        self._lease: Lease | None = None
-
-    def begin(self) -> None:
-        self._store = open_store(self._address).open_writer()
-        change_leases(self._address, "owner = 'another' where name = 'default'")
-        self._lease = self._store.acquire("default", "another", 600.0)
-
-    def mend(self) -> None:
-        assert self._store is not None
-        assert self._lease is not None
-        self._store.release(self._lease)
-        self._store.close()
+    with closing(open_store(stage.address).open_writer()) as store:
+        change_leases(stage.address, "owner = 'another' where name = 'default'")
+        lease = store.acquire("default", "another", 600.0)
+        yield
+        store.release(lease)
 
 
 def change_leases(address: PostgresAddress, change: str) -> None:
@@ -124,7 +104,9 @@ def execute(address: PostgresAddress, statement: str) -> None:
         db.execute(statement.encode())
 
 
-Fault = type[StoreAway] | type[LeaseLost]
+Fault = Callable[[Stage], AbstractContextManager[None]]
+FAULTS: dict[Fault, str] = {store_away: "[HW_4008]", lease_lost: "[HW_4003]"}
+"""And the codes by which they are named."""
 
 
 def snapshot(stage: Stage) -> Callable[[], bool]:
@@ -173,15 +155,11 @@ JOBS = {
 
 
 BEFORE, AFTER = "before its tasks", "after its tasks"
-
-
-OFTEN = ((StoreAway, BEFORE), (LeaseLost, AFTER))
-
-
+OFTEN = ((store_away, BEFORE), (lease_lost, AFTER))
 CASES = [
     pytest.param(name, fault, moment, marks=() if OFTEN[number % 2] == (fault, moment) else pytest.mark.long)
     for number, name in enumerate(JOBS)
-    for fault, moment in product((StoreAway, LeaseLost), (BEFORE, AFTER))
+    for fault, moment in product(FAULTS, (BEFORE, AFTER))
 ]
 """Every kind of job cut short in every way, of which each kind and each way is tried often."""
 
@@ -201,11 +179,11 @@ def test_interrupted_job_is_done_again(
         stage.direct.caught_up()
     if name == "rebuild":
         execute(stage.address, "update buckets set checksum = checksum + 1")
-    harm, work, began = fault(stage), getattr(BulkJobs, method), threading.Event()
+    harm, work, began = ExitStack(), getattr(BulkJobs, method), threading.Event()
 
     def cut_short() -> None:
         if not began.is_set():
-            harm.begin()
+            harm.enter_context(fault(stage))
             began.set()
 
     def working(jobs: BulkJobs, *args: Any) -> Any:
@@ -218,9 +196,9 @@ def test_interrupted_job_is_done_again(
     monkeypatch.setattr(BulkJobs, method, working)
     ended = begin(stage)
     wait_until(began.is_set, "the job to be cut short", 30)
-    wait_until(lambda: harm.told in caplog.text, "the cause to be named", 30)
+    wait_until(lambda: FAULTS[fault] in caplog.text, "the cause to be named", 30)
     assert not ended()
-    harm.mend()
+    harm.close()
     wait_until(ended, "the job to be done", 40)
     columns = "*, 'new' as more" if name == "deploy" else "*"
     assert device_rows(stage.direct) == truth(stage.source, "notes", columns)
@@ -231,7 +209,7 @@ def test_interrupted_job_is_done_again(
     assert "given up" not in caplog.text
 
 
-@pytest.mark.parametrize("fault", [StoreAway, LeaseLost])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_interrupted_compaction_is_done_again(
     stage: Stage, fault: Fault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,7 +222,7 @@ def test_interrupted_compaction_is_done_again(
 
     def cut_short(store: CompactionStore, *args: Any) -> Any:
         if not began.is_set():
-            if fault is StoreAway:
+            if fault is store_away:
                 stage.network.cut()
             else:
                 change_leases(stage.address, "owner = 'another', epoch = epoch + 1 where name = 'compaction'")
@@ -258,7 +236,7 @@ def test_interrupted_compaction_is_done_again(
     try:
         wait_until(began.is_set, "the compaction to be cut short", 30)
         wait_until(lambda: "histories are not compacted for now" in caplog.text, "the cause to be named", 30)
-        if fault is StoreAway:
+        if fault is store_away:
             stage.network.mend()
         else:
             change_leases(stage.address, "expires_at = now() where name = 'compaction'")
