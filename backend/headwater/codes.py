@@ -72,7 +72,7 @@ CODES = {
     "HW_2045": Code(_STOP, "The sampling audit cannot compare a table with the source.", "Run `headwater audit` from time to time, which reads the whole table."),
     "HW_2201": Code(_STOP, "The slot cannot be created or used.", "Correct what the message names."),
     "HW_2202": Code(_RETRY, "Another session reads the slot.", "If it is not a second replicator, end that session."),
-    "HW_2203": Code(_STOP, "The slot belongs to another service.", "Decide who keeps it: set another `slot_name`, or drop the slot."),
+    "HW_2203": Code(_STOP, "The slot belongs to another service.", "Decide who keeps it: set another `slot_name_prefix`, or drop the slot."),
     "HW_2301": Code(_RESYNC, "A table was rewritten, truncated or altered while it was being read.", "Nothing; it is read again."),
     "HW_2302": Code(_RETRY, "A lock on a table keeps its rows or its definition from being read.", "End the session that holds the lock, if it does not end by itself."),
     "HW_2401": Code(_STOP, "A row exceeds the size limit and was not synced to any device.", "Make it smaller in the source; `headwater store stats` lists such rows."),
