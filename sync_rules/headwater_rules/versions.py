@@ -141,9 +141,7 @@ def _lookups(plan: SyncPlan) -> list[DefinitionChange]:
 
 
 def _unchanged(
-    kind: DefinitionKind,
-    tables: Iterable[tuple[str, tuple[TablePattern, ...]]],
-    users: Mapping[int, Iterable[Stream]],
+    kind: DefinitionKind, tables: Iterable[tuple[str, tuple[TablePattern, ...]]], users: Mapping[int, Iterable[Stream]]
 ) -> list[DefinitionChange]:
     found = []
     for position, (name, read) in enumerate(tables):

@@ -112,13 +112,13 @@ class ForEverybody:
 
 def for_everybody(
     drafts: Sequence[VariantDraft], report: Report, node: exp.Expr, *, automatic: bool
-) -> list[tuple[VariantDraft, bool]]:
-    """Those of a query's alternatives that depend on nobody, and whether they select whole tables. If others depend on
-    the user, only whole tables are returned: rows such as public ones may be for everybody. If none does, only streams
-    that are `automatic` are."""
-    found = [(draft, _is_whole(draft, report, node)) for draft in drafts if _is_open(draft)]
+) -> list[tuple[int, bool]]:
+    """The positions of a query's alternatives that depend on nobody, and whether they select whole tables. If others
+    depend on the user, only whole tables are returned: rows such as public ones may be for everybody. If none does,
+    only streams that are `automatic` are."""
+    found = [(number, _is_whole(draft, report, node)) for number, draft in enumerate(drafts) if _is_open(draft)]
     if len(found) < len(drafts):
-        return [(draft, whole) for draft, whole in found if whole]
+        return [(number, whole) for number, whole in found if whole]
     return found if automatic else []
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings
 from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.flatten import flatten, flatten_select
-from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
 from headwater_rules.compiler.relations import All
 from headwater_rules.compiler.request_values import RequestNames
-from headwater_rules.compiler.variants import (
-    Catalog,
-    Compilation,
-    add_variants,
-    check_number,
-    draft_query,
-    merged,
-)
+from headwater_rules.compiler.variants import Catalog, Compilation, add_variants, check_number, draft_query, merged
 from headwater_rules.errors import Report, RuleCode, RuleError, Severity, StoppedError, SyncConfigError
 from headwater_rules.evaluate.inputs import Inputs
 from headwater_rules.evaluate.limits import MOST_BUCKETS
@@ -137,7 +128,7 @@ def _stream(job: Compilation, source: StreamSource, used: set[str]) -> Stream:
     for query in source.queries:
         with job.report.collecting(query.span):
             node = parse_select(query)
-            context = _context(job, source.ctes, names)
+            context = job.context(RequestNames.STREAM, source.ctes, names)
             before = len(job.report.errors)
             selection = flatten_select(context, query, node)
             if len(job.report.errors) > before:
@@ -168,11 +159,6 @@ def _needs_subscription(draft: VariantDraft) -> bool:
 def _warn_of_unused(job: Compilation, name: str, query: SqlText, where: str) -> None:
     """Report a `with` query that nothing uses, and errors in it."""
     with job.report.collecting(query.span):
-        flatten(_context(job, {}, set()), query)
+        flatten(job.context(RequestNames.STREAM, {}, set()), query)
     message = f"`{name}` is not used by {where}"
     job.report.add(RuleError(RuleCode.NO_EFFECT, message, query.span(), "remove it", Severity.WARNING))
-
-
-def _context(job: Compilation, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
-    semantics = job.semantics(RequestNames.STREAM)
-    return Context(semantics, ctes, job.default_schema, job.report, used=used, checks=job.checks)

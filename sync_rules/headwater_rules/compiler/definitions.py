@@ -81,7 +81,7 @@ def check_event(job: Compilation, source: EventSource) -> None:
 
 
 def _context(job: Compilation) -> Context:
-    return Context(job.semantics(RequestNames.PARAMETERS), {}, job.default_schema, job.report, checks=job.checks)
+    return job.context(RequestNames.PARAMETERS, {}, set())
 
 
 # parameter queries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -103,42 +103,39 @@ def _merged(items: list[Condition], owner: Owner) -> Condition:
         if key not in groups:
             result.append(key)
         groups.setdefault(key, []).append(atom)
-    merged = tuple(_either(groups[item]) if isinstance(item, frozenset) else item for item in result)
+    merged = tuple(_combined(groups[item], " OR ", any_of) if isinstance(item, frozenset) else item for item in result)
     return merged[0] if len(merged) == 1 else Either(merged)
-
-
-def _either(atoms: list[Atom]) -> Atom:
-    return atoms[0] if len(atoms) == 1 else _combined(atoms, " OR ", any_of)
 
 
 def _as_filter(condition: Condition, owner: Owner) -> Atom | None:
     """The whole condition as one atom, if it depends on a single source and joins nothing."""
     if isinstance(condition, Either):
         return None  # gathered already: mergeable conditions are atoms by now
-    atoms = list(_atoms(condition))
-    if not atoms or any(atom is None for atom in atoms):
+    atoms = _atoms(condition)
+    if not atoms:
         return None
-    found = [atom for atom in atoms if atom is not None]
-    sources = frozenset[int]().union(*(dependencies(atom.frag, owner) for atom in found))
+    sources = frozenset[int]().union(*(dependencies(atom.frag, owner) for atom in atoms))
     # an array expanded for one alternative would need elements for the other alternatives to hold
-    joins = frozenset[int]().union(*(atom.tables for atom in found))
-    if len(sources) > 1 or not joins <= sources:
-        return None
-    return found[0] if len(found) == 1 else _combined(found, " AND ", every)
+    joins = frozenset[int]().union(*(atom.tables for atom in atoms))
+    return None if len(sources) > 1 or not joins <= sources else _combined(atoms, " AND ", every)
 
 
-def _atoms(condition: Condition) -> Iterator[Atom | None]:
+def _atoms(condition: Condition) -> list[Atom] | None:
+    """The atoms that all have to hold; None if some are alternatives."""
     match condition:
         case Atom():
-            yield condition
+            return [condition]
         case All(items):
-            for item in items:
-                yield from _atoms(item)
+            parts = [_atoms(item) for item in items]
+            found = [part for part in parts if part is not None]
+            return [atom for part in found for atom in part] if len(found) == len(parts) else None
         case Either():
-            yield None
+            return None
 
 
 def _combined(atoms: list[Atom], between: str, trusted: Callable[[list[Trust]], Trust]) -> Atom:
+    if len(atoms) == 1:
+        return atoms[0]
     trust = trusted([atom.frag.trust for atom in atoms])
     frag = joined(ExprKind.CERTAIN, atoms[0].node, [atom.frag for atom in atoms], between, trust)
     return Atom(frag, tables=frozenset[int]().union(*(atom.tables for atom in atoms)))

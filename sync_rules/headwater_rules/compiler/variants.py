@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from sqlglot import exp
 
 from headwater_rules.compiler.advice import ForEverybody, for_everybody, is_allowed
 from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.names import Context
-from headwater_rules.compiler.planner import (
-    QueryTarget,
-    VariantDraft,
-    find_target,
-    plan_term,
-)
+from headwater_rules.compiler.planner import QueryTarget, VariantDraft, find_target, plan_term
 from headwater_rules.compiler.relations import All, Condition, SelectedColumn, SelectedStar, Selection, terms
 from headwater_rules.compiler.request_values import RequestNames, Semantics
 from headwater_rules.errors import EvaluationError, Report, RuleCode, RuleError
@@ -76,17 +72,12 @@ class Catalog:
     def _bucket(self, stream: str, row: RowSource, node: exp.Expr) -> int:
         digest = bucket_digest(row, self._options)
         name = f"{stream}.{digest[:SHORT]}"
-        position, known = self._buckets.setdefault(name, (len(self._buckets), BucketDefinition(name, digest, (row,))))
-        _check_digest(known.digest, digest, name, node)
-        return position
+        return _position(self._buckets, BucketDefinition(name, digest, (row,)), node)
 
     def _lookup(self, lookup: LookupDefinition, node: exp.Expr) -> int:
         digest = lookup_digest(lookup, self._options)
         name = f"lookup.{digest[:SHORT]}"
-        named = replace(lookup, name=name, digest=digest)
-        position, known = self._lookups.setdefault(name, (len(self._lookups), named))
-        _check_digest(known.digest, digest, name, node)
-        return position
+        return _position(self._lookups, replace(lookup, name=name, digest=digest), node)
 
 
 def merged(variants: Iterable[Variant]) -> tuple[Variant, ...]:
@@ -97,10 +88,15 @@ def merged(variants: Iterable[Variant]) -> tuple[Variant, ...]:
     return tuple(replace(way, buckets=tuple(found)) for way, found in buckets.items())
 
 
-def _check_digest(known: str, digest: str, name: str, node: exp.Expr) -> None:
-    if known != digest:
-        message = f"two different queries of this config would share the name {name}"
+D = TypeVar("D", BucketDefinition, LookupDefinition)
+
+
+def _position(known: dict[str, tuple[int, D]], definition: D, node: exp.Expr) -> int:
+    position, other = known.setdefault(definition.name, (len(known), definition))
+    if other.digest != definition.digest:
+        message = f"two different queries of this config would share the name {definition.name}"
         raise error_at(RuleCode.INTERNAL, message, node, "add a condition such as `id IS NOT NULL` to one of them")
+    return position
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +110,10 @@ class Compilation:
     checks: SourceChecks | None = None
     everybody: list[ForEverybody] = field(default_factory=list)
 
-    def semantics(self, requests: RequestNames) -> Semantics:
-        """The edition's meaning of SQL."""
-        return Semantics(self.options.edition, self.options.fixed_paths, requests)
+    def context(self, requests: RequestNames, ctes: Mapping[str, SqlText], used: set[str]) -> Context:
+        """The context of a query with the edition's meaning of SQL."""
+        semantics = Semantics(self.options.edition, self.options.fixed_paths, requests)
+        return Context(semantics, ctes, self.default_schema, self.report, used=used, checks=self.checks)
 
 
 def draft_query(
@@ -165,10 +162,8 @@ def add_variants(
     for draft in drafts if not open_ else ():
         check_danger(job, draft, node)
     if not is_allowed(text):
-        by_draft = {id(draft): variant for draft, variant in zip(drafts, variants, strict=True)}
-        for draft, whole in for_everybody(drafts, job.report, node, automatic=automatic):
-            table = draft.row.table
-            definition = job.catalog.name(by_draft[id(draft)].buckets[0])
+        for number, whole in for_everybody(drafts, job.report, node, automatic=automatic):
+            table, definition = drafts[number].row.table, job.catalog.name(variants[number].buckets[0])
             job.everybody.append(ForEverybody(stream, definition, f"{table.schema}.{table.name}", whole, text))
     return variants
 
@@ -187,9 +182,8 @@ def check_number(variants: list[Variant], what: str, key: YamlItem) -> None:
     """Report a stream that needs too many bucket definitions."""
     kinds = {bucket for variant in variants for bucket in variant.buckets}
     if len(kinds) > MAX_VARIANTS:
-        key.reject(
-            f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}", "split it", RuleCode.TOO_MANY
-        )
+        message = f"{what} needs {len(kinds)} kinds of buckets, more than {MAX_VARIANTS}"
+        key.reject(message, "split it", RuleCode.TOO_MANY)
 
 
 def _warn_of_columns(target: QueryTarget, context: Context) -> None:
@@ -211,8 +205,7 @@ def _warn_of_alias(context: Context, selection: Selection, target: QueryTarget) 
 
 
 def _check_sql(draft: VariantDraft, node: exp.Expr) -> None:
-    """Check that SQLite can prepare every statement. Whole statements are checked, because SQLite's limits apply to
-    them."""
+    """Check that SQLite can prepare every whole statement, since its limits apply to those."""
     try:
         for expr in dict.fromkeys((*draft.gates, *(source.expr for source in draft.requested()))):
             engine().check(f"SELECT {expr.sql}")

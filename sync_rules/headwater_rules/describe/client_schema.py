@@ -130,8 +130,10 @@ def _of_source(plan: SyncPlan, source: RowSource, table: SourceTable | None) -> 
             for name, known in _of_star(plan, source, table, item):
                 if item.everything or name not in found:
                     found[name] = known
-        elif not _is_blob(item.expr, table, plan):
-            found[item.name] = _type_of(item.expr, table, plan)
+            continue
+        known, is_blob = _type_of(item.expr, table, plan)
+        if not is_blob:
+            found[item.name] = known
     return found
 
 
@@ -170,22 +172,18 @@ _SAMPLES: dict[ValueKind | None, tuple[Value, ...]] = {
 }
 
 
-def _type_of(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> ClientType | None:
-    """The type of a selected value: that of its column, or the one that the expression gives for sample values."""
+def _type_of(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> tuple[ClientType | None, bool]:
+    """The type of a selected value: that of its column, or the one that the expression gives for sample values; and
+    whether it is a blob, which devices never get."""
     if expr.sql == "?1":
         kind = _input_kind(expr.inputs[0], table, plan)
-        return None if kind is None else _CLIENT[kind]
-    found = _tried(expr, table, plan) - {"null", "blob"}
+        return None if kind is None else _CLIENT[kind], kind is ValueKind.BLOB
+    tried = _tried(expr, table, plan) - {"null"}
+    found = tried - {"blob"}
     if found == {"integer", "real"}:
-        return ClientType.REAL
-    return ClientType(found.pop()) if len(found) == 1 else ClientType.TEXT if found else None
-
-
-def _is_blob(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> bool:
-    """Whether devices never get the value."""
-    if expr.sql == "?1":
-        return _input_kind(expr.inputs[0], table, plan) is ValueKind.BLOB
-    return _tried(expr, table, plan) - {"null"} == {"blob"}
+        return ClientType.REAL, False
+    known = ClientType(found.pop()) if len(found) == 1 else ClientType.TEXT if found else None
+    return known, tried == {"blob"}
 
 
 def _tried(expr: Expr, table: SourceTable | None, plan: SyncPlan) -> set[str]:

@@ -124,10 +124,6 @@ def _bare(node: exp.Expr) -> exp.Expr:
     return node.this if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) else node
 
 
-def _without_collation(node: exp.Expr) -> exp.Expr | None:
-    return node.this if isinstance(node, exp.Collate) else None
-
-
 def _parameter(node: exp.Expr) -> exp.Expr | None:
     """`auth.parameter('x')` for `auth.parameters() ->> '$."x"'`; removes quotes from other paths."""
     if not isinstance(node, exp.JSONExtract | exp.JSONExtractScalar) or not isinstance(node.expression, exp.Literal):
@@ -168,7 +164,7 @@ _RULES: tuple[Callable[[exp.Expr], exp.Expr | None], ...] = (
     _without_guard,
     _without_truth,
     _without_type,
-    _without_collation,
+    lambda node: node.this if isinstance(node, exp.Collate) else None,
     _own_name,
     _in_array,
     _parameter,

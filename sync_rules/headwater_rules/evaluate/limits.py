@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from headwater_rules.results import OmittedSubscription
+from headwater_rules.results import OmittedSubscription, StreamSubscription
 
 LIMIT_CODE = "PSYNC_S2305"
 """A subscription exceeds a limit of its request, so it is left out."""
@@ -37,17 +37,10 @@ class TooManyResultsError(Exception):
         self.what = what
 
 
-@dataclass(frozen=True, slots=True)
-class Subscriber:
-    """A stream and the parameters of a subscription to it. Equal in every request that contains it."""
-
-    stream: str
-    parameters: Mapping[str, object] | None
-
-    def key(self, setting: Setting) -> str:
-        """A short key for the subscription and a limit."""
-        text = json.dumps([self.stream, self.parameters, setting.name], sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def _key(subscription: StreamSubscription, setting: Setting) -> str:
+    """A short key for a subscription and a limit, equal in every request."""
+    text = json.dumps([subscription.stream, subscription.parameters, setting.name], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +52,20 @@ class ResolveLimits:
     results: int
     left_out: Set[str] = frozenset()
 
-    def most(self, setting: Setting, subscriber: Subscriber) -> int:
-        """The limit for the subscriber: of all buckets of the request, or of the results in each of its steps."""
+    def most(self, setting: Setting, subscription: StreamSubscription) -> int:
+        """The limit for a subscription: of all buckets of the request, or of the results in each of its steps."""
         limit = self._of(setting)
-        if not self.left_out or subscriber.key(setting) not in self.left_out:
+        if not self.left_out or _key(subscription, setting) not in self.left_out:
             return limit
         return max(1, (limit * 9 - 1) // 10)
 
-    def omitted(self, subscriber: Subscriber, setting: Setting, reason: str) -> OmittedSubscription:
+    def omitted(self, subscription: StreamSubscription, setting: Setting, reason: str) -> OmittedSubscription:
         """The result for a subscription that exceeds a limit."""
-        limit, most = self._of(setting), self.most(setting, subscriber)
+        limit, most = self._of(setting), self.most(setting, subscription)
         back = "" if most == limit else f", and it comes back at {most:,} or less"
         allowed = f"{setting.value} allows {limit:,}{back}"
         message = f"left out by a limit: {reason}; {allowed}; narrow its query, or raise the setting"
-        return OmittedSubscription(subscriber.key(setting), subscriber.stream, message)
+        return OmittedSubscription(_key(subscription, setting), subscription.stream, message)
 
     def _of(self, setting: Setting) -> int:
         return self.buckets if setting is Setting.BUCKETS else self.results

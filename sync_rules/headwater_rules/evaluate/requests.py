@@ -14,14 +14,7 @@ import orjson
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.inputs import Canonical, Inputs
-from headwater_rules.evaluate.limits import (
-    MOST_BUCKETS,
-    MOST_RESULTS,
-    ResolveLimits,
-    Setting,
-    Subscriber,
-    TooManyResultsError,
-)
+from headwater_rules.evaluate.limits import MOST_BUCKETS, MOST_RESULTS, ResolveLimits, Setting, TooManyResultsError
 from headwater_rules.evaluate.naming import key_text
 from headwater_rules.plan import (
     FromRequest,
@@ -110,14 +103,12 @@ def resolve(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One reason to resolve a stream: the implicit subscription, or one that the client named. `priority` is the
-    client's override."""
+    """One reason to resolve a stream: the implicit subscription, or one that the client named."""
 
     stream: Stream
     reason: dict[str, int]
     label: str | int
-    priority: int | None
-    subscriber: Subscriber
+    subscription: StreamSubscription
     inputs: Inputs
 
     @property
@@ -126,8 +117,8 @@ class _Entry:
         return min((self.priority_of(variant) for variant in self.stream.variants), default=self.stream.priority)
 
     def priority_of(self, variant: Variant) -> int:
-        if self.priority is not None:
-            return self.priority
+        if self.subscription.override_priority is not None:
+            return self.subscription.override_priority
         return self.stream.priority if variant.priority is None else variant.priority
 
 
@@ -149,17 +140,15 @@ class _Bucket:
 
 
 def _entries(stream: Stream, request: SyncRequest, index: int, named: Sequence[Named], common: Inputs) -> list[_Entry]:
-    entries: list[_Entry] = []
+    given: list[tuple[dict[str, int], str | int, StreamSubscription]] = []
     # one without parameters replaces the implicit subscription
     replaced = any(subscription.parameters is None for _, subscription in named)
     if stream.auto_subscribe and request.include_defaults and not replaced:
-        inputs = Inputs(request.claims, request.parameters, None, common)
-        entries.append(_Entry(stream, {"default": index}, "default", None, Subscriber(stream.name, None), inputs))
-    for number, subscription in named:
-        inputs = Inputs(request.claims, request.parameters, subscription.parameters, common)
-        subscriber = Subscriber(stream.name, subscription.parameters)
-        entries.append(_Entry(stream, {"sub": number}, number, subscription.override_priority, subscriber, inputs))
-    return entries
+        given.append(({"default": index}, "default", StreamSubscription(stream.name)))
+    given += (({"sub": number}, number, subscription) for number, subscription in named)
+    return [
+        _Entry(stream, *each, Inputs(request.claims, request.parameters, each[2].parameters, common)) for each in given
+    ]
 
 
 def _statuses(streams: Iterable[Stream], answers: Iterable[_Answer]) -> Iterator[StreamStatus]:
@@ -208,7 +197,7 @@ class _Resolver:
                 others = "other subscriptions lead to too many buckets"
             reason = f"stream {entry.stream.name} was not evaluated, because {others} already"
             return self._omitted(answer, Setting.BUCKETS, reason)
-        self._max_results = self._limits.most(Setting.RESULTS, entry.subscriber)
+        self._max_results = self._limits.most(Setting.RESULTS, entry.subscription)
         try:
             counted = self._collect(answer)
         except TooManyResultsError as error:
@@ -217,7 +206,7 @@ class _Resolver:
             return self._omitted(answer, Setting.RESULTS, reason)
         new = answer.families.keys() - self._given
         total = len(self._given) + len(new)
-        if new and total > self._limits.most(Setting.BUCKETS, entry.subscriber):
+        if new and total > self._limits.most(Setting.BUCKETS, entry.subscription):
             self._budget -= min(len(answer.families), self._limits.buckets)
             least = "" if counted else "at least "
             own, all_of = f"{least}{len(answer.families):,}", f"{least}{total:,}"
@@ -227,7 +216,7 @@ class _Resolver:
         return answer
 
     def _omitted(self, answer: _Answer, setting: Setting, reason: str) -> _Answer:
-        left_out = self._limits.omitted(answer.entry.subscriber, setting, reason)
+        left_out = self._limits.omitted(answer.entry.subscription, setting, reason)
         return _Answer(answer.entry, {}, {**answer.messages, left_out.message: None}, left_out)
 
     def _collect(self, answer: _Answer) -> bool:

@@ -154,12 +154,7 @@ class _Writer:
 
 def _wrapped(text: str, indent: str = "# ") -> list[str]:
     return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

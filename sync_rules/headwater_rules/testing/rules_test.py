@@ -208,10 +208,8 @@ class Client:
     def _wanted(self, row: object) -> DeviceRow:
         if isinstance(row, Mapping):
             values = row_values(row, self._world.plan.options)
-            if "id" in values:
-                values["id"] = _id(values["id"])
-            return values
-        return {"id": _id(column_value(row, self._world.plan.options))}
+            return values | ({"id": str(values["id"])} if "id" in values else {})  # ids are texts on the device
+        return {"id": str(column_value(row, self._world.plan.options))}
 
     def _resolved(self) -> tuple[ResolvedBucket, ...]:
         return resolve(self._world.plan, self.request, self._world.read).buckets
@@ -239,11 +237,6 @@ def _subscriptions(named: Subscriptions) -> Iterable[StreamSubscription]:
     for name, parameters in named.items():
         several = [parameters] if parameters is None or isinstance(parameters, Mapping) else parameters
         yield from (StreamSubscription(name, each) for each in several)
-
-
-def _id(value: Value) -> str:
-    """Ids are texts on the device."""
-    return str(value)
 
 
 def _shown(row: Mapping[str, Value]) -> str:

@@ -40,8 +40,7 @@ class World:
         if read is not None:
             _refuse_mistyped(table, columns.keys() - read - {"id"}, read - columns.keys())
         key = columns.get("id")
-        taken = key is not None and any(row.columns.get("id") == key for _, row in self._of(schema, name))
-        if taken:
+        if key is not None and any(row.columns.get("id") == key for _, row in self._of(schema, name)):
             raise ValueError(f"`{table}` has a row with the id {key!r} already")
         self._made += 1
         row_id = str(key) if key is not None else f"{name}-{self._made}"
@@ -209,9 +208,8 @@ class Reasons:
         why = self._why.of_row(row, position, source)
         if why:
             return why
-        needed = ", ".join(
-            self._why.short(put.bucket, position) for put in row.result.puts if put.definition == position
-        )
+        puts = [put for put in row.result.puts if put.definition == position]
+        needed = ", ".join(self._why.short(put.bucket, position) for put in puts)
         return f"the row is in bucket {needed}, which the client has, but with other values"
 
 

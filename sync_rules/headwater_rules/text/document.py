@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -190,16 +191,11 @@ class YamlItem:
 
     def integer(self, what: str, allowed: Iterable[int]) -> int:
         values = list(allowed)
-        wanted = f"{what} must be one of {', '.join(map(str, values))}"
-        if not isinstance(self.node, ScalarNode) or self.node.tag != TAG + "int":
-            raise self.fail(wanted)
-        try:
-            value = int(str(self.node.value), 0)
-        except ValueError:
-            raise self.fail(wanted) from None
-        if value not in values:
-            raise self.fail(wanted)
-        return value
+        if isinstance(self.node, ScalarNode) and self.node.tag == TAG + "int":
+            with suppress(ValueError):
+                if (value := int(str(self.node.value), 0)) in values:
+                    return value
+        raise self.fail(f"{what} must be one of {', '.join(map(str, values))}")
 
 
 class Mapping:
@@ -210,13 +206,12 @@ class Mapping:
         self.report = item.report
         self._entries: dict[str, tuple[YamlItem, YamlItem]] = {}
         self._duplicates: list[RuleError] = []
-        for key_node, value_node in item.node.value:
-            if key_node.tag == TAG + "merge":
-                raise YamlItem(item.text, key_node, item.report).fail(
-                    "`<<` is not supported", "write the keys here, or give an alias as a whole value: `query: *name`"
-                )
-            key, value = YamlItem(item.text, key_node, item.report), YamlItem(item.text, value_node, item.report)
-            name = str(key_node.value) if isinstance(key_node, ScalarNode) else ""
+        for nodes in item.node.value:
+            key, value = (YamlItem(item.text, node, item.report) for node in nodes)
+            if key.node.tag == TAG + "merge":
+                hint = "write the keys here, or give an alias as a whole value: `query: *name`"
+                raise key.fail("`<<` is not supported", hint)
+            name = str(key.node.value) if isinstance(key.node, ScalarNode) else ""
             if not name:
                 raise key.fail(f"a key of {what} must be a text")
             if name in self._entries:
@@ -235,8 +230,7 @@ class Mapping:
                 self.report.add(key.fail(f"unknown key `{name}` in {self.what}", hint))
 
     def get(self, name: str) -> YamlItem | None:
-        entry = self._entries.get(name)
-        return entry[1] if entry else None
+        return self._entries[name][1] if name in self._entries else None
 
     def key(self, name: str) -> YamlItem:
         return self._entries[name][0]

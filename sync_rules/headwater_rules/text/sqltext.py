@@ -175,10 +175,8 @@ class RuleDialect(Postgres):
         LAMBDAS: ClassVar = {}  # `f(x -> 'k')` is an access to JSON
         RANGE_PARSERS = {**PostgresParser.RANGE_PARSERS, TokenType.IN: _parse_in}
         JSON_OPERATORS = {
-            TokenType.ARROW: lambda self, this, path: self.expression(exp.JSONExtract(this=this, expression=path)),
-            TokenType.DARROW: lambda self, this, path: self.expression(
-                exp.JSONExtractScalar(this=this, expression=path)
-            ),
+            TokenType.ARROW: lambda self, this, key: self.expression(exp.JSONExtract(this=this, expression=key)),
+            TokenType.DARROW: lambda self, this, key: self.expression(exp.JSONExtractScalar(this=this, expression=key)),
         }
 
 
@@ -303,28 +301,19 @@ def parse_select(text: SqlText) -> exp.Select:
     except ParseError as error:
         raise _syntax_error(text, error) from None
     except TokenError:
-        raise RuleError(
-            RuleCode.SQL_SYNTAX, "the SQL ends inside a quoted text or comment", text.span(), "close the quote"
-        ) from None
+        message = "the SQL ends inside a quoted text or comment"
+        raise RuleError(RuleCode.SQL_SYNTAX, message, text.span(), "close the quote") from None
     except RecursionError:
         raise RuleError(RuleCode.TOO_MANY, "the SQL is nested too deeply", text.span(), "nest fewer brackets") from None
     if not statements:
         raise RuleError(RuleCode.SQL_SYNTAX, "the query is empty", text.span(), "write a SELECT statement")
     if len(statements) > 1:
-        raise RuleError(
-            RuleCode.UNSUPPORTED,
-            "only one statement is allowed in a query",
-            text.span_of(statements[1]),
-            "list further statements under `queries`",
-        )
+        message, hint = "only one statement is allowed in a query", "list further statements under `queries`"
+        raise RuleError(RuleCode.UNSUPPORTED, message, text.span_of(statements[1]), hint)
     statement = statements[0]
     if not isinstance(statement, exp.Select):
-        raise RuleError(
-            RuleCode.UNSUPPORTED,
-            "expected a SELECT statement",
-            text.span_of(statement),
-            "combine several SELECT statements by listing them under `queries`",
-        )
+        hint = "combine several SELECT statements by listing them under `queries`"
+        raise RuleError(RuleCode.UNSUPPORTED, "expected a SELECT statement", text.span_of(statement), hint)
     statement.meta[_TEXT] = text
     for node in list(statement.find_all(exp.EQ)):
         _read_any(node)
@@ -386,11 +375,8 @@ def _read_any(node: exp.EQ) -> None:
         if isinstance(other, exp.Any):
             node.replace(exp.In(this=value, query=other.this))
             return
-        if (
-            isinstance(other, exp.Anonymous)
-            and str(other.this).lower() in {"any", "some"}
-            and len(other.expressions) == 1
-        ):
+        called = str(other.this).lower() if isinstance(other, exp.Anonymous) else ""
+        if called in {"any", "some"} and len(other.expressions) == 1:
             node.replace(exp.In(this=value, field=other.expressions[0]))
             return
 
@@ -405,5 +391,4 @@ def _syntax_error(text: SqlText, error: ParseError) -> RuleError:
 
 
 def _position(sql: str, line: int, column: int) -> int:
-    lines = sql.split("\n")
-    return min(sum(len(each) + 1 for each in lines[: line - 1]) + column, len(sql))
+    return min(sum(len(each) + 1 for each in sql.split("\n")[: line - 1]) + column, len(sql))

@@ -34,14 +34,9 @@ def error_in(query: str) -> RuleError:
 @pytest.mark.parametrize(
     ("query", "marked", "message"),
     [
-        ("SELECT * FROM t WHERE lowr(a) = 'x'", "lowr(a)", "did you mean `lower`?"),
         ("SELECT * FROM t WHERE a ILIKE 'x%'", "a ILIKE 'x%'", "`ILIKE` is not supported"),
         ("SELECT * FROM t WHERE a ~ 'x'", "a ~ 'x'", "regular expressions"),
-        ("SELECT * FROM t WHERE now() > a", "now()", "same answer whenever"),
         ("SELECT * FROM t WHERE a = current_date", "current_date", "same answer whenever"),
-        ("SELECT * FROM t WHERE random() > a", "random()", "same answer whenever"),
-        ("SELECT * FROM t WHERE upper(a, b) = 'x'", "upper(a, b)", "takes 1 argument, not 2"),
-        ("SELECT count(*) FROM t", "count(*)", "`count` is an aggregate"),
         ("SELECT * FROM t ORDER BY a", "a", "`ORDER BY` is not supported"),
         ("SELECT * FROM t LIMIT 3", "3", "`LIMIT` is not supported"),
         ("SELECT * FROM t GROUP BY a", "a", "`GROUP BY` is not supported"),
@@ -72,11 +67,6 @@ def error_in(query: str) -> RuleError:
         ("SELECT * FROM t WHERE a ->> '$.x[0]' = 1", "a ->> '$.x[0]'", "`[…]` is not supported"),
         ("SELECT * FROM t WHERE a::uuid = 'x'", "a", "unsupported type in a cast"),
         ("SELECT * FROM t WHERE a = $1", "1", "is not supported"),
-        (
-            "SELECT * FROM t WHERE unixepoch(a, 'localtime') > 1",
-            "unixepoch(a, 'localtime')",
-            "time zone of the machine",
-        ),
         ("SELECT id FROM t UNION SELECT id FROM u", "id FROM t UNION SELECT id FROM u", "expected a SELECT"),
         ("SELECT * FROM t; DELETE FROM t", "t", "only one statement"),
         ("DELETE FROM t", "t", "expected a SELECT"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -175,60 +176,42 @@ COLUMNS = [
 ]
 
 
-def _binary(sign: str, meaning: Callable[[Value, Value], Value]) -> Callable[[Model, Model, Model], Model]:
-    def combine(x: Model, y: Model, _: Model) -> Model:
-        return Model(f"({x.sql} {sign} {y.sql})", lambda a, b, c: meaning(x.value(a, b, c), y.value(a, b, c)))
+def _operator(sql: str, meaning: Callable[..., Value]) -> Callable[[Model, Model, Model], Model]:
+    """An operator on as many of three models as `sql` has places."""
 
-    return combine
-
-
-def _unary(sql: str, meaning: Callable[[Value], Value]) -> Callable[[Model, Model, Model], Model]:
-    def combine(x: Model, _: Model, __: Model) -> Model:
-        return Model(sql.format(x.sql), lambda a, b, c: meaning(x.value(a, b, c)))
-
-    return combine
-
-
-def _ternary(sql: str, meaning: Callable[[Value, Value, Value], Value]) -> Callable[[Model, Model, Model], Model]:
-    def combine(x: Model, y: Model, z: Model) -> Model:
+    def combine(*models: Model) -> Model:
+        used = models[: sql.count("{}")]
         return Model(
-            sql.format(x.sql, y.sql, z.sql),
-            lambda a, b, c: meaning(x.value(a, b, c), y.value(a, b, c), z.value(a, b, c)),
+            sql.format(*(each.sql for each in used)), lambda a, b, c: meaning(*(each.value(a, b, c) for each in used))
         )
 
     return combine
 
 
-def _comparison(sign: str) -> Callable[[Model, Model, Model], Model]:
-    return _binary(sign, lambda x, y: m_compare(sign, x, y))
-
-
-def _calculation(sign: str) -> Callable[[Model, Model, Model], Model]:
-    return _binary(sign, lambda x, y: m_arithmetic(sign, x, y))
-
-
 OPERATORS: list[Callable[[Model, Model, Model], Model]] = [
-    *(_comparison(sign) for sign in ("=", "<", "<=", ">", ">=")),
-    *(_calculation(sign) for sign in ("+", "-", "*", "/", "%", "&", "|", "<<", ">>")),
-    _binary("!=", lambda x, y: int(m_compare("=", x, y) != 1)),
-    _binary("AND", lambda x, y: int(m_true(x) and m_true(y))),
-    _binary("OR", lambda x, y: int(m_true(x) or m_true(y))),
-    _binary("||", m_concat),
-    _binary("IS DISTINCT FROM", lambda x, y: int(not ((x is None and y is None) or m_compare("=", x, y) == 1))),
-    _unary("(NOT {})", lambda x: int(not m_true(x))),
-    _unary("({} IS NULL)", lambda x: int(x is None)),
-    _unary("({} IS TRUE)", lambda x: int(m_compare("=", x, 1) == 1)),
-    _unary("({} IS NOT FALSE)", lambda x: int(m_compare("=", x, 0) != 1)),
-    _unary("({})::text", m_text),
-    _unary("({})::integer", lambda x: None if x is None else m_integer(x, floor=True)),
-    _ternary("({} BETWEEN {} AND {})", m_between),
-    _ternary("({} IN ({}, {}))", lambda x, y, z: m_in(x, [y, z])),
-    _ternary("({} NOT IN ({}, {}))", lambda x, y, z: int(m_in(x, [y, z]) != 1)),
-    _ternary("(CASE WHEN {} THEN {} ELSE {} END)", lambda x, y, z: y if m_true(x) else z),
-    _ternary("(CASE {} WHEN {} THEN 1 WHEN {} THEN 2 END)",
-             lambda x, y, z: 1 if m_compare("=", x, y) == 1 else 2 if m_compare("=", x, z) == 1 else None),
-    _ternary("iif({}, {}, {})", lambda x, y, z: y if m_true(x) else z),
-    _ternary("coalesce({}, {}, {})", lambda x, y, z: next((v for v in (x, y, z) if v is not None), None)),
+    *(_operator(f"({{}} {sign} {{}})", partial(m_compare, sign)) for sign in ("=", "<", "<=", ">", ">=")),
+    *(_operator(f"({{}} {sign} {{}})", partial(m_arithmetic, sign))
+      for sign in ("+", "-", "*", "/", "%", "&", "|", "<<", ">>")),
+    _operator("({} != {})", lambda x, y: int(m_compare("=", x, y) != 1)),
+    _operator("({} AND {})", lambda x, y: int(m_true(x) and m_true(y))),
+    _operator("({} OR {})", lambda x, y: int(m_true(x) or m_true(y))),
+    _operator("({} || {})", m_concat),
+    _operator("({} IS DISTINCT FROM {})",
+              lambda x, y: int(not ((x is None and y is None) or m_compare("=", x, y) == 1))),
+    _operator("(NOT {})", lambda x: int(not m_true(x))),
+    _operator("({} IS NULL)", lambda x: int(x is None)),
+    _operator("({} IS TRUE)", lambda x: int(m_compare("=", x, 1) == 1)),
+    _operator("({} IS NOT FALSE)", lambda x: int(m_compare("=", x, 0) != 1)),
+    _operator("({})::text", m_text),
+    _operator("({})::integer", lambda x: None if x is None else m_integer(x, floor=True)),
+    _operator("({} BETWEEN {} AND {})", m_between),
+    _operator("({} IN ({}, {}))", lambda x, y, z: m_in(x, [y, z])),
+    _operator("({} NOT IN ({}, {}))", lambda x, y, z: int(m_in(x, [y, z]) != 1)),
+    _operator("(CASE WHEN {} THEN {} ELSE {} END)", lambda x, y, z: y if m_true(x) else z),
+    _operator("(CASE {} WHEN {} THEN 1 WHEN {} THEN 2 END)",
+              lambda x, y, z: 1 if m_compare("=", x, y) == 1 else 2 if m_compare("=", x, z) == 1 else None),
+    _operator("iif({}, {}, {})", lambda x, y, z: y if m_true(x) else z),
+    _operator("coalesce({}, {}, {})", lambda x, y, z: next((v for v in (x, y, z) if v is not None), None)),
 ]  # fmt: skip
 
 texts = st.one_of(
