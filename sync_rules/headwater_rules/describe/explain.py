@@ -94,15 +94,14 @@ class Explanation:
     tables: tuple[TableWords, ...]
 
 
-def explain(plan: SyncPlan, *, max_buckets: int = MOST_BUCKETS, max_results: int = MOST_RESULTS) -> Explanation:
-    """Explain a plan. The limits are those of the service."""
-    limits = (max_buckets, max_results)
-    streams = tuple(_stream(plan, stream, limits) for stream in plan.streams)
+def explain(plan: SyncPlan) -> Explanation:
+    """Explain a plan, with the default limits of the service."""
+    streams = tuple(_stream(plan, stream) for stream in plan.streams)
     return Explanation(streams, tuple(_table(plan, pattern) for pattern in plan.tables()))
 
 
-def _stream(plan: SyncPlan, stream: Stream, limits: tuple[int, int]) -> StreamWords:
-    ways = tuple(_way(plan, stream, variant, limits) for variant in stream.variants)
+def _stream(plan: SyncPlan, stream: Stream) -> StreamWords:
+    ways = tuple(_way(plan, stream, variant) for variant in stream.variants)
     return StreamWords(stream.name, stream.auto_subscribe, stream.priority, tuple(_reads(stream)), ways)
 
 
@@ -124,7 +123,7 @@ def _from_request(sources: Iterable[ParamSource]) -> Iterator[str]:
     return (request_words(source.expr) for source in sources if isinstance(source, FromRequest))
 
 
-def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, int]) -> BucketPath:
+def _way(plan: SyncPlan, stream: Stream, variant: Variant) -> BucketPath:
     steps = tuple(_step(plan, variant, stage) for stage in variant.stages)
     definitions = [plan.buckets[number] for number in variant.buckets]
     rows = tuple(_rows(plan, variant, source) for each in definitions for source in each.sources)
@@ -134,7 +133,7 @@ def _way(plan: SyncPlan, stream: Stream, variant: Variant, limits: tuple[int, in
         tuple(request_words(gate) for gate in variant.gates),
         steps,
         rows,
-        tuple(_limits(variant, steps, limits)),
+        tuple(_limits(variant, steps)),
     )
 
 
@@ -184,11 +183,11 @@ def _source(plan: SyncPlan, variant: Variant, source: ParamSource) -> str:
     return f"{row_words(lookup.outputs[source.output], lookup.each)} of {_name(lookup.table)} (step {source.stage + 1})"
 
 
-def _limits(variant: Variant, steps: Sequence[RequestStep], limits: tuple[int, int]) -> Iterable[str]:
+def _limits(variant: Variant, steps: Sequence[RequestStep]) -> Iterable[str]:
     if any(all(isinstance(each, FromStage) or each.each for each in sources) for sources in variant.params):
-        yield f"a device gets at most {limits[0]:,} buckets, of all its streams together"
+        yield f"a device gets at most {MOST_BUCKETS:,} buckets, of all its streams together"
     if any(step.table for step in steps):
-        yield f"each step finds at most {limits[1]:,} rows for a request"
+        yield f"each step finds at most {MOST_RESULTS:,} rows for a request"
     for step in steps:
         if step.table and not step.keys:
             yield f"every row of {step.table} that passes is read for each request: it is not connected to the request"
