@@ -11,11 +11,12 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, RowKeys, decode_memberships, encode_memberships, row_ops
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart
 from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import Lease, ReplicationProgress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
+from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.results import LookupEntry, Put
 from tests.support.fix_headwater import read_bucket

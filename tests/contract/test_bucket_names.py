@@ -14,7 +14,6 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg import sql
 
 from headwater.api.streams.cache import ChunkCache
 from headwater.compaction.compactor import CompactionPass
@@ -27,9 +26,9 @@ from headwater.storage.contract.parts import CurrentRow, StagedPart
 from headwater.storage.contract.reader import Chunk, StoreReader
 from headwater.storage.contract.store import BucketKeyTakenError, ReplicationProgress
 from headwater.storage.open import open_store
-from headwater.storage.postgres.bulk import taken_keys
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.bucket_keys import KnownBuckets, Naming
+from headwater.storage.sql.bulk import taken_keys
 from tests.contract.source_writer import RELATION, SIDES, A, B, Rows, SourceWriter, named, put, totals, write_batch
 from tests.support.examples import examples
 from tests.support.fix_headwater import read_bucket
@@ -279,8 +278,8 @@ def test_cost_of_publishing(new_postgres_address: NewAddress) -> None:
     """Not once for each other one."""
     address, count = new_postgres_address(), 500
     numbers = f"generate_series(1, {count}) i"
-    new = sql.SQL(f"(select i::bigint as id, 'todos[' || i || ']' as name, 'todos' as definition from {numbers})")
-    query = sql.SQL("explain (analyze, format json) {}").format(taken_keys(new))
+    new = f"(select i::bigint as id, 'todos[' || i || ']' as name, 'todos' as definition from {numbers})"
+    query = f"explain (analyze, format json) {taken_keys(new)}".encode()
     open_store(address).open_writer().close()
     assert isinstance(address, PostgresAddress)
     with store_tables(address) as db:

@@ -16,7 +16,7 @@ from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart,
 from headwater.storage.contract.store import SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.sql.leases import process_owner
-from headwater.storage.sqlite.bulk import StageFile
+from headwater.storage.sqlite.bulk import open_part
 from headwater.storage.sqlite.writer import SqliteWriter
 from headwater_rules.results import LookupEntry, Put
 
@@ -53,8 +53,7 @@ def run(directory: Path, text: str) -> None:
 
 
 def _part(keys: StoreKeys, folder: Path, table: StagedTable, part: int, text: str) -> StagedPart:
-    path = folder / f"part-{table.id}-{part}.db"
-    with StageFile(path) as file:
+    with open_part(folder / f"part-{table.id}-{part}.db", table.id, "0") as file:
         for row_id in map(str, range(part, ROWS, PARTS)):
             bucket = BUCKETS[int(row_id) % 3 == 0]
             puts = [Put(0, bucket, table.relation.name, row_id, f'{{"text":"{text}"}}')]
@@ -62,8 +61,7 @@ def _part(keys: StoreKeys, folder: Path, table: StagedTable, part: int, text: st
             row = CurrentRow(row_id, 0, f"{row_id}\t{text}", encode_memberships(members, row_id), None)
             lookups = [(row_id, LookupEntry(f'l["{table.relation.name}"]', f'["{text} {row_id}"]'))]
             file.write([row], lookups, ops, {bucket: Bucket(keys.bucket(bucket), bucket, "all.1")})
-        file.finish()
-        return StagedPart(str(path), table.id, ROWS // PARTS, file.ops, "0")
+        return file.finish()
 
 
 if __name__ == "__main__":

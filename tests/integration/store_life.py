@@ -19,13 +19,14 @@ from headwater.oplog.op import OpId
 from headwater.oplog.row_id import subkey_origin
 from headwater.oplog.transform import Bucket, Buckets, RowKeys, decode_memberships, encode_memberships, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
-from headwater.storage.contract.flush import Flush
-from headwater.storage.contract.parts import BulkRecord, CurrentRow, PartWriter, StagedPart
+from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedPart
 from headwater.storage.contract.store import ReplicationProgress, SourceState
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
+from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.leases import process_owner
+from headwater.storage.sql.parts import PartWriter
 from headwater_rules.results import Put
 from tests.integration.little_source import (
     DEFINITIONS,

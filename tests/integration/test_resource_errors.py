@@ -20,7 +20,7 @@ from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.postgres.connection import postgres_errors
-from headwater.storage.sqlite.bulk import StageFile
+from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sqlite.connection import sqlite_errors
 from tests.support.fix_headwater import HASTY, Deploy
 from tests.support.fix_postgres import SourceDb
@@ -154,13 +154,13 @@ def test_version_survives_resource_error_of_task(
 ) -> None:
     source_db.execute("create table notes (id text primary key, body text); insert into notes values ('1', 'one')")
     deployment = deploy(NOTES, on_postgres=False, intervals=replace(HASTY, retry=0.05)).start()
-    ailing, finish = Ailing(broken, times=25), StageFile.finish  # three to an attempt
+    ailing, finish = Ailing(broken, times=25), PartWriter.finish  # three to an attempt
 
-    def finish_or_fail(part: StageFile) -> StagedPart:
+    def finish_or_fail(part: PartWriter) -> StagedPart:
         ailing.take()
         return finish(part)
 
-    monkeypatch.setattr(StageFile, "finish", finish_or_fail)
+    monkeypatch.setattr(PartWriter, "finish", finish_or_fail)
     version = deployment.redeploy(NOTES.replace("*", "id, body, 'new' AS more"))
     assert version.state is VersionState.ACTIVE
     assert ailing.left == 0

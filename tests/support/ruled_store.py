@@ -14,11 +14,11 @@ from headwater.decode.types import TypeCatalog
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
 from headwater.oplog.lsn import Lsn
 from headwater.oplog.transform import Buckets, DraftOp, decode_memberships, encode_memberships
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import ReplicationProgress, SourceState, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
+from headwater.storage.sql.flush import Flush
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import sides, without

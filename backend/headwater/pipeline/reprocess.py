@@ -14,9 +14,10 @@ from headwater.oplog.keys import StoreKeys
 from headwater.oplog.limits import OVERSIZED_NAMED, is_stub
 from headwater.oplog.transform import OVERSIZED, Buckets, DraftOp, decode_memberships, oversized_ops
 from headwater.pipeline.progress import TaskProgress
-from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow, StagedPart
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, StagedPart
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
+from headwater.storage.sql.parts import PartWriter
 from headwater_rules.results import LookupEntry, Put
 
 PAGE_ROWS = 20_000

@@ -25,8 +25,9 @@ from headwater.pipeline.progress import TaskProgress
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.connect import source_errors
 from headwater.source.rows.copy import PageRange, PartitionError, read_lines
-from headwater.storage.contract.parts import CurrentRow, PartWriter, StagedPart, new_row
+from headwater.storage.contract.parts import CurrentRow, StagedPart, new_row
 from headwater.storage.open import open_store
+from headwater.storage.sql.parts import PartWriter
 from headwater_rules.results import LookupEntry
 
 LARGEST_PAGES = 8_192  # 64 MB: small enough to show progress and to repeat, large enough for the overhead of a task

@@ -21,7 +21,7 @@ from headwater.storage.contract.history import (
     Slice,
     merge_floor,
 )
-from headwater.storage.contract.parts import CurrentRow, PartWriter, PlacedRow
+from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
@@ -30,6 +30,7 @@ from headwater.storage.sql import history, seal, stats
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Cursor, TableGoneError
 from headwater.storage.sql.forget import ForgetStore
+from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.stats import DefinitionStats, Disk, MissingRight, StoreStats
 from headwater.storage.sql.verify import VerifyReader
 from headwater.storage.sql.writer import StoreWriter

@@ -216,7 +216,7 @@ def test_sealer() -> None:
     sealer.add(ops[700:])
     runs = sealer.take()
     assert sealer.take() == []
-    contents = [zstandard.decompress(run.blob).split(b"\n") for run in runs]
+    contents = [zstandard.decompress(run.bodies).split(b"\n") for run in runs]
     assert [line for lines in contents for line in lines] == ops
     assert [run.size for run in runs] == [999, 999, 503, 1, 1, 1, 1]
     for run, lines in zip(runs, contents, strict=True):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from headwater.oplog.op import finished_op
 from headwater.oplog.transform import DraftOp
 from headwater.storage.shared import segments
-from headwater.storage.shared.segments import Run, number_ops, segment_lines
-from headwater.storage.sql.bucket_keys import BucketSum
+from headwater.storage.shared.segments import BucketSum, Run, number_ops, segment_lines
 
 _OPS = st.lists(st.builds(DraftOp, st.integers(1, 3), st.integers(0, 2**32 - 1), st.text("ab\\%", max_size=3)))
 

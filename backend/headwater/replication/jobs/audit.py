@@ -23,10 +23,10 @@ from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.tables.live import LiveTable
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.open import open_store
 from headwater.storage.shared.loading import loaded_rows
+from headwater.storage.sql.flush import Flush
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)

@@ -30,12 +30,12 @@ from headwater.replication.tables.changes import NameBook, empty
 from headwater.replication.tables.live import Filler, LiveContext, LiveTable
 from headwater.source.rows.fetch import RowFetcher
 from headwater.source.rows.generated import NotComputedLockedError
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import FlushMark
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress, StoredTable
 from headwater.storage.shared.loading import loaded_rows
+from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
 

@@ -42,8 +42,8 @@ from headwater.oplog.row_id import IdentityKind, copy_id, copy_number, random_id
 from headwater.oplog.transform import OVERSIZED, Buckets, DraftOp
 from headwater.replication.stream.change_log import content_of
 from headwater.replication.tables.live import Fill, LiveTable, filled
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow, new_row
+from headwater.storage.sql.flush import Flush
 
 KnownCells = tuple[Cell | KnownSize, ...]
 """What is known of a row: values, the size of a value in its place, or UNCHANGED where there is nothing."""

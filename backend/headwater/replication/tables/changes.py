@@ -37,9 +37,9 @@ from headwater.replication.tables.live import LiveContext, LiveTable
 from headwater.source.catalog.published import PublishedTable
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.slot import end_of_log
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress, SourceState, StoredTable
+from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
 
 _log = logging.getLogger(__name__)

@@ -53,7 +53,7 @@ class SealedRun(NamedTuple):
     last: OpId
     size: int
     checksum: int
-    blob: bytes
+    bodies: bytes
 
 
 class Reput(NamedTuple):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headwater.oplog.change import Relation
-from headwater.oplog.transform import Bucket, DraftOp
-from headwater_rules.results import LookupEntry
 
 
 class CurrentRow(NamedTuple):
@@ -62,31 +60,6 @@ class Places(NamedTuple):
 
     ranges: tuple[tuple[int, int], ...]
     rows: int
-
-
-class PartWriter(Protocol):
-    """Where a task of a bulk job writes its results. A context manager: leaving it without `finish` discards
-    everything."""
-
-    def __enter__(self) -> PartWriter: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def write(
-        self,
-        rows: Sequence[CurrentRow],
-        lookups: Sequence[tuple[str, LookupEntry]],
-        ops: Sequence[DraftOp],
-        buckets: Mapping[str, Bucket],
-    ) -> None:
-        """Add a batch. `lookups` pairs row ids with entries; `buckets` has every bucket of the ops, by name. In a part
-        of additions, a row's `members` are only the ones to add and its `line` is empty."""
-
-    def end_page(self) -> None:
-        """End a page: what was written since the last one can be taken over on its own."""
-
-    def finish(self) -> StagedPart:
-        """Complete the part, so that the store can take it over."""
 
 
 @dataclass(frozen=True, slots=True)

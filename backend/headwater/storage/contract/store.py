@@ -48,6 +48,11 @@ class PartLostError(HeadwaterError):
     code = "HW_4009"
 
 
+def part_lost(state: str, path: str) -> PartLostError:
+    """The error for a part that is missing or damaged, as `state` says."""
+    return PartLostError(f"a part of the bulk job is {state}", path, "the job starts over at the next attempt")
+
+
 class BucketKeyTakenError(HeadwaterError):
     """A bucket has the key of another one. It was given a key of its own, which counts from the next attempt on;
     nothing of this one was kept."""

@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError, sealed_error
 from headwater.storage.postgres.format import found_format
-from headwater.storage.sql.cursor import SEALED_MARK, DamagedValueError, TableGoneError
+from headwater.storage.sql.cursor import SEALED_MARK, DamagedValueError, DuplicateRowError, TableGoneError
 from headwater.tls import pem_file, root_certificates, why_untrusted
 
 BUSY_SECONDS = 30
@@ -38,7 +38,12 @@ _SETTINGS = {
     "default_transaction_isolation": r"read\ committed",
 }
 
-_DAMAGE = (errors.DataCorrupted, errors.CharacterNotInRepertoire, errors.UntranslatableCharacter)
+_KINDS: dict[type[psycopg.Error], type[StoreError]] = {
+    errors.DataCorrupted: DamagedValueError,
+    errors.CharacterNotInRepertoire: DamagedValueError,
+    errors.UntranslatableCharacter: DamagedValueError,
+    errors.UniqueViolation: DuplicateRowError,
+}
 
 READER = "reader"
 _READER_SETTINGS = {
@@ -224,7 +229,7 @@ def explained(error: psycopg.Error, address: PostgresAddress) -> HeadwaterError:
             )
         case _:
             words = f" {_words(error)}" if not isinstance(error, psycopg.DataError) else ""
-            kind = DamagedValueError if isinstance(error, _DAMAGE) else StoreError
+            kind = _KINDS.get(type(error), StoreError)
             return kind(f"Postgres failed with {error.sqlstate}{words}", where, "see the log of the database")
 
 

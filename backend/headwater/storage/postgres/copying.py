@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import orjson
 import psycopg
 from psycopg import sql
 
@@ -25,7 +24,7 @@ def escaped(value: str) -> str:
     return value
 
 
-def copy_lines(connection: psycopg.Connection, statement: sql.SQL | sql.Composed, lines: Iterable[str]) -> None:
+def copy_lines(connection: psycopg.Connection, statement: bytes | sql.Composed, lines: Iterable[str]) -> None:
     """Send lines of COPY text, without line ends, to `copy … from stdin`."""
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         for part in _joined(lines):
@@ -82,9 +81,3 @@ def run_values(run: Run) -> tuple[object, ...]:
 def rows_table(table: int) -> sql.Identifier:
     """The table of a generation's current rows."""
     return sql.Identifier(f"rows_{table:d}")
-
-
-def names_of(connection: psycopg.Connection, keys: Iterable[int]) -> str:
-    """Names of buckets as a JSON array."""
-    rows = connection.execute("select name from buckets where id = any(%s::bigint[])", [list(keys)])
-    return orjson.dumps([row[0] for row in rows]).decode()

@@ -13,12 +13,13 @@ from psycopg import pq
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.compaction import Piece
-from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
-from headwater.storage.contract.store import Lease
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart
+from headwater.storage.contract.store import Lease, part_lost
 from headwater.storage.postgres.connection import connect, postgres_errors
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
-from headwater.storage.sql.cursor import Cursor, Dialect, Row, Value, named
+from headwater.storage.sql.bulk import take_lookups, take_rows
+from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value, named
 
 _LONGEST_ID = 500  # characters; an index entry has to stay below 2,700 bytes
 
@@ -102,27 +103,25 @@ class PostgresCursor:
             yield from cursor.execute(named(statement), _parameters(values))
 
     def errors(self) -> AbstractContextManager[None]:
-        """Turns psycopg's errors into ours."""
         return postgres_errors(self.address)
 
     @contextmanager
     def transaction(self, lease: Lease | None = None) -> Iterator[None]:
-        with self.errors(), self.connection.transaction() if lease is None else self.holding(lease):
+        with self.errors(), self.connection.transaction():
+            if lease is not None:
+                leases.check(self, lease)
             yield
-
-    @contextmanager
-    def holding(self, lease: Lease) -> Iterator[None]:
-        """Like `transaction`, with psycopg's own errors."""
-        with self.connection.transaction():
-            leases.check(self, lease)
-            yield
-            leases.extend(self, lease)
+            if lease is not None:
+                leases.extend(self, lease)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         with self.errors(), self.connection.transaction():
             self.connection.execute("set transaction isolation level repeatable read, read only")
             yield
+
+    def sorting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def notify(self) -> None:
         self.execute("select pg_notify(current_schema(), '')")
@@ -210,6 +209,60 @@ def _hot_pieces(db: Cursor, bucket: int, first: int, upto: int) -> list[Piece]:
     return [Piece(OpId(low), OpId(high), size, 0, False, length) for low, high, size, length in rows]
 
 
+# parts of bulk jobs
+
+KINDS = ("rows", "lookups", "buckets", "segments")
+
+
+def part_tables(path: str) -> list[str]:
+    """The names of a part's tables, in the order of KINDS, for statements."""
+    return [f'"{path}_{kind}"' for kind in KINDS]
+
+
+def drop_part(db: Cursor, path: str) -> None:
+    """Delete a part."""
+    with db.transaction():
+        db.execute(f"drop table if exists {', '.join(part_tables(path))}")
+        db.execute("delete from staged_parts where path = ?", path)
+
+
+@contextmanager
+def _open_part(db: Cursor, part: StagedPart) -> Iterator[OpenPart]:
+    sizes = db.rows("select page, rows, ops from staged_parts where path = ?", part.path)
+    if not sizes:
+        raise part_lost("missing", part.path)
+    yield OpenPart(part, {page: (rows, ops) for page, rows, ops in sizes}, *part_tables(part.path))
+
+
+_STAGE_BUCKETS = """
+insert into staged_buckets (table_id, id, name, definition) select {table}, id, name, definition from {part} p
+where not exists (select from staged_buckets s where s.table_id = {table} and s.id = p.id and s.name = p.name)
+"""
+_STAGE_SEGMENTS = """
+with moved as (
+    insert into segment_blobs (bucket, size, checksum, bodies)
+    select bucket, size, checksum, bodies from {part} order by id
+    returning id, bucket, size, checksum
+), noted as (
+    insert into staged_segments (blob, table_id, bucket, size, checksum)
+    select id, {table}, bucket, size, checksum from moved
+)
+select coalesce(sum(size), 0) from moved
+"""
+
+
+def _stage_part(db: Cursor, lease: Lease, opened: OpenPart) -> None:
+    table = opened.part.table
+    with db.transaction(lease):
+        db.script(POSTGRES.plan_bulk)
+        rows = take_rows(db, opened, "true")
+        take_lookups(db, opened, "true")
+        db.execute(_STAGE_BUCKETS.format(table=table, part=opened.buckets))
+        ((ops,),) = db.rows(_STAGE_SEGMENTS.format(table=table, part=opened.segments))
+        opened.check(0, rows, int(ops))
+    drop_part(db, opened.part.path)
+
+
 def _file_sizes(_: Cursor, sizes: Mapping[str, int]) -> tuple[int, int]:
     return 0, sum(sizes.values())  # free space inside tables is left to Postgres' own statistics
 
@@ -263,6 +316,8 @@ POSTGRES = Dialect(
         "analyze rows_{table:d}",
     ),
     drop_generation=("update tables set state = 'dropped' where id = {table:d}",),
+    row_columns="row_id, layout, line, members, subkey, long_id",
+    whole_row_id="coalesce({0}.long_id, {0}.row_id)",
     placed_rows=_placed_rows,
     place_ranges=_place_ranges,
     hot_pieces=_hot_pieces,
@@ -282,6 +337,13 @@ POSTGRES = Dialect(
             select from json_array_elements(nullif(r.members, '')::json) m (member)
             join retired_buckets b on b.id = (m.member->0)::text::bigint)
     """,
+    open_part=_open_part,
+    stage_part=_stage_part,
+    take_lookups="""
+        insert into lookups (key, table_id, row_id, output)
+        select distinct p.key, {table}, p.row_id, p.output from {part} p where {condition}
+    """,
+    staged_for="table_id = any('{{{}}}')",
     join_all="join",
     live_memberships="""
         select (m.member ->> 0)::bigint, count(*)

@@ -6,26 +6,22 @@ with the first op and held until the commit.
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import orjson
 import psycopg
 from psycopg import sql
 
 from headwater.failpoints import failpoint
-from headwater.oplog.op import CLEAR_BODY, finished_op
-from headwater.oplog.transform import Bucket, DraftOp
+from headwater.oplog.op import finished_op
+from headwater.oplog.transform import DraftOp
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import Checkpoint
-from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress
-from headwater.storage.postgres.connection import explained
 from headwater.storage.postgres.copying import (
     INSERT_RUN,
     ROW_COLUMNS,
@@ -37,11 +33,11 @@ from headwater.storage.postgres.copying import (
 )
 from headwater.storage.postgres.cursor import LINE_APART, POSTGRES, PostgresCursor, stored_id
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
-from headwater.storage.shared.segments import Run, number_ops
-from headwater.storage.sql import bucket_keys as keyed
-from headwater.storage.sql import leases, tables
-from headwater.storage.sql.bucket_keys import BucketSum, KnownBuckets, Naming
+from headwater.storage.shared.segments import Run
+from headwater.storage.sql import leases
+from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.cursor import named
+from headwater.storage.sql.flush import Flush, Numbers, explaining
 from headwater.storage.sql.tables import CHECKPOINT, as_checkpoint
 from headwater_rules.results import LookupEntry
 
@@ -68,49 +64,6 @@ _LOAD = sql.SQL(
 )
 _LOAD_LINES = sql.SQL("select row_id, line from {} where row_id = any(%s)")
 
-_CLEAR_DEFINITIONS = """
-with held as (
-    select id, %(next)s + row_number() over (order by id) - 1 as op from buckets
-    where definition = any(%(definitions)s) and last_op > clear_op
-), cleared as (
-    update buckets b set checksum = 0, count = 1, clear_op = held.op, last_op = held.op from held where b.id = held.id
-), noted as (
-    insert into ops (bucket, id, line) select id, op, '{"op_id":"' || op || '",' || %(body)s from held
-)
-select id, op from held
-"""
-
-_FORGET = """
-with gone as (delete from segments where bucket = %(bucket)s returning blob)
-delete from segment_blobs where bucket = %(bucket)s and id in (select blob from gone)
-"""
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _explaining(
-    method: Callable[Concatenate[PostgresFlush, _P], _R],
-) -> Callable[Concatenate[PostgresFlush, _P], _R]:
-    """Like `postgres_errors`, but cheap enough for methods that are called often."""
-
-    @functools.wraps(method)
-    def wrapped(flush: PostgresFlush, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return method(flush, *args, **kwargs)
-        except psycopg.Error as error:
-            raise explained(error, flush.address) from error
-
-    return wrapped
-
-
-_HOLDERS = """
-select 'there', id, name from buckets where id = any(%(keys)s::bigint[])
-union all select 'retired', id, name from retired_buckets where id = any(%(keys)s::bigint[])
-union all select 'moved', id, name from moved_buckets
-"""
-
-
 _EXTEND = (
     f"update leases set expires_at = {POSTGRES.clock_after.format('%s')} where name = %s and epoch = %s returning epoch"
 ).encode()
@@ -131,27 +84,15 @@ def _held(answer: psycopg.Cursor, lease: Lease) -> Callable[[], None]:
     return lambda: leases.raise_unless_held(answer.fetchone(), lease)
 
 
-class PostgresFlush:
-    """See `storage.contract.flush.Flush`. Has `connection` to itself."""
+class PostgresFlush(Flush):
+    """See `storage.sql.flush.Flush`. Has the cursor's connection to itself."""
 
-    def __init__(
-        self,
-        cursor: PostgresCursor,
-        lease: Lease,
-        known: KnownBuckets,
-        sweep: Callable[[], None],
-    ) -> None:
-        self._cursor = cursor
+    def __init__(self, cursor: PostgresCursor, lease: Lease, known: KnownBuckets, sweep: Callable[[], None]) -> None:
+        super().__init__(cursor, lease, known)
         self._db = connection = cursor.connection
         self._pending = Pending(connection)
-        self.address = cursor.address
-        self._lease = lease
-        self._known = known
-        self._naming = Naming(known)
-        self._sums: dict[int, BucketSum] = {}
-        self._next_op: int | None = None  # None until we hold the store's lock
-        self._first_op = 0
-        self._lookups = PendingLookups(connection)
+        self._lookups = PendingLookups(connection, self._touched)
+        self._schema = cursor.address.schema
         self._sweep = sweep
         self._left_generation = False
         try:
@@ -165,18 +106,14 @@ class PostgresFlush:
 
     # rows
 
-    @_explaining
-    def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
-        return self.load(table, row_ids, sys.maxsize)[0]
-
-    @_explaining
-    def load(self, table: int, row_ids: Sequence[str], room: int) -> tuple[dict[str, CurrentRow], int]:
+    @explaining
+    def load(self, table: int, row_ids: Sequence[str], batch_bytes: int) -> tuple[dict[str, CurrentRow], int]:
         keys = [stored_id(row_id)[0] for row_id in row_ids]
         rows = self._pending.ask(_LOAD.format(LINE_APART, rows_table(table)), [keys])
         count = len(row_ids)
-        if sum(row[6] for row in rows) > room:
+        if sum(row[6] for row in rows) > batch_bytes:
             sizes = {(row[5] or row[0]): row[6] for row in rows}
-            count = max(1, sum(size <= room for size in accumulate(sizes.get(row_id, 0) for row_id in row_ids)))
+            count = max(1, sum(size <= batch_bytes for size in accumulate(sizes.get(row_id, 0) for row_id in row_ids)))
             kept = set(row_ids[:count])
             rows = [row for row in rows if (row[5] or row[0]) in kept]
         apart = [row[0] for row in rows if row[2] is None]
@@ -188,13 +125,13 @@ class PostgresFlush:
             for key, layout, line, members, subkey, long_id, _ in rows
         }, count
 
-    @_explaining
+    @explaining
     def copies(self, table: int, content: str) -> list[str]:
         # '#' sorts just before '$', so this range is the content's id and its numbered copies
         query = sql.SQL("select row_id from {} where row_id >= %s and row_id < %s").format(rows_table(table))
         return [str(row[0]) for row in self._pending.ask(query, [content, content + "$"])]
 
-    @_explaining
+    @explaining
     def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
         if not rows:
             return
@@ -215,7 +152,7 @@ class PostgresFlush:
     def _put(self, table: int, source: sql.Composable) -> sql.Composed:
         return sql.SQL(_PUT).format(rows=rows_table(table), source=source)
 
-    @_explaining
+    @explaining
     def delete_rows(self, table: int, row_ids: Sequence[str]) -> None:
         if row_ids:
             query = sql.SQL("delete from {} where row_id = any(%s)").format(rows_table(table))
@@ -224,15 +161,13 @@ class PostgresFlush:
 
     def table_members(self, table: int) -> Iterator[tuple[str, str, str | None]]:
         query = sql.SQL("select coalesce(long_id, row_id), members, subkey from {} where members <> ''")
-        try:
+        with self.errors():
             self._pending.send()
             with self._db.cursor(name=f"members_{table:d}") as cursor:
                 cursor.itersize = 5_000
                 yield from cursor.execute(query.format(rows_table(table)))
-        except psycopg.Error as error:
-            raise explained(error, self.address) from error
 
-    @_explaining
+    @explaining
     def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {line: [] for line in lines}
         query = sql.SQL("select coalesce(long_id, row_id), line from {} where line = any(%s) order by place")
@@ -242,27 +177,15 @@ class PostgresFlush:
 
     # lookups
 
-    @_explaining
+    @explaining
     def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]:
         return self._lookups.entries(table, row_id)
 
-    @_explaining
+    @explaining
     def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None:
         self._lookups.replace(table, row_id, entries)
 
     # ops
-
-    @_explaining
-    def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
-        if not ops:
-            return
-        self._lock()
-        retired = self._create_buckets({op.bucket for op in ops}, buckets)
-        if retired:
-            ops = [op for op in ops if op.bucket not in retired]
-        single, first = number_ops(ops, self._op(), self._sums, self._insert_run)
-        self._insert_ops(single, first)
-        self._next_op = first + len(single)
 
     def _insert_run(self, run: Run) -> None:
         self._pending.add(INSERT_RUN, run_values(run), len(run.bodies))
@@ -280,120 +203,54 @@ class PostgresFlush:
             f'{bucket}\t{op_id}\t{{"op_id":"{op_id}",' + body.replace("\\", "\\\\")
             for op_id, (bucket, _, body) in enumerate(ops, first)
         )
-        copy_lines(self._db, sql.SQL("copy ops (bucket, id, line) from stdin"), lines)
+        copy_lines(self._db, b"copy ops (bucket, id, line) from stdin", lines)
+
+    def _insert_buckets(self, rows: Sequence[tuple[int, str, str, int]]) -> None:
+        self._db.execute(
+            "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+            " select id, name, definition, 0, 1, op, op from unnest(%s::bigint[], %s::text[], %s::text[],"
+            " %s::bigint[]) as b (id, name, definition, op)",
+            columns(rows, 4),
+        )
 
     def _lock(self) -> None:
-        """Take the store's lock, under which ops are numbered, until the commit."""
-        if self._next_op is not None:
+        if self._numbers.next:
             return
         with self._pending.together() as connection:
             state = connection.execute("select next_op, retired from state for update")
             held = _checking(connection, self._lease)  # a new holder may have written while we waited
         held()
         ((next_op, retired),) = state.fetchall()
-        self._next_op = self._first_op = int(next_op)
-        self._known.check(int(retired))
+        self._numbers.next = self._numbers.first = int(next_op)
+        self._naming.known.check(int(retired))
 
-    def _op(self) -> int:
-        assert self._next_op is not None, "the store's lock is taken before ops are numbered"
-        return self._next_op
-
-    def _create_buckets(self, keys: set[int], buckets: Mapping[str, Bucket]) -> set[int]:
-        """Create missing buckets. Returns those that do not exist and are not among `buckets`: they were retired."""
-        unknown = self._naming.missing(keys.union(bucket.key for bucket in buckets.values()))
-        held: dict[str, dict[int, str]] = {"there": {}, "retired": {}, "moved": {}}
-        if unknown:
-            for what, key, name in self._db.execute(_HOLDERS, {"keys": sorted(unknown)}):
-                held[what][key] = name
-        there, moved = held["there"], held["moved"]
-        taken = self._naming.taken(
-            buckets.values(), moved | there, held["retired"], {name: key for key, name in moved.items()}
-        )
-        if taken:
-            self.rollback()
-            keyed.move(self._cursor, self._lease, taken)
-        new = {bucket.key: bucket for bucket in buckets.values()}
-        gone = (unknown & keys) - there.keys()
-        fresh = sorted(gone & new.keys())
-        if fresh:
-            first = self._op()
-            self._insert_ops([DraftOp(key, 0, CLEAR_BODY) for key in fresh], first)
-            rows = [(*new[key], op_id) for op_id, key in enumerate(fresh, first)]
-            self._db.execute(
-                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
-                " select id, name, definition, 0, 1, op, op from unnest(%s::bigint[], %s::text[], %s::text[],"
-                " %s::bigint[]) as b (id, name, definition, op)",
-                columns(rows, 4),
-            )
-            self._next_op = first + len(fresh)
-        self._naming.fresh |= there | {key: new[key].name for key in fresh}
-        return gone - new.keys()
-
-    @_explaining
-    def mark_resync(self, table: int, reason: ResyncReason) -> None:
-        tables.mark_resync(self._cursor, [table], reason)
-
-    @_explaining
-    def truncate(self, table: int, definitions: Iterable[str]) -> int:
-        self._lock()
+    def _send(self) -> None:
         self._pending.send()
         self._lookups.write()
         self._write_sums()
-        cleared = self._db.execute(
-            _CLEAR_DEFINITIONS, {"next": self._op(), "definitions": list(definitions), "body": CLEAR_BODY}
-        ).fetchall()
-        for bucket, op in cleared:
-            self._sums[bucket] = BucketSum(last_op=op)
-        self._next_op = self._op() + len(cleared)
-        self._lookups.touch_all(table)
-        self._left_generation = True
-        return tables.renew_generation(self._cursor, table)
 
-    @_explaining
-    def reset_bucket(self, key: int, bucket: Bucket | None) -> None:
-        self._lock()
-        self._pending.send()
-        self._write_sums()
-        there = self._db.execute("select 1 from buckets where id = %s", [key]).fetchone() is not None
-        if not there and bucket is None:
-            return
-        op = self._op()
-        self._db.execute(_FORGET, {"bucket": key})
-        self._db.execute("delete from ops where bucket = %s", [key])
-        self._insert_ops([DraftOp(key, 0, CLEAR_BODY)], op)
-        if bucket is not None:
-            self._db.execute(
-                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
-                " values (%s, %s, %s, 0, 1, 0, 0) on conflict (id) do update set name = excluded.name,"
-                " definition = excluded.definition",
-                bucket,
-            )
-            self._naming.fresh[key] = bucket.name
-        self._db.execute(
-            "update buckets set checksum = 0, count = 1, clear_op = %(op)s, last_op = %(op)s, compacted_op = %(op)s,"
-            " compacted_count = 0, live_rows = 0 where id = %(bucket)s",
-            {"op": op, "bucket": key},
-        )
-        self._sums[key] = BucketSum(last_op=op)
-        self._next_op = op + 1
+    def truncate(self, table: int, definitions: Iterable[str]) -> int:
+        self._left_generation = True
+        return super().truncate(table, definitions)
 
     # ending
 
-    @_explaining
+    @explaining
     def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
         failpoint("flush.before_totals")
         self._lookups.write()
-        if self._lookups.touched and self._next_op is None:
+        numbers = self._numbers
+        if self._touched:
             self._lock()
-        if self._lookups.touched and self._next_op == self._first_op:
-            self._next_op = self._first_op + 1  # a lookup alone moves the checkpoint too
+            if numbers.next == numbers.first:
+                numbers.next += 1  # a lookup alone moves the checkpoint too
         with self._pending.together() as connection:
             self._write_sums()
             connection.execute("update sources set lsn = greatest(lsn, %s) where tag = %s", [progress.lsn, source])
-            if self._next_op is not None and self._next_op > self._first_op:
-                connection.execute("update state set next_op = %s, checkpoint = %s", [self._next_op, self._next_op - 1])
-                note_flush(connection, source, progress, self._next_op - 1, self._sums, self._lookups.touched)
-            connection.execute("select pg_notify(%s, '')", [self.address.schema])
+            if numbers.next > numbers.first:
+                connection.execute("update state set next_op = %s, checkpoint = %s", [numbers.next, numbers.next - 1])
+                note_flush(connection, source, progress, numbers, self._touched)
+            connection.execute("select pg_notify(%s, '')", [self._schema])
             extended = _extending(connection, self._lease)  # from now: the transaction may have taken long
             reached = connection.execute(CHECKPOINT)
         extended()
@@ -401,7 +258,7 @@ class PostgresFlush:
         failpoint("flush.before_commit")
         self._db.execute("commit")
         failpoint("flush.after_commit")
-        self._known.add(self._naming.fresh)
+        self._naming.known.add(self._naming.fresh)
         if self._left_generation:
             self._sweep()
         return checkpoint
@@ -420,7 +277,7 @@ class PostgresFlush:
             self._db.close()  # the server rolls back
 
     def _write_sums(self) -> None:
-        rows = [(key, s.checksum & 0xFFFFFFFF, s.count, s.last_op) for key, s in self._sums.items() if s.count]
+        rows = [(key, s.checksum & 0xFFFFFFFF, s.count, s.last_op) for key, s in self._numbers.sums.items() if s.count]
         if rows:
             self._db.execute(
                 "update buckets b set checksum = (b.checksum + s.checksum) & 4294967295, count = b.count + s.count,"
@@ -428,7 +285,7 @@ class PostgresFlush:
                 " %s::bigint[]) as s (id, checksum, count, last_op) where b.id = s.id",
                 columns(rows, 4),
             )
-        for total in self._sums.values():
+        for total in self._numbers.sums.values():
             total.checksum = total.count = 0
 
 
@@ -494,12 +351,12 @@ _EACH = "unnest(%s::bigint[], %s::text[], %s::text[], %s::text[]) as e (table_id
 
 
 class PendingLookups:
-    """Used within one transaction. After `write`, `touched` holds the keys whose outputs changed."""
+    """Used within one transaction. `write` adds the keys whose outputs changed to `touched`."""
 
-    def __init__(self, connection: psycopg.Connection) -> None:
+    def __init__(self, connection: psycopg.Connection, touched: set[str]) -> None:
         self._db = connection
         self._pending: dict[tuple[int, str], frozenset[LookupEntry]] = {}
-        self.touched: set[str] = set()
+        self._touched = touched
 
     def entries(self, table: int, row_id: str) -> list[LookupEntry]:
         """The current entries of a row."""
@@ -534,8 +391,8 @@ class PendingLookups:
             self._db.execute(
                 f"insert into lookups (table_id, row_id, key, output) select * from {_EACH}", columns(new, 4)
             )
-        if len(self.touched) <= NAMEABLE:  # above that, none is recorded
-            self.touched.update(row[2] for row in gone + new)
+        if len(self._touched) <= NAMEABLE:  # above that, none is recorded
+            self._touched.update(row[2] for row in gone + new)
 
     def _standing(self, places: Sequence[tuple[int, str]]) -> dict[tuple[int, str], set[LookupEntry]]:
         by_table: defaultdict[int, list[str]] = defaultdict(list)
@@ -547,11 +404,6 @@ class PendingLookups:
             for row_id, key, output in self._db.execute(query, [table, row_ids]).fetchall():
                 found[table, row_id].add(LookupEntry(key, output))
         return found
-
-    def touch_all(self, table: int) -> None:
-        """Record the keys of a whole table that is being removed, at most one more than are ever recorded."""
-        rows = self._db.execute("select distinct key from lookups where table_id = %s limit %s", [table, NAMEABLE + 1])
-        self.touched.update(row[0] for row in rows)
 
 
 # records of flushes
@@ -567,12 +419,12 @@ def note_flush(
     connection: psycopg.Connection,
     source: str,
     progress: ReplicationProgress,
-    last_op: int,
-    buckets: Collection[int],
+    numbers: Numbers,
     lookups: Collection[str],
 ) -> None:
     """Record which buckets and lookup keys a flush touched, if they are not too many to be named. Needs no result, so
     that it can be part of a pipeline."""
+    last_op = numbers.next - 1
     connection.execute(
         _NOTE,
         {
@@ -580,7 +432,7 @@ def note_flush(
             "source": source,
             "lsn": progress.lsn,
             "committed_us": progress.committed_us,
-            "buckets": list(buckets) if len(buckets) <= NAMEABLE else None,
+            "buckets": list(numbers.sums) if len(numbers.sums) <= NAMEABLE else None,
             "lookups": orjson.dumps(sorted(lookups)).decode() if len(lookups) <= NAMEABLE else None,
         },
     )

@@ -20,7 +20,7 @@ from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreBusyError, StoreError, StorePublishedError
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres import archive
-from headwater.storage.postgres.bulk import StageTables
+from headwater.storage.postgres.bulk import open_part
 from headwater.storage.postgres.connection import connect_bare, postgres_errors
 from headwater.storage.postgres.cursor import OWN_TABLES, PostgresCursor, open_cursor
 from headwater.storage.postgres.format import FORMAT, found_format
@@ -30,6 +30,7 @@ from headwater.storage.postgres.writer import PostgresWriter
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import TableGoneError
 from headwater.storage.sql.forget import ForgetStore, UnerasedError
+from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.stats import MissingRight
 from headwater.storage.store import Store
 
@@ -95,8 +96,8 @@ class PostgresStore(Store):
         with closing(self._open("store")) as db, db.errors():
             _remove(db.connection, self.address.schema)
 
-    def open_part(self, table: int, number: int, attempt: str) -> StageTables:
-        return StageTables(self.address, table, number, attempt)
+    def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
+        return open_part(self.address, table, number, attempt)
 
     def dump(self) -> AbstractContextManager[Dump]:
         return archive.dump(self.address)

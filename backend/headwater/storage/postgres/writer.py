@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -16,8 +16,6 @@ from psycopg import errors, pq, sql
 
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.parts import StagedPart, StagedTable
-from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.store import Lease
 from headwater.storage.postgres import bulk
 from headwater.storage.postgres.connection import Connections, connect, postgres_errors, usable
@@ -28,8 +26,6 @@ from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import told_key
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.control import set_meta
-from headwater.storage.sql.cursor import Cursor, Row
-from headwater.storage.sql.tables import checkpoint
 from headwater.storage.sql.writer import StoreWriter
 
 
@@ -107,32 +103,6 @@ class PostgresWriter(StoreWriter):
     def _empty_staging(self) -> None:
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
-
-    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
-        with self._lend() as db:
-            bulk.stage(db, lease, parts)
-
-    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
-        with self._lend() as db:
-            return bulk.stage_page(db, lease, part, page)
-
-    def _taken(self, db: Cursor, tables: Sequence[StagedTable]) -> list[Row]:
-        assert isinstance(db, PostgresCursor)
-        return bulk.taken_staged(db, [table.id for table in tables])
-
-    def _number(self, db: Cursor, tables: Sequence[StagedTable], next_op: int) -> int:
-        assert isinstance(db, PostgresCursor)
-        return bulk.number(db, [table.id for table in tables], next_op)
-
-    def _index(self, db: Cursor, lease: Lease, tables: Sequence[StagedTable]) -> bool:
-        assert isinstance(db, PostgresCursor)
-        with db.errors():
-            return bulk.index_rows(db, lease, tables)
-
-    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
-        with self._lend() as db:
-            bulk.take_page(db, lease, part, page, skip)
-            return checkpoint(db)
 
     def report_status(self, lease: Lease, text: str) -> None:
         with self._lend() as db, db.transaction(lease):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
+from headwater.storage.sql.flush import Flush
 
 BATCH_BYTES = 16 << 20
 """Default size of a batch of rows in bytes, approximate."""

@@ -21,7 +21,6 @@ from headwater.storage.contract.history import HistoryOp
 from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS, SEGMENT_BYTES, SEGMENT_OPS
-from headwater.storage.sql.bucket_keys import BucketSum
 
 _BUFFERED_BYTES = 64 << 20
 
@@ -130,6 +129,15 @@ class Run:
     @property
     def last(self) -> int:
         return self.first + self.size - 1
+
+
+@dataclass(slots=True)
+class BucketSum:
+    """What a flush adds to a bucket."""
+
+    checksum: int = 0
+    count: int = 0
+    last_op: int = 0
 
 
 KeepRun = Callable[[Run], None]

@@ -6,10 +6,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NoReturn
 
-from headwater.oplog.keys import StoreKeys, in_memory
+from headwater.oplog.keys import StoreKeys
 from headwater.oplog.transform import Bucket
 from headwater.storage.contract.store import BucketKeyTakenError, Lease
 from headwater.storage.sql.cursor import Cursor, Row
@@ -81,15 +80,6 @@ def _unused(db: Cursor) -> int:
 # the buckets of a flush
 
 
-@dataclass(slots=True)
-class BucketSum:
-    """What a flush adds to a bucket."""
-
-    checksum: int = 0
-    count: int = 0
-    last_op: int = 0
-
-
 _KNOWN_BUCKETS, _LONGEST_KNOWN = 1 << 16, 500
 
 
@@ -119,12 +109,12 @@ class Naming:
     """The buckets that a flush adds ops to, by key. `fresh` are those that are not in `known` yet."""
 
     def __init__(self, known: KnownBuckets) -> None:
-        self._known = known
+        self.known = known
         self.fresh: dict[int, str] = {}
 
     def missing(self, keys: set[int]) -> set[int]:
         """Those of the keys that the process has not seen."""
-        known, fresh = self._known.names, self.fresh
+        known, fresh = self.known.names, self.fresh
         return {key for key in keys if key not in known and key not in fresh}  # `-` would go through all of `known`
 
     def taken(
@@ -137,16 +127,7 @@ class Naming:
         names: dict[int, str] = {}
         for bucket in buckets:
             key, name = bucket.key, bucket.name
-            held_by = self.fresh.get(key) or self._known.names.get(key) or held.get(key) or names.setdefault(key, name)
+            held_by = self.fresh.get(key) or self.known.names.get(key) or held.get(key) or names.setdefault(key, name)
             if held_by != name or key in retired or moved.get(name, key) != key:
                 found.append(bucket)
         return found
-
-
-def unseen(buckets: Mapping[str, Bucket], seen: set[int]) -> list[Bucket]:
-    """Those of some buckets, by name, that are not in `seen` yet, which gets them. It holds digests, since names may be
-    long."""
-    by_digest = {in_memory(name.encode()): bucket for name, bucket in buckets.items()}
-    found = [bucket for digest, bucket in by_digest.items() if digest not in seen]
-    seen.update(by_digest)
-    return found

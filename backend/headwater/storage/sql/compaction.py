@@ -9,7 +9,7 @@ only current ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import orjson
@@ -30,7 +30,7 @@ from headwater.storage.shared.compaction import changed_rows, clear_line
 from headwater.storage.shared.segments import RUN_OPS, Line, numbered, segment_lines, unpacked
 from headwater.storage.sql import leases
 from headwater.storage.sql.cursor import Cursor
-from headwater.storage.sql.retire import drop_segments, lock_state
+from headwater.storage.sql.ops import drop_segments, insert_segment, lock_state
 
 _PRUNED_AT_ONCE = 2_000
 _SEGMENTS_AT_ONCE = 16
@@ -195,7 +195,7 @@ class CompactionStore:
             placed: list[Piece] = []
             if cut.blob:
                 _drop_segment(db, bucket.key, cut)
-                placed = [_insert_segment(db, bucket.key, run) for run in cleared.rest]
+                placed = _place(db, bucket.key, cleared.rest)
                 db.execute("insert into ops (bucket, id, line) values (?, ?, ?)", bucket.key, cleared.op_id, line)
             else:
                 db.execute("update ops set line = ? where bucket = ? and id = ?", line, bucket.key, cleared.op_id)
@@ -219,7 +219,7 @@ class CompactionStore:
                 else:
                     gone = "delete from ops where bucket = ? and id >= ? and id <= ?"
                     db.execute(gone, bucket.key, piece.first, piece.last)
-            placed = [_insert_segment(db, bucket.key, run) for run in new]
+            placed = _place(db, bucket.key, new)
             db.execute(_MARK_COMPACTED, compacted_op, bucket.key)
         return placed
 
@@ -301,12 +301,10 @@ def _append(db: Cursor, bucket: BucketState, first: int, rows: Sequence[Reput]) 
     return OpId(last)
 
 
-def _insert_segment(db: Cursor, bucket: int, run: SealedRun) -> Piece:
-    insert = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
-    blob = int(db.rows(insert, bucket, run.size, run.checksum, run.blob)[0][0])
-    insert = "insert into segments (bucket, first_op, last_op, blob, sealed) values (?, ?, ?, ?, true)"
-    db.execute(insert, bucket, run.first, run.last, blob)
-    return Piece(run.first, run.last, run.size, blob, True, len(run.blob))
+def _place(db: Cursor, bucket: int, runs: Iterable[SealedRun]) -> list[Piece]:
+    return [
+        Piece(run.first, run.last, run.size, insert_segment(db, bucket, run), True, len(run.bodies)) for run in runs
+    ]
 
 
 def _drop_segment(db: Cursor, bucket: int, piece: Piece) -> None:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from headwater.storage.contract.compaction import Piece
-from headwater.storage.contract.parts import PlacedRow, Places
-from headwater.storage.contract.store import Lease, StoreError
+from headwater.storage.contract.parts import PlacedRow, Places, StagedPart
+from headwater.storage.contract.store import Lease, StoreError, part_lost
 
 Row = tuple[Any, ...]
 """A row as the driver returns it."""
@@ -31,6 +31,10 @@ class DamagedValueError(StoreError):
     """The database itself found a page or a value damaged."""
 
 
+class DuplicateRowError(StoreError):
+    """A row has the key of another one."""
+
+
 class Cursor(Protocol):
     """An open connection, used by one thread at a time. Statements mark values with `?`, or with `?1`, `?2` … to repeat
     them, and use only SQL that every database understands, or fragments of the dialect. Raises our errors."""
@@ -44,6 +48,9 @@ class Cursor(Protocol):
 
     @property
     def closed(self) -> bool: ...
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns the driver's errors into ours."""
 
     def rows(self, statement: str, *values: Value) -> list[Row]: ...
 
@@ -71,6 +78,9 @@ class Cursor(Protocol):
     def snapshot(self) -> AbstractContextManager[None]:
         """A transaction that only reads, and sees the store at one moment."""
 
+    def sorting(self) -> AbstractContextManager[None]:
+        """Meanwhile, indexes of large tables are created with little memory. Not within a transaction."""
+
     def notify(self) -> None:
         """Within a write transaction: wake readers at its commit."""
 
@@ -84,6 +94,29 @@ class PlacedRows(Protocol):
     def __call__(
         self, db: Cursor, table: int, first: int, end: int, *, count: int, size: int, damaged: bool = False
     ) -> Iterator[list[PlacedRow]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part of a bulk job (see `storage.sql.parts`) that statements can read: the names of its tables. `sizes` are the
+    numbers of rows and ops in its pages, where the database can lose some of them."""
+
+    part: StagedPart
+    sizes: Mapping[int, tuple[int, int]] | None
+    rows: str
+    lookups: str
+    buckets: str
+    segments: str
+
+    @property
+    def current(self) -> str:
+        """The table of the current rows that the part is for."""
+        return f"rows_{self.part.table:d}"
+
+    def check(self, page: int, rows: int, ops: int) -> None:
+        """Raise PartLostError when a page does not hold what its task wrote."""
+        if self.sizes is not None and self.sizes.get(page) != (rows, ops):
+            raise part_lost("damaged", self.part.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +169,26 @@ class Dialect:
     create_rows: str
     index_rows: tuple[str, ...]
     drop_generation: tuple[str, ...]
+    row_columns: str
+    """Columns of current rows, without the place."""
+    whole_row_id: str
+    """The id of a row of table `{}`, which is indexed by a shorter one if it is long."""
     placed_rows: PlacedRows
     place_ranges: Callable[[Cursor, int, int], Places]
     hot_pieces: Callable[[Cursor, int, int, int], list[Piece]]
     """Cuts the hot tail of a bucket from one op up to another into pieces of limited size."""
     retire_lookups: str
     strip_members: str
+
+    # bulk jobs
+    open_part: Callable[[Cursor, StagedPart], AbstractContextManager[OpenPart]]
+    """Opens what a task wrote. Raises PartLostError when it is missing."""
+    stage_part: Callable[[Cursor, Lease, OpenPart], None]
+    """Takes over a whole part, in short transactions. Nothing of it is visible."""
+    take_lookups: str
+    """Takes over lookups `p` of a part that satisfy `{condition}`."""
+    staged_for: str
+    """A condition for what is staged for the generations `{}`."""
 
     # statistics
     join_all: str

@@ -11,6 +11,7 @@ from headwater.storage.contract.store import Lease
 from headwater.storage.shared.segments import RUN_OPS
 from headwater.storage.sql.control import get_meta, set_meta
 from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.ops import drop_segments, lock_state
 
 _POSITION = "retire"  # key in `meta`: the table and place up to which memberships were removed
 
@@ -44,11 +45,6 @@ def _drop_buckets(db: Cursor, definitions: Sequence[str]) -> None:
     db.execute("delete from meta where key = ?", _POSITION)
 
 
-def lock_state(db: Cursor) -> int:
-    """Take the store's lock, under which ops are numbered, until the commit. Returns the next op id."""
-    return int(db.rows(f"select next_op from state{db.dialect.for_update}")[0][0])
-
-
 def _drop_history(db: Cursor, limit: int) -> bool:
     key = db.dialect.op_key
     some = "select o.bucket, o.id from retired_buckets r join ops o on o.bucket = r.id limit ?"
@@ -58,13 +54,6 @@ def _drop_history(db: Cursor, limit: int) -> bool:
     gone = db.rows(f"{some} limit ?", max(1, limit // RUN_OPS))
     drop_segments(db, gone)
     return bool(gone)
-
-
-def drop_segments(db: Cursor, segments: Sequence[Sequence[int]]) -> None:
-    """Within a write transaction: delete segments, each given as bucket, first op, last op and blob."""
-    some = "delete from segments where bucket = ? and first_op = ? and last_op = ?"
-    db.execute_many(some, [row[:3] for row in segments])
-    db.execute_many("delete from segment_blobs where id = ?", [row[3:] for row in segments])
 
 
 def _drop_lookups(db: Cursor, limit: int) -> bool:

@@ -11,7 +11,6 @@ from headwater.oplog.change import Relation
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import BulkRecord, Places, StagedPart, StagedTable
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason
@@ -27,9 +26,10 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.shared.common import op_floor
-from headwater.storage.sql import bucket_keys, control, leases, retire, write_checkpoints
+from headwater.storage.sql import bucket_keys, bulk, control, leases, ops, retire, write_checkpoints
 from headwater.storage.sql import tables as generations
 from headwater.storage.sql.cursor import Cursor, Row
+from headwater.storage.sql.flush import Flush
 
 _VERSION = "id, yaml, state, origin, created_at, activated_at, stopped_at, note"
 _REQUEST = "id, kind, source, payload, state, progress, result, created_at"
@@ -132,20 +132,6 @@ class StoreWriter(ABC):
     # bulk jobs
 
     @abstractmethod
-    def _index(self, db: Cursor, lease: Lease, tables: Sequence[StagedTable]) -> bool:
-        """Create the indexes that live replication needs on the rows of generations that lack them. Returns False when
-        two rows have the same id."""
-
-    @abstractmethod
-    def _taken(self, db: Cursor, tables: Sequence[StagedTable]) -> list[Row]:
-        """The staged buckets of these tables that have the key of another one."""
-
-    @abstractmethod
-    def _number(self, db: Cursor, tables: Sequence[StagedTable], next_op: int) -> int:
-        """Empty buckets with history by a CLEAR, begin new ones with one, and number every staged segment of the
-        tables, bucket by bucket, from an op id on. Returns the next op id."""
-
-    @abstractmethod
     def _empty_staging(self) -> None:
         """Delete what is in the staging directory."""
 
@@ -157,19 +143,23 @@ class StoreWriter(ABC):
     def discard_staged(self, lease: Lease) -> None:
         """Delete what an unfinished bulk job left."""
 
-    @abstractmethod
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
+        with self._work() as db:
+            bulk.stage(db, lease, parts)
 
-    @abstractmethod
     def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
         """Take over rows and lookups of one page into an indexed generation, in one short transaction; readers see
         nothing of it. Does nothing and returns False when a row's id exists already."""
+        with self._work() as db:
+            return bulk.stage_page(db, lease, part, page)
 
-    @abstractmethod
     def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
         """Take over one page of a part of additions in one short transaction: number its ops, and add members and
         lookups to its rows. Leaves out the rows in `skip`, which changed or were deleted since the task read them."""
+        with self._work() as db:
+            bulk.take_page(db, lease, part, page, skip)
+            return generations.checkpoint(db)
 
     def stage_tables(
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], *, indexed: bool = False
@@ -183,7 +173,7 @@ class StoreWriter(ABC):
                     for relation, fingerprint in tables
                 ]
             if indexed:
-                self._index(db, lease, staged)
+                bulk.index_rows(db, lease, staged)
             return staged
 
     def publish(
@@ -200,27 +190,25 @@ class StoreWriter(ABC):
         complete with it. Clients see all of it at the commit, or nothing. Holds the store's lock for a time in
         proportion to the number of buckets and segments, not of rows."""
         with self._work() as db:
-            if not self._index(db, lease, tables):
+            if not bulk.index_rows(db, lease, tables):
                 raise StoreError("two rows of a bulk job have the same id", str(self.address))
             with bucket_keys.moving(db, lease), db.transaction(lease):
                 if db.dialect.plan_bulk:
                     db.execute(db.dialect.plan_bulk)
-                next_op = retire.lock_state(db)
+                next_op = ops.lock_state(db)
                 failpoint("publish.before_segments")
-                bucket_keys.refuse(self._taken(db, tables))
+                bucket_keys.refuse(bulk.taken_staged(db, tables))
                 for table in generations.active(db, state.tag):
                     generations.drop_generation(db, table.id)
                 ids = [table.id for table in tables]
                 db.execute(f"update tables set state = 'active' where id {db.dialect.among}", ids)
-                next_op = self._number(db, tables, next_op)
+                next_op = bulk.number(db, tables, next_op)
                 generations.set_source(db, state)
                 control.set_active(db, version)
                 # All rows are new, and nothing of theirs exists for other definitions
                 db.execute("update sides set state = 'retiring'")
                 control.complete(db, definitions)
-                db.execute("update state set next_op = ?, checkpoint = ?", next_op + 1, next_op)
-                insert = "insert into flushes (last_op, source, lsn, committed_us) values (?, ?, ?, 0)"
-                db.execute(insert, next_op, state.tag, state.lsn)
+                ops.move_checkpoint(db, next_op, state.tag, None, None)
                 generations.record_job(db, record)
                 db.notify()
                 failpoint("publish.before_commit")
@@ -235,19 +223,13 @@ class StoreWriter(ABC):
         layouts and the fingerprint and is to be compared with the source for the reason `resync`. Writes no op. Does
         nothing and returns False when two of its rows have the same id, or the active generation is gone."""
         with self._work() as db:
-            if not self._index(db, lease, [staged]):
+            if not bulk.index_rows(db, lease, [staged]):
                 return False
             with db.transaction(lease):
                 if not generations.replace_active(db, table, staged.id, resync):
                     return False
                 # Outputs of lookups may depend on the row id, so readers must read them again
-                op = retire.lock_state(db)
-                db.execute("update state set next_op = ?, checkpoint = ?", op + 1, op)
-                db.execute(
-                    "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
-                    " select ?, tag, lsn, 0, '[]', null from sources where tag = ?",
-                    *(op, lease.name),
-                )
+                ops.move_checkpoint(db, ops.lock_state(db), lease.name, "[]", None)
                 db.notify()
                 failpoint("replace.before_commit")
         self._sweep()
@@ -337,14 +319,10 @@ class StoreWriter(ABC):
         `definitions` (name to digest) become complete; those that were complete before stay so until `retire`."""
         with self._work() as db:
             with db.transaction(lease):
-                ((op,),) = db.rows("update state set next_op = next_op + 1, checkpoint = next_op returning checkpoint")
+                op = ops.lock_state(db)
                 control.set_active(db, version)
                 control.complete(db, definitions)
-                db.execute(
-                    "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
-                    " select ?, tag, lsn, 0, '[]', '[]' from sources where tag = ?",
-                    *(op, lease.name),
-                )
+                ops.move_checkpoint(db, op, lease.name, "[]", "[]")
                 db.notify()
                 failpoint("activate.before_commit")
             failpoint("activate.after_commit")

@@ -11,7 +11,7 @@ import apsw
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreGoneError, sealed_error
-from headwater.storage.sql.cursor import SEALED_MARK, TableGoneError
+from headwater.storage.sql.cursor import SEALED_MARK, DuplicateRowError, TableGoneError
 from headwater.storage.sqlite.format import found_format
 
 BUSY_SECONDS = 30.0
@@ -113,7 +113,8 @@ def explained(error: apsw.Error, path: Path) -> HeadwaterError:
         case apsw.SQLError() if str(error).startswith("no such table"):
             return TableGoneError(f"SQLite failed: {error}", where, "check the disk, and the log before this line")
         case _:
-            return StoreError(f"SQLite failed: {error}", where, "check the disk, and the log before this line")
+            kind = DuplicateRowError if isinstance(error, apsw.ConstraintError) else StoreError
+            return kind(f"SQLite failed: {error}", where, "check the disk, and the log before this line")
 
 
 def _code(error: apsw.Error) -> str:

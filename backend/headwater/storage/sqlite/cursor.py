@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import orjson
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import Piece
-from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places
-from headwater.storage.contract.store import Lease
+from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart
+from headwater.storage.contract.store import Lease, StoreError, part_lost
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.shared.loading import batched
-from headwater.storage.shared.segments import Run
 from headwater.storage.sql import leases
-from headwater.storage.sql.cursor import Cursor, Dialect, Row, Value
-from headwater.storage.sqlite.connection import immediate, open_writer, sqlite_errors
+from headwater.storage.sql.bulk import take_lookups, take_rows
+from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value
+from headwater.storage.sqlite.connection import immediate, open_writer, sorting, sqlite_errors
 
 AFTER = """s.bucket = ?1 and s.last_op > ?2
 and s.first_op >= coalesce((select max(first_op) from segments where bucket = ?1 and first_op <= ?2), 0)"""
@@ -115,24 +115,19 @@ class SqliteCursor:
             yield from self.connection.execute(statement, _bindings(values))
 
     def errors(self) -> AbstractContextManager[None]:
-        """Turns SQLite's errors into ours."""
         return sqlite_errors(self.path)
 
     @contextmanager
     def transaction(self, lease: Lease | None = None) -> Iterator[None]:
         self._notified = False
-        with self.errors(), immediate(self.connection) if lease is None else self.holding(lease):
+        with self.errors(), immediate(self.connection):
+            if lease is not None:
+                leases.check(self, lease)
             yield
+            if lease is not None:
+                leases.extend(self, lease)
         if self._notified:
             self._wake()
-
-    @contextmanager
-    def holding(self, lease: Lease) -> Iterator[None]:
-        """Like `transaction`, with SQLite's own errors."""
-        with immediate(self.connection):
-            leases.check(self, lease)
-            yield
-            leases.extend(self, lease)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -142,6 +137,9 @@ class SqliteCursor:
                 yield
             finally:
                 self.connection.execute("rollback")
+
+    def sorting(self) -> AbstractContextManager[None]:
+        return sorting(self.connection)
 
     def notify(self) -> None:
         self._notified = True
@@ -196,6 +194,61 @@ def _hot_pieces(db: Cursor, bucket: int, first: int, upto: int) -> list[Piece]:
     return pieces
 
 
+# parts of bulk jobs
+
+_ROWS_A_TRANSACTION = 50_000
+
+
+@contextmanager
+def _open_part(db: Cursor, part: StagedPart) -> Iterator[OpenPart]:
+    """Attaches the part's file as the database `part`. Its damage is not taken for damage of the store."""
+    if not Path(part.path).is_file():
+        raise part_lost("missing", part.path)
+    try:
+        db.execute("attach database ? as part", part.path)
+        try:
+            yield OpenPart(part, None, "part.rows", "part.lookups", "part.buckets", "part.segments")
+        finally:
+            db.execute("detach database part")
+    except StoreError as error:
+        if _is_whole(part.path):
+            raise
+        raise part_lost("damaged", part.path) from error
+
+
+def _is_whole(part: str) -> bool:
+    """Whether a part's file is undamaged, as far as SQLite can tell."""
+    try:
+        with closing(apsw.Connection(part, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            tables = db.execute("select count(*) from sqlite_master where type = 'table'").fetchall()
+            return tables == [(4,)] and db.execute("pragma quick_check(1)").fetchall() == [("ok",)]
+    except apsw.Error:
+        return False
+
+
+# The new ids are above all ids ever given out, in the order of the part
+_STAGE_BLOBS = """
+insert into segment_blobs (id, bucket, size, checksum, bodies)
+select ?1 + id, bucket, size, checksum, bodies from part.segments order by id
+"""
+_STAGE_SEGMENTS = """
+insert into staged_segments (blob, bucket, size, checksum) select ?1 + id, bucket, size, checksum from part.segments
+"""
+
+
+def _stage_part(db: Cursor, lease: Lease, opened: OpenPart) -> None:
+    ((last,),) = db.rows("select coalesce(max(id), 0) from part.rows")
+    for first in range(1, last + 1, _ROWS_A_TRANSACTION):
+        with db.transaction(lease):
+            take_rows(db, opened, f"p.id >= {first:d} and p.id < {first + _ROWS_A_TRANSACTION:d}")
+    with db.transaction(lease):
+        take_lookups(db, opened, "true")
+        db.execute("insert or ignore into staged_buckets select id, name, definition from part.buckets")
+        ((base,),) = db.rows("select coalesce(max(seq), 0) from sqlite_sequence where name = 'segment_blobs'")
+        db.execute(_STAGE_BLOBS, base)
+        db.execute(_STAGE_SEGMENTS, base)
+
+
 def _file_sizes(db: Cursor, _: Mapping[str, int]) -> tuple[int, int]:
     ((pages,),), ((page_size,),) = db.rows("pragma freelist_count"), db.rows("pragma page_size")
     files = Path(db.where).parent.glob("*.db*")
@@ -244,6 +297,8 @@ SQLITE = Dialect(
         "delete from lookups where table_id = {table:d}",
         "delete from tables where id = {table:d}",
     ),
+    row_columns="row_id, layout, line, members, subkey",
+    whole_row_id="{0}.row_id",
     placed_rows=_placed_rows,
     place_ranges=_place_ranges,
     hot_pieces=_hot_pieces,
@@ -262,6 +317,13 @@ SQLITE = Dialect(
             (select 1 from json_each(rows_{table:d}.members)
              where json_extract(value, '$[0]') in (select id from retired_buckets))
     """,
+    open_part=_open_part,
+    stage_part=_stage_part,
+    take_lookups="""
+        insert or ignore into lookups (key, table_id, row_id, output)
+        select p.key, {table}, p.row_id, p.output from {part} p where {condition}
+    """,
+    staged_for="true",  # one job at a time
     join_all="cross join",
     live_memberships="""
         select json_extract(m.value, '$[0]'), count(*) from rows_{table:d} r, json_each(r.members) m
@@ -288,11 +350,3 @@ SQLITE = Dialect(
     seal=tuple((table, _GUARD.format(table=table, event=event)) for table, event in _GUARDED),
     unseal=tuple(f"drop trigger if exists sealed_{table}_{event}" for table, event in _GUARDED),
 )
-
-
-def insert_run(connection: apsw.Connection, run: Run) -> None:
-    """Store a run. The totals of its bucket are the caller's."""
-    sql = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
-    ((blob,),) = connection.execute(sql, (run.bucket, run.size, run.checksum, run.bodies)).fetchall()
-    sql = "insert into segments (bucket, first_op, last_op, blob) values (?, ?, ?, ?)"
-    connection.execute(sql, (run.bucket, run.first, run.last, blob))

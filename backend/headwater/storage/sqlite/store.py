@@ -18,9 +18,10 @@ from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.forget import ForgetStore, UnerasedError
+from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.stats import MissingRight
 from headwater.storage.sqlite import archive, status
-from headwater.storage.sqlite.bulk import StageFile
+from headwater.storage.sqlite.bulk import open_part
 from headwater.storage.sqlite.connection import BESIDE, open_reader, open_writer, use_own_disk
 from headwater.storage.sqlite.cursor import WRITES, SqliteCursor, open_writes
 from headwater.storage.sqlite.format import FORMAT, found_format
@@ -106,8 +107,8 @@ class SqliteStore(Store):
             if self._directory.is_dir() and not any(self._directory.iterdir()):
                 self._directory.rmdir()
 
-    def open_part(self, table: int, number: int, attempt: str) -> StageFile:
-        return StageFile(self._directory / "stage" / f"part-{number:05d}-{attempt}.db", table, attempt)
+    def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
+        return open_part(self._directory / "stage" / f"part-{number:05d}-{attempt}.db", table, attempt)
 
     def dump(self) -> AbstractContextManager[Dump]:
         return archive.dump(self.address)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.parts import StagedPart, StagedTable
-from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.store import Lease, StoreError
 from headwater.storage.sql.bucket_keys import KnownBuckets
-from headwater.storage.sql.cursor import Cursor, Row
-from headwater.storage.sql.tables import checkpoint
+from headwater.storage.sql.cursor import Cursor
 from headwater.storage.sql.writer import StoreWriter
 from headwater.storage.sqlite import bulk
 from headwater.storage.sqlite.connection import OpenedFiles, open_writer
@@ -97,38 +94,11 @@ class SqliteWriter(StoreWriter):
         return str(directory)
 
     def discard_staged(self, lease: Lease) -> None:
-        with self._db.errors():
-            bulk.discard(self._db, lease)
+        bulk.discard(self._db, lease)
         self._empty_staging()
 
     def _empty_staging(self) -> None:
         shutil.rmtree(self._directory / "stage", ignore_errors=True)
-
-    def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
-        with self._db.errors():
-            bulk.stage(self._db, lease, parts)
-
-    def stage_page(self, lease: Lease, part: StagedPart, page: int) -> bool:
-        with self._db.errors():
-            return bulk.stage_page(self._db, lease, part, page)
-
-    def _taken(self, db: Cursor, tables: Sequence[StagedTable]) -> list[Row]:
-        return db.rows(bulk.taken_keys("staged_buckets", "staged_buckets"))
-
-    def _number(self, db: Cursor, tables: Sequence[StagedTable], next_op: int) -> int:
-        assert isinstance(db, SqliteCursor)
-        return bulk.number(db, next_op)
-
-    def _index(self, db: Cursor, lease: Lease, tables: Sequence[StagedTable]) -> bool:
-        assert isinstance(db, SqliteCursor)
-        with db.errors():
-            return bulk.index_rows(db, lease, tables)
-
-    def take_page(self, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> Checkpoint:
-        with self._db.errors():
-            bulk.take_page(self._db, lease, part, page, skip)
-        self._waker.wake()
-        return checkpoint(self._db)
 
     def report_status(self, lease: Lease, text: str) -> None:
         if self._status is None or self._status.lease != lease:

@@ -1,0 +1,248 @@
+"""One transaction of live replication.
+
+A store keeps what it is given durably, numbers ops, and returns finished lines. It knows nothing of rules or of
+Postgres as a source. Calls block.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
+
+from headwater.oplog.op import CLEAR_BODY
+from headwater.oplog.transform import Bucket, DraftOp
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.reason import ResyncReason
+from headwater.storage.contract.store import Lease, ReplicationProgress
+from headwater.storage.shared.common import NAMEABLE
+from headwater.storage.shared.segments import BucketSum, Run, number_ops
+from headwater.storage.sql import bucket_keys as keyed
+from headwater.storage.sql import tables
+from headwater.storage.sql.bucket_keys import KnownBuckets, Naming
+from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.ops import clear_buckets
+from headwater_rules.results import LookupEntry
+
+_F = TypeVar("_F", bound="Flush")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def explaining(method: Callable[Concatenate[_F, _P], _R]) -> Callable[Concatenate[_F, _P], _R]:
+    """Like `Cursor.errors`, but cheap enough for methods that are called often."""
+
+    @functools.wraps(method)
+    def wrapped(flush: _F, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(flush, *args, **kwargs)
+        except Exception:
+            with flush.errors():
+                raise
+
+    return wrapped
+
+
+@dataclass(slots=True)
+class Numbers:
+    """The op ids that a flush gives out: from `first` on, and `next` is the next one; 0 while it does not hold the
+    store's lock. `sums` are what it adds to buckets."""
+
+    first: int = 0
+    next: int = 0
+    sums: dict[int, BucketSum] = field(default_factory=dict)
+
+
+_HOLDERS = """
+select 'there', id, name from buckets where id {among}
+union all select 'retired', id, name from retired_buckets where id {among}
+union all select 'moved', id, name from moved_buckets
+"""
+
+
+class Flush(ABC):
+    """One store transaction. Nothing of it is visible before `commit`, and nothing of it remains after `rollback`.
+
+    Within each bucket, ops are numbered in the order in which they are appended. Once a newer lease exists,
+    LeaseLostError is raised. Writes may be kept back and sent together, so errors may come with a later call, at the
+    latest with `commit`.
+    """
+
+    def __init__(self, cursor: Cursor, lease: Lease, known: KnownBuckets) -> None:
+        self._cursor = cursor
+        self._lease = lease
+        self._naming = Naming(known)
+        self._numbers = Numbers()
+        self._touched: set[str] = set()  # keys of lookups
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Turns the driver's errors into ours."""
+        return self._cursor.errors()
+
+    # rows
+
+    @explaining
+    def current(self, table: int, row_ids: Sequence[str]) -> dict[str, CurrentRow]:
+        """The current rows among `row_ids`."""
+        return self.load(table, row_ids, sys.maxsize)[0]
+
+    @abstractmethod
+    def load(self, table: int, row_ids: Sequence[str], batch_bytes: int) -> tuple[dict[str, CurrentRow], int]:
+        """The current rows among the first of `row_ids`, and how many ids were covered: as many as give about
+        `batch_bytes` of rows, and at least one."""
+
+    @abstractmethod
+    def copies(self, table: int, content: str) -> list[str]:
+        """Row ids of the copies of an identical row, unordered."""
+
+    @abstractmethod
+    def put_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
+        """Insert or replace rows."""
+
+    @abstractmethod
+    def delete_rows(self, table: int, row_ids: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def table_members(self, table: int) -> Iterable[tuple[str, str, str | None]]:
+        """(row id, members, subkey) of every row of the table."""
+
+    @abstractmethod
+    def rows_with_lines(self, table: int, lines: Sequence[str]) -> dict[str, list[str]]:
+        """Row ids by line, for tables whose rows nothing else identifies. Reads the whole table."""
+
+    # lookups
+
+    @abstractmethod
+    def lookup_entries(self, table: int, row_id: str) -> list[LookupEntry]: ...
+
+    @abstractmethod
+    def replace_lookups(self, table: int, row_id: str, entries: Sequence[LookupEntry]) -> None: ...
+
+    # ops
+
+    @abstractmethod
+    def _lock(self) -> None:
+        """Take the store's lock, under which ops are numbered, until the commit."""
+
+    @abstractmethod
+    def _send(self) -> None:
+        """Write what is kept back."""
+
+    @abstractmethod
+    def _insert_ops(self, ops: Sequence[DraftOp], first: int) -> None:
+        """Store ops with ids from `first`."""
+
+    @abstractmethod
+    def _insert_run(self, run: Run) -> None: ...
+
+    @abstractmethod
+    def _insert_buckets(self, rows: Sequence[tuple[int, str, str, int]]) -> None:
+        """Store buckets, each with the id of its CLEAR."""
+
+    @explaining
+    def append(self, ops: Sequence[DraftOp], buckets: Mapping[str, Bucket]) -> None:
+        """Number and store ops. `buckets` has every bucket among them that may be new, by name; a new bucket starts
+        with a CLEAR. Drops the ops of a bucket that neither exists nor is named: its definition was retired. Raises
+        BucketKeyTakenError when a bucket has the key of another one; nothing of this transaction is kept then."""
+        if not ops:
+            return
+        self._lock()
+        retired = self._create_buckets({op.bucket for op in ops}, buckets)
+        if retired:
+            ops = [op for op in ops if op.bucket not in retired]
+        single, first = number_ops(ops, self._numbers.next, self._numbers.sums, self._insert_run)
+        self._insert_ops(single, first)
+        self._numbers.next = first + len(single)
+
+    def _create_buckets(self, keys: set[int], buckets: Mapping[str, Bucket]) -> set[int]:
+        """Create missing buckets. Returns those that do not exist and are not among `buckets`: they were retired."""
+        unknown = self._naming.missing(keys.union(bucket.key for bucket in buckets.values()))
+        held: dict[str, dict[int, str]] = {"there": {}, "retired": {}, "moved": {}}
+        if unknown:
+            query = _HOLDERS.format(among=self._cursor.dialect.among)
+            for what, key, name in self._cursor.rows(query, sorted(unknown), sorted(unknown)):
+                held[what][key] = name
+        there, moved = held["there"], held["moved"]
+        taken = self._naming.taken(
+            buckets.values(), moved | there, held["retired"], {name: key for key, name in moved.items()}
+        )
+        if taken:
+            self.rollback()
+            keyed.move(self._cursor, self._lease, taken)
+        new = {bucket.key: bucket for bucket in buckets.values()}
+        gone = (unknown & keys) - there.keys()
+        fresh = sorted(gone & new.keys())
+        if fresh:
+            first = self._numbers.next
+            self._insert_ops([DraftOp(key, 0, CLEAR_BODY) for key in fresh], first)
+            self._insert_buckets([(*new[key], op_id) for op_id, key in enumerate(fresh, first)])
+            self._numbers.next = first + len(fresh)
+        self._naming.fresh |= there | {key: new[key].name for key in fresh}
+        return gone - new.keys()
+
+    @explaining
+    def truncate(self, table: int, definitions: Iterable[str]) -> int:
+        """Replace the table by a new, empty generation without lookups, and return its id. Clears every non-empty
+        bucket of `definitions` with one op."""
+        self._lock()
+        self._send()
+        numbers, names = self._numbers, list(definitions)
+        of_these = f"definition {self._cursor.dialect.among}"
+        held = self._cursor.rows(f"select id from buckets where last_op > clear_op and {of_these} order by id", names)
+        for op, (bucket,) in enumerate(held, numbers.next):
+            numbers.sums[bucket] = BucketSum(last_op=op)
+        numbers.next += clear_buckets(self._cursor, numbers.next, of_these, names)
+        keys = self._cursor.rows("select distinct key from lookups where table_id = ? limit ?", table, NAMEABLE + 1)
+        self._touched.update(key for (key,) in keys)
+        return tables.renew_generation(self._cursor, table)
+
+    @explaining
+    def reset_bucket(self, key: int, bucket: Bucket | None) -> None:
+        """Delete everything that a bucket (by its key) holds, damaged or not, and begin it with a CLEAR. The caller
+        appends its rows again. A bucket that does not exist is created if `bucket` is given. Earlier checkpoints
+        count as overtaken in it."""
+        self._lock()
+        self._send()
+        db, op = self._cursor, self._numbers.next
+        if bucket is None and db.one("select 1 from buckets where id = ?", key) is None:
+            return
+        blobs = "select blob from segments where bucket = ?1"
+        db.execute(f"delete from segment_blobs where bucket = ?1 and id in ({blobs})", key)
+        db.execute("delete from segments where bucket = ?", key)
+        db.execute("delete from ops where bucket = ?", key)
+        self._insert_ops([DraftOp(key, 0, CLEAR_BODY)], op)
+        if bucket is not None:
+            db.execute(
+                "insert into buckets (id, name, definition, checksum, count, clear_op, last_op)"
+                " values (?, ?, ?, 0, 1, 0, 0) on conflict (id) do update set name = excluded.name,"
+                " definition = excluded.definition",
+                *bucket,
+            )
+            self._naming.fresh[key] = bucket.name
+        db.execute(
+            "update buckets set checksum = 0, count = 1, clear_op = ?1, last_op = ?1, compacted_op = ?1,"
+            " compacted_count = 0, live_rows = 0 where id = ?2",
+            *(op, key),
+        )
+        self._numbers.sums[key] = BucketSum(last_op=op)
+        self._numbers.next = op + 1
+
+    @explaining
+    def mark_resync(self, table: int, reason: ResyncReason) -> None:
+        """Record within this transaction that a table has to be compared with the source, because the transaction does
+        not write all of its changes."""
+        tables.mark_resync(self._cursor, [table], reason)
+
+    # ending
+
+    @abstractmethod
+    def commit(self, source: str, progress: ReplicationProgress) -> Checkpoint:
+        """Commit everything, with the source's position, and return the new checkpoint. Durable on return."""
+
+    @abstractmethod
+    def rollback(self) -> None: ...

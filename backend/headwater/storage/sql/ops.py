@@ -1,0 +1,61 @@
+"""How ops get into a history and out of it, each function within a write transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.oplog.op import CLEAR_BODY
+from headwater.storage.contract.compaction import SealedRun
+from headwater.storage.shared.segments import Run
+from headwater.storage.sql.cursor import Cursor, Value
+
+
+def lock_state(db: Cursor) -> int:
+    """Take the store's lock, under which ops are numbered, until the commit. Returns the next op id."""
+    return int(db.rows(f"select next_op from state{db.dialect.for_update}")[0][0])
+
+
+def move_checkpoint(db: Cursor, op: int, source: str, buckets: str | None, lookups: str | None) -> None:
+    """Make `op` the checkpoint, and record a flush that brought no commit of the source.
+    `buckets` and `lookups` are what it touched, as JSON lists; None means anything."""
+    db.execute("update state set next_op = ?, checkpoint = ?", op + 1, op)
+    db.execute(
+        "insert into flushes (last_op, source, lsn, committed_us, buckets, lookups)"
+        " select ?, tag, lsn, 0, ?, ? from sources where tag = ?",
+        *(op, buckets, lookups, source),
+    )
+
+
+INSERT_CLEARS = """insert into ops (bucket, id, line) select id, op, '{"op_id":"' || op || '",' || ?2 from """
+"""Inserts a CLEAR, with the body ?2, for each row (id, op) of what follows."""
+
+_HELD = (
+    "(select id, ?1 + row_number() over (order by id) - 1 as op from buckets where last_op > clear_op and {which}) f"
+)
+_CLEAR_HELD = f"""
+update buckets as b set checksum = 0, count = 1, clear_op = f.op, last_op = f.op from {_HELD} where b.id = f.id
+"""
+
+
+def clear_buckets(db: Cursor, next_op: int, condition: str = "true", *values: Value) -> int:
+    """Empty the buckets with history that satisfy a condition by a CLEAR each, with ids from `next_op` on, by key.
+    Returns how many."""
+    cleared = db.execute(INSERT_CLEARS + _HELD.format(which=condition), next_op, CLEAR_BODY, *values)
+    db.execute(_CLEAR_HELD.format(which=condition), next_op, *values)
+    return cleared
+
+
+def insert_segment(db: Cursor, bucket: int, run: Run | SealedRun) -> int:
+    """Store a segment; returns its blob. The totals of the bucket are the caller's."""
+    insert = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
+    ((blob,),) = db.rows(insert, bucket, run.size, run.checksum, run.bodies)
+    insert = "insert into segments (bucket, first_op, last_op, blob, sealed) values (?, ?, ?, ?, ?)"
+    db.execute(insert, bucket, run.first, run.last, blob, isinstance(run, SealedRun))
+    return int(blob)
+
+
+def drop_segments(db: Cursor, segments: Sequence[Sequence[int]]) -> None:
+    """Delete segments, each given as bucket, first op, last op and blob."""
+    some = "delete from segments where bucket = ? and first_op = ? and last_op = ?"
+    db.execute_many(some, [row[:3] for row in segments])
+    db.execute_many("delete from segment_blobs where id = ?", [row[3:] for row in segments])
