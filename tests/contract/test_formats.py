@@ -96,8 +96,8 @@ def test_development_format_is_refused(writer: SourceWriter, monkeypatch: pytest
     note(writer.address, "format", number)  # where these versions noted it
     write(writer.address, f"delete from meta where key = '{FORMAT_KEY}'")
     back_end = sqlite if isinstance(writer.address, SqliteAddress) else postgres
-    for known in (back_end.format.FORMAT, 6, 9):
-        monkeypatch.setattr(back_end.format, "FORMAT", known)
+    for known in (back_end.connection.FORMAT, 6, 9):
+        monkeypatch.setattr(back_end.connection, "FORMAT", known)
         expected = "written by a development version before 0.1.0.*start with an empty store"
         with pytest.raises(StoreError, match=expected):
             open_store(writer.address).open_writer()
@@ -109,11 +109,11 @@ def test_older_format_is_migrated(writer: SourceWriter, monkeypatch: pytest.Monk
     writer.store.close()
     note(writer.address, GIVEN_BY_KEY, "0.0.1")
     back_end = sqlite if isinstance(writer.address, SqliteAddress) else postgres
-    now = back_end.format.FORMAT
+    now = back_end.connection.FORMAT
     (tmp_path / f"{now + 1:03d}.sql").write_text(
         "alter table versions add column author text; create table news (id int)"
     )
-    for module in (back_end.format, back_end.migrate, back_end.store):
+    for module in (back_end.connection, back_end.migrate, back_end.store):
         monkeypatch.setattr(module, "FORMAT", now + 1)
     monkeypatch.setattr(back_end.migrate, "_SCRIPTS", tmp_path)
     backend = open_store(writer.address)

@@ -21,8 +21,8 @@ import zstandard
 from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.open import open_store
-from headwater.storage.postgres import format as postgres_format
-from headwater.storage.sqlite import format as sqlite_format
+from headwater.storage.postgres.connection import FORMAT as POSTGRES_FORMAT
+from headwater.storage.sqlite.connection import FORMAT as SQLITE_FORMAT
 from tests.support.command import headwater_here
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
@@ -185,5 +185,5 @@ def compact(kept: Kept, tmp_path: Path, budget: int) -> None:
 
 
 def test_present_format_is_tested() -> None:
-    for kind, now in (("sqlite", sqlite_format.FORMAT), ("postgres", postgres_format.FORMAT)):
+    for kind, now in (("sqlite", SQLITE_FORMAT), ("postgres", POSTGRES_FORMAT)):
         assert f"{kind}-{now}" in STORES, "keep one of this commit: see above"

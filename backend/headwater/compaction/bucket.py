@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from headwater.oplog.op import OpId
-from headwater.storage.contract.compaction import BucketState, Cleared, HistoryChangedError, Piece, Reput
+from headwater.storage.contract.compaction import BucketState, Cleared, HistoryChangedError, Piece
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared import compaction
-from headwater.storage.shared.common import SEGMENT_OPS
+from headwater.storage.shared.common import SEGMENT_OPS, batched
 from headwater.storage.shared.compaction import (
     CLEARS,
     MOVED,
@@ -125,7 +125,9 @@ class BucketCompactor:
         gone, seen = self._store.rows_after(bucket.key, pieces[-1].last)
         rows = size = 0
         for found in compaction.live_before(cut, history, lambda number: self._read(bucket, pieces[number])):
-            for batch in _batches([row for row in found if row.row not in gone]):
+            for batch in batched(
+                (row for row in found if row.row not in gone), lambda row: len(row.body), _REPUT_OPS, _REPUT_BYTES
+            ):
                 newer, seen = self._store.rows_after(bucket.key, seen)
                 gone |= newer
                 left = [row for row in batch if row.row not in gone]
@@ -225,19 +227,6 @@ def _cut_up(roles: bytearray, lengths: array[int], sizes: Sequence[int]) -> Iter
         # Checksums are left out: they are not needed after the history was cleared
         yield ScannedPiece(roles[start : start + size], lengths[start : start + size])
         start += size
-
-
-def _batches(rows: Sequence[Reput]) -> Iterator[list[Reput]]:
-    batch: list[Reput] = []
-    size = 0
-    for row in rows:
-        if batch and (len(batch) >= _REPUT_OPS or size + len(row.body) > _REPUT_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(row)
-        size += len(row.body)
-    if batch:
-        yield batch
 
 
 _ATTEMPTS = 5

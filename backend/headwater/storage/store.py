@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.archive import Dump, Load
+from headwater.storage.contract.archive import ArchiveError, Dump
 from headwater.storage.contract.history import (
     EVERY_BUCKET,
     START,
@@ -25,7 +25,9 @@ from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.shared.loading import BATCH_BYTES
+from headwater.storage.shared import archive
+from headwater.storage.shared.archive import Load
+from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.sql import history, seal, stats
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Cursor, TableGoneError
@@ -129,12 +131,12 @@ class Store(ABC):
     def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
         """The writer for task `number` of a bulk job that fills `table`. `attempt` distinguishes its attempts."""
 
-    def read_rows(self, table: int, first: int, end: int, room: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
-        """The current rows at places [first, end) of a table, as of one moment, in batches of about `room` bytes at
-        most. None when the table is gone."""
+    def read_rows(self, table: int, first: int, end: int, batch_bytes: int = BATCH_BYTES) -> Iterator[list[PlacedRow]]:
+        """The current rows at places [first, end) of a table, as of one moment, in batches of about `batch_bytes`
+        at most. None when the table is gone."""
         with closing(self._open("bulk work")) as db, db.snapshot():
             if db.has_table(f"rows_{table:d}"):
-                yield from db.dialect.placed_rows(db, table, first, end, count=_BATCH_ROWS, size=room)
+                yield from db.dialect.placed_rows(db, table, first, end, count=_BATCH_ROWS, batch_bytes=batch_bytes)
 
     def find_row(self, table: int, row_id: str) -> CurrentRow | None:
         """One current row, as of now. None when there is none, or no such table."""
@@ -222,10 +224,16 @@ class Store(ABC):
         with closing(self._open("seal")) as db:
             return seal.seal_note(db)
 
-    @abstractmethod
-    def dump(self) -> AbstractContextManager[Dump]:
+    @contextmanager
+    def dump(self) -> Iterator[Dump]:
         """The state of the store now, readable until the context ends whatever is written meanwhile. Raises
         ArchiveError when there is no store."""
+        if not self.exists():
+            missing = self.missing()
+            raise ArchiveError(missing.what, missing.where, missing.fix)
+        self.open_writer().close()  # upgrades its format
+        with closing(self._open("export")) as db, db.snapshot():
+            yield archive.dump(db)
 
     @abstractmethod
     def check_empty(self) -> None:
@@ -234,7 +242,8 @@ class Store(ABC):
 
     @abstractmethod
     def load(self) -> AbstractContextManager[Load]:
-        """Begin to build a store. Raises StoreNotEmptyError when there is one that was ever used."""
+        """Begin to build a store, which is discarded unless it is finished. Raises StoreNotEmptyError when there is one
+        that was ever used."""
 
 
 @contextmanager

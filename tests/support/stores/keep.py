@@ -31,10 +31,10 @@ from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddre
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import Lease, ReplicationProgress
 from headwater.storage.open import open_store
-from headwater.storage.postgres import format as postgres_format
+from headwater.storage.postgres.connection import FORMAT as POSTGRES_FORMAT
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater.storage.sql.writer import StoreWriter
-from headwater.storage.sqlite import format as sqlite_format
+from headwater.storage.sqlite.connection import FORMAT as SQLITE_FORMAT
 from headwater_rules.compiler.compile import compile_config
 from tests.support.ruled_store import EMBEDDED, SOURCE, TEXT, RuledStore
 
@@ -123,14 +123,14 @@ def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         device = keep(folder, SqliteAddress(str(folder / "store")), EMBEDDED)
-        _write(out, f"sqlite-{sqlite_format.FORMAT}", (folder / "store" / "store.db").read_bytes(), device)
+        _write(out, f"sqlite-{SQLITE_FORMAT}", (folder / "store" / "store.db").read_bytes(), device)
     with tempfile.TemporaryDirectory() as name, EmbeddedPostgres(Path(name) / "data") as server:
         uri = f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
         device = keep(Path(name), PostgresAddress(uri, SCHEMA), f'{{type: postgresql, uri: "{uri}", sslmode: disable}}')
         dump = ["pg_dump", "--inserts", "--no-owner", f"--schema={SCHEMA}", uri]
         said = subprocess.run(dump, check=True, capture_output=True, text=True).stdout
         lines = [line for line in said.splitlines(keepends=True) if not line.startswith("\\")]  # those are for psql
-        _write(out, f"postgres-{postgres_format.FORMAT}", "".join(lines).encode(), device)
+        _write(out, f"postgres-{POSTGRES_FORMAT}", "".join(lines).encode(), device)
 
 
 if __name__ == "__main__":

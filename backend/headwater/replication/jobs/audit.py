@@ -25,7 +25,6 @@ from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.open import open_store
-from headwater.storage.shared.loading import loaded_rows
 from headwater.storage.sql.flush import Flush
 from headwater_rules.plan import SyncPlan
 
@@ -241,7 +240,7 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
             ids = [place.row_id for place in broken if place.table == stored.id]
             table, gone = context.stream.table(oid), set(ids)
             if table is not None:
-                for row in loaded_rows(flush, stored.id, ids, context.source.piece_bytes):
+                for row in flush.load_all(stored.id, ids, context.source.piece_bytes):
                     gone.discard(row.row_id)
                     cells = table.intact_cells(row)
                     if cells is not None:

@@ -34,7 +34,6 @@ from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import FlushMark
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress, StoredTable
-from headwater.storage.shared.loading import loaded_rows
 from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
 from headwater.telemetry.trace_choice import Flushed
@@ -347,7 +346,7 @@ class FlushBuilder:
     def stored_rows(self, table: LiveTable, row_ids: Sequence[str]) -> Iterator[CurrentRow]:
         """Those of these rows that are stored, loaded a few at a time."""
         with self._reading() as flush:
-            yield from loaded_rows(flush, table.id, row_ids, self.batch_bytes)
+            yield from flush.load_all(table.id, row_ids, self.batch_bytes)
 
     def copies(self, table: LiveTable, contents: Mapping[str, str]) -> dict[str, list[str]]:
         """Row ids by content, of a table without key. `contents` has the COPY text of each content."""

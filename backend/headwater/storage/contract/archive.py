@@ -1,5 +1,5 @@
-"""The interface for dumping a whole store from its back end and loading it into another one, keeping every id. It knows
-no files: a store is dumped and loaded as rows of the datasets below, which mean the same in every back end.
+"""The data of dumping a whole store from its back end and loading it into another one, keeping every id. It knows no
+files: a store is dumped and loaded as rows of the datasets below, which mean the same in every back end.
 
 Not dumped: leases and requests, which belong to running processes, and what an unfinished bulk job staged.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from headwater.errors import HeadwaterError
 
@@ -77,20 +76,9 @@ class ArchivedState:
 @dataclass(frozen=True, slots=True)
 class Dump:
     """A store as it was at one moment, readable while its context is open. `counts` has the rows of each dataset.
-    `batches` yields each dataset with some of its rows, in an order in which `Load.add` takes them, and in batches of
-    bounded size."""
+    `batches` yields each dataset with some of its rows, in an order in which `Load.add` takes them (see
+    `storage.shared.archive`), and in batches of bounded size."""
 
     state: ArchivedState
     counts: Mapping[str, int]
     batches: Iterator[tuple[str, Sequence[Row]]]
-
-
-class Load(Protocol):
-    """A store being built where no process sees it. Leaving the context without `finish` discards it."""
-
-    def add(self, dataset: str, rows: Sequence[Row]) -> None:
-        """Add rows of a dataset."""
-
-    def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:
-        """Check that it holds `counts` rows of each dataset, and move it into place in one step. Raises ArchiveError
-        when the counts differ, and StoreNotEmptyError when another process has created a store there meanwhile."""

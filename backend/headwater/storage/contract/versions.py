@@ -57,9 +57,9 @@ class OwnConfig:
     """
 
     yaml: str
-    sides: Mapping[str, str]
+    definitions: Mapping[str, str]
     keep_seconds: float = KEEP_STOPPED_SECONDS
 
-    def complete(self, sides: Mapping[str, str]) -> bool:
-        """Whether all its bucket definitions are among `sides`."""
-        return self.sides.items() <= sides.items()
+    def complete(self, definitions: Mapping[str, str]) -> bool:
+        """Whether all its bucket definitions are among `definitions`."""
+        return self.definitions.items() <= definitions.items()

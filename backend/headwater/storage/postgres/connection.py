@@ -14,9 +14,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headwater.errors import HeadwaterError
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreUnreachableError, sealed_error
-from headwater.storage.postgres.format import found_format
+from headwater.storage.shared.formats import NOTED, noted_format
 from headwater.storage.sql.cursor import SEALED_MARK, DamagedValueError, DuplicateRowError, TableGoneError
 from headwater.tls import pem_file, root_certificates, why_untrusted
+
+FORMAT = 1
+"""Of the tables: the number of the last script in `migrations`."""
 
 BUSY_SECONDS = 30
 _OLDEST = 140_000
@@ -124,6 +127,19 @@ def _check_server(connection: psycopg.Connection, address: PostgresAddress) -> N
             str(address),
             "make one for it: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0",
         )
+
+
+def found_format(connection: psycopg.Connection, address: PostgresAddress) -> int:
+    """The store's format, 0 if there are no tables. Raises StoreError for a format that this version does not
+    read."""
+    # A query, because to_regclass may use a catalog snapshot from before the lock was taken
+    there = "select 1 from pg_tables where schemaname = %s and tablename = 'meta'"
+    if connection.execute(there, [address.schema]).fetchone() is None:
+        return 0
+    noted: dict[str, str] = dict(
+        connection.execute("select key, value from meta where key in (%s, %s, %s)", NOTED).fetchall()
+    )
+    return noted_format(noted, FORMAT, str(address))
 
 
 class Connections:

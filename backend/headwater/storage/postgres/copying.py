@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
 import psycopg
 from psycopg import sql
 
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.postgres.cursor import stored_id
+from headwater.storage.shared.common import batched
 from headwater.storage.shared.segments import Run
 
 _SENT_AT_ONCE = 1 << 20  # characters
@@ -27,22 +29,8 @@ def escaped(value: str) -> str:
 def copy_lines(connection: psycopg.Connection, statement: bytes | sql.Composed, lines: Iterable[str]) -> None:
     """Send lines of COPY text, without line ends, to `copy … from stdin`."""
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        for part in _joined(lines):
-            copy.write(part)
-
-
-def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends, joined into larger pieces."""
-    part: list[str] = []
-    room = _SENT_AT_ONCE
-    for line in lines:
-        part.append(line)
-        room -= len(line)
-        if room < 0:
-            yield "\n".join((*part, ""))
-            part, room = [], _SENT_AT_ONCE
-    if part:
-        yield "\n".join((*part, ""))
+        for batch in batched(lines, len, sys.maxsize, _SENT_AT_ONCE):
+            copy.write("\n".join((*batch, "")))
 
 
 def row_line(row: CurrentRow) -> str:

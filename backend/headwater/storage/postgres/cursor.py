@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count as counting
+from operator import itemgetter
 
 import psycopg
 from psycopg import pq
@@ -16,6 +17,7 @@ from headwater.storage.contract.compaction import Piece
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart
 from headwater.storage.contract.store import Lease, part_lost
 from headwater.storage.postgres.connection import connect, postgres_errors
+from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
@@ -31,6 +33,9 @@ _names = counting()
 _SESSIONS = {
     "stats": "set enable_seqscan = on",
     "forget": "set enable_seqscan = on",
+    # Everything is read once, so sequential scans are fastest
+    "export": "set enable_seqscan = on; set idle_in_transaction_session_timeout = 0",
+    "import": "set enable_seqscan = on",
     "history": "set idle_in_transaction_session_timeout = '1h'",
     "audit": "set idle_in_transaction_session_timeout = '1h'",
     "bulk work": "set idle_in_transaction_session_timeout = 0",  # evaluating rules over a batch may take long
@@ -147,7 +152,7 @@ def key_digest(key: str) -> bytes:
 
 
 def _placed_rows(
-    db: Cursor, table: int, first: int, end: int, *, count: int, size: int, damaged: bool = False
+    db: Cursor, table: int, first: int, end: int, *, count: int, batch_bytes: int, damaged: bool = False
 ) -> Iterator[list[PlacedRow]]:
     """Lines that are large are fetched once there is room for them. Postgres has no damaged texts, or can't read
     them."""
@@ -155,17 +160,7 @@ def _placed_rows(
         f"select place, coalesce(long_id, row_id), layout, case when octet_length(line) <= {LINE_APART} then line end,"
         f" members, subkey, octet_length(line) from rows_{table:d} where place >= ? and place < ? order by place"
     )
-    batch, left = list[Row](), size
-    for row in db.stream(query, first, end, at_once=count):
-        if batch and left < row[6]:
-            yield _with_lines(db, table, batch)
-            batch, left = [], size
-        batch.append(row)
-        left -= row[6]
-        if len(batch) >= count:
-            yield _with_lines(db, table, batch)
-            batch, left = [], size
-    if batch:
+    for batch in batched(db.stream(query, first, end, at_once=count), itemgetter(6), count, batch_bytes):
         yield _with_lines(db, table, batch)
 
 
@@ -193,6 +188,24 @@ def _place_ranges(db: Cursor, table: int, rows: int) -> Places:
     last, count = found[-1]
     starts = [place for place, number in found if number % rows == 1 or rows == 1]
     return Places(tuple(zip(starts, [*starts[1:], last + 1], strict=True)), count)
+
+
+# Buckets by the hashes of their names and the names. Of moved ones there are hardly ever any
+_NAMED = """
+select {0} from unnest(?1::bigint[], ?2::text[]) q (key, name) join lateral (
+    select * from buckets b where b.id in (q.key, (select m.id from moved_buckets m where m.name = q.name))
+    and b.name = q.name
+) b using (name)
+"""
+_LOOKUPS = """
+select l.key, l.output from unnest(?::text[]) k (key)
+join lookups l on left(l.key, 500) = left(k.key, 500) and l.key = k.key
+join tables t on t.id = l.table_id and t.state = 'active' order by l.table_id, l.row_id, l.output
+"""
+
+
+def _named_buckets(db: Cursor, columns: str, names: Mapping[str, int]) -> list[Row]:
+    return db.rows(_NAMED.format(columns), list(names.values()), list(names))
 
 
 _HOT = """
@@ -299,6 +312,8 @@ POSTGRES = Dialect(
     stored_write_key=key_digest,
     # In the words of the index write_checkpoints_user
     clients_of="left(split_part(w.key, '/', 1), 500) = left(?1, 500) and starts_with(w.key, ?1 || '/')",
+    named_buckets=_named_buckets,
+    lookups_under=lambda db, keys: db.rows(_LOOKUPS, list(keys)),
     create_rows="""
         create table rows_{table:d} (
             place   bigint generated always as identity,
@@ -321,6 +336,14 @@ POSTGRES = Dialect(
     placed_rows=_placed_rows,
     place_ranges=_place_ranges,
     hot_pieces=_hot_pieces,
+    # Ids are never given out again, even those of deleted versions and generations: the sequences know the last ones
+    archived_state="""
+        select (select value from meta where key = 'secret'), next_op, checkpoint, config,
+            (select last_value - (not is_called)::int from tables_id_seq),
+            (select last_value - (not is_called)::int from versions_id_seq),
+            (select seq from write_state)
+        from state
+    """,
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
     retire_lookups="""
         delete from lookups where ctid = any(array(

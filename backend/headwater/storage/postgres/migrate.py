@@ -13,8 +13,7 @@ from psycopg import sql
 
 from headwater.failpoints import failpoint
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.store import StoreError
-from headwater.storage.postgres.format import FORMAT, found_format
+from headwater.storage.postgres.connection import FORMAT, found_format
 from headwater.storage.shared.common import op_floor
 from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
 
@@ -60,11 +59,3 @@ def _begin(connection: psycopg.Connection) -> None:
     connection.execute("insert into state (id, next_op) values (1, %s) on conflict do nothing", [op_floor(float(now))])
     connection.execute("insert into inbox values (1, 0) on conflict do nothing")
     connection.execute("insert into write_state values (1, 0) on conflict do nothing")
-
-
-def read_secret(connection: psycopg.Connection) -> bytes:
-    """The secret that all keys and digests of the store are made with. Raises StoreError."""
-    row = connection.execute("select value from meta where key = 'secret'").fetchone()
-    if row is None:
-        raise StoreError("the store has lost its secret", "", "configure another schema to build a new store")
-    return bytes.fromhex(row[0])

@@ -19,31 +19,25 @@ from headwater.oplog.op import OpId
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.compaction import LEASE as COMPACTION
 from headwater.storage.contract.reader import (
-    BucketMarks,
-    BucketTotal,
     Checkpoint,
     Chunk,
-    FlushMark,
     Listener,
     Newest,
     ReplicatorStatus,
     StoredConfig,
     StoreSnapshot,
-    Touched,
 )
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres.connection import READER, Connections
 from headwater.storage.postgres.cursor import POSTGRES, PostgresCursor
 from headwater.storage.postgres.listen import NotifyListener
-from headwater.storage.postgres.migrate import read_secret
-from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS, union_of_names
+from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS
 from headwater.storage.shared.segments import ChunkParts, unpacked
 from headwater.storage.sql import control
 from headwater.storage.sql.cursor import Cursor
 from headwater.storage.sql.leases import is_gone
-from headwater.storage.sql.reader import SqlReader
+from headwater.storage.sql.reader import SqlReader, SqlSnapshot
 
-_EMPTY_TOTAL = BucketTotal(0, 0)
 _BEGIN = "begin transaction isolation level repeatable read read only"
 
 _SNAPSHOT = """
@@ -63,14 +57,6 @@ _REPLACED = """
 select max(o.id) from versions o
 where md5(o.yaml) = {digest} and o.stopped_at > extract(epoch from clock_timestamp()) - {seconds}
 and o.state = 'stopped' and o.activated_at > 0 and o.origin = 'file' and v.origin = 'file'
-"""
-
-# Buckets by the hashes of their names and the names. Of moved ones there are hardly ever any
-_NAMED = """
-select {0} from unnest(%s::bigint[], %s::text[]) q (key, name) join lateral (
-    select * from buckets b where b.id in (q.key, (select m.id from moved_buckets m where m.name = q.name))
-    and b.name = q.name
-) b using (name)
 """
 
 # The name of another role's session is null
@@ -105,7 +91,8 @@ class PostgresReader(SqlReader):
         self._newest = sql.SQL(_NEWEST).format(own=replaced)
         self._connections = Connections(address, READER)
         self._local = threading.local()
-        self._keys = StoreKeys(self._read(read_secret))
+        with self._reading() as db:
+            self._keys = StoreKeys(control.secret(db))
         self.newest()  # fails now rather than at the first request
 
     def _read(self, ask: Callable[[psycopg.Connection], _Result]) -> _Result:
@@ -144,7 +131,12 @@ class PostgresReader(SqlReader):
                     own = self._still_served(connection, row[3])
                     if row[4] != self._keys.secret.hex():  # another store has taken the place of this one
                         self._keys = StoreKeys(bytes.fromhex(row[4]))
-                    yield _Snapshot(connection, self._keys, checkpoint, own or StoredConfig(row[0], row[1]))
+                    yield SqlSnapshot(
+                        PostgresCursor(connection, self._address),
+                        self._keys,
+                        checkpoint,
+                        own or StoredConfig(row[0], row[1]),
+                    )
             finally:
                 self._local.snapshot = outer
                 _end(connection)
@@ -168,29 +160,9 @@ class PostgresReader(SqlReader):
             return None
         return StoredConfig(replaced, self._own.yaml)
 
-    def touched(self, after: OpId, upto: OpId) -> Touched:
-        query = (
-            "select o.last_op, f.last_op, f.source, f.committed_us, f.buckets, f.lookups"
-            " from (select min(last_op) as last_op from flushes) o"
-            " left join flushes f on f.last_op > %s and f.last_op <= %s order by f.last_op"
-        )
-        rows = self._read(lambda db: db.execute(query, [after, upto]).fetchall())
-        oldest = rows[0][0]
-        if oldest is None or after < oldest:
-            return Touched(None, None)  # flushes before the oldest kept one are not recorded any more
-        flushes = [row[1:] for row in rows if row[1] is not None]
-        marks = tuple(FlushMark(OpId(row[0]), row[1], row[2]) for row in flushes if row[2])
-        return Touched(union_of_names(row[3] for row in flushes), union_of_names(row[4] for row in flushes), marks)
-
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
         hashed = self._keys.hashed_name(bucket)
         return self._read(lambda db: read_chunk(db, hashed, bucket, after, upto))
-
-    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
-        query = _NAMED.format("name, clear_op, compacted_op, last_op")
-        question = [list(map(self._keys.hashed_name, buckets)), list(buckets)]
-        rows = self._read(lambda db: db.execute(query, question).fetchall())
-        return {row[0]: BucketMarks(*map(OpId, row[1:])) for row in rows}
 
     def listen(self) -> Listener:
         return NotifyListener(self._address)
@@ -213,36 +185,6 @@ class PostgresReader(SqlReader):
 
     def close(self) -> None:
         self._connections.close()
-
-
-class _Snapshot:
-    """Answers within the reader's open transaction."""
-
-    def __init__(
-        self, connection: psycopg.Connection, keys: StoreKeys, checkpoint: Checkpoint, config: StoredConfig
-    ) -> None:
-        self._db = connection
-        self._keys = keys
-        self.checkpoint = checkpoint
-        self.config = config
-
-    def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
-        totals = dict.fromkeys(buckets, _EMPTY_TOTAL)
-        question = [list(map(self._keys.hashed_name, totals)), list(totals)]
-        for name, checksum, count in self._db.execute(_NAMED.format("name, checksum, count"), question).fetchall():
-            totals[name] = BucketTotal(checksum, count)
-        return totals
-
-    def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {key: [] for key in keys}
-        query = (
-            "select l.key, l.output from unnest(%s::text[]) k (key)"
-            " join lookups l on left(l.key, 500) = left(k.key, 500) and l.key = k.key"
-            " join tables t on t.id = l.table_id and t.state = 'active' order by l.table_id, l.row_id, l.output"
-        )
-        for key, output in self._db.execute(query, [list(found)]).fetchall():
-            found[key].append(output)
-        return found
 
 
 def _end(connection: psycopg.Connection) -> None:

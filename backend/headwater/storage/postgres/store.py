@@ -15,18 +15,17 @@ import psycopg
 from psycopg import sql
 
 from headwater.storage.address import PostgresAddress
-from headwater.storage.contract.archive import Dump, Load
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreBusyError, StoreError, StorePublishedError
 from headwater.storage.contract.versions import OwnConfig
 from headwater.storage.postgres import archive
 from headwater.storage.postgres.bulk import open_part
-from headwater.storage.postgres.connection import connect_bare, postgres_errors
+from headwater.storage.postgres.connection import FORMAT, connect_bare, found_format, postgres_errors
 from headwater.storage.postgres.cursor import OWN_TABLES, PostgresCursor, open_cursor
-from headwater.storage.postgres.format import FORMAT, found_format
 from headwater.storage.postgres.migrate import migrate
 from headwater.storage.postgres.reader import PostgresReader
 from headwater.storage.postgres.writer import PostgresWriter
+from headwater.storage.shared.archive import Load
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import TableGoneError
 from headwater.storage.sql.forget import ForgetStore, UnerasedError
@@ -98,9 +97,6 @@ class PostgresStore(Store):
 
     def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
         return open_part(self.address, table, number, attempt)
-
-    def dump(self) -> AbstractContextManager[Dump]:
-        return archive.dump(self.address)
 
     def check_empty(self) -> None:
         archive.check_empty(self.address)

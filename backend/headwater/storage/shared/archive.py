@@ -1,15 +1,18 @@
-"""What dumping and loading a store have in common in all back ends; see `storage.contract.archive`."""
+"""Dumping and loading a store; see `storage.contract.archive`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 
-from headwater.storage.contract.archive import DATASETS, ArchiveError, Row
-from headwater.storage.shared.values import as_int
+from headwater.storage.contract.archive import DATASETS, ArchivedState, ArchiveError, Dump, Row
+from headwater.storage.shared.common import as_int, batched
+from headwater.storage.sql.cursor import Cursor
+from headwater.storage.sql.tables import index_rows
 
 _BATCH_ROWS = 5_000
 _BATCH_BYTES = 8 << 20
+_FETCHED = 1_000
 
 _ACTIVE = "tables where state = 'active'"
 _STATEMENTS = {
@@ -19,118 +22,132 @@ _STATEMENTS = {
         " from segments s join segment_blobs b on b.id = s.blob"
     ),
 }
-_OF_TABLES = ("rows", "lookups")
+_OF_TABLES = {
+    "rows": "select {table}, r.{place}, {row_id}, r.layout, r.line, r.members, r.subkey from rows_{table} r",
+    "lookups": (
+        "select l.key, l.table_id, coalesce({row_id}, l.row_id), l.output"
+        " from lookups l left join rows_{table} r on r.row_id = l.row_id where l.table_id = {table}"
+    ),
+}
 _USED = ("versions", "sources", "tables", "buckets", "leases")
 
-Read = Callable[[str], Iterable[Row]]
-"""Runs a statement on an open connection."""
+
+def dump(db: Cursor) -> Dump:
+    """See `Store.dump`. Within a snapshot."""
+    tables = _active_tables(db)
+    state = ArchivedState(*db.rows(db.dialect.archived_state)[0])
+    return Dump(state, _count_rows(db, tables), _dump_batches(db, tables))
 
 
-def active_tables(read: Read) -> list[int]:
+def _active_tables(db: Cursor) -> list[int]:
     """The generations of source tables that are dumped: those that are in use."""
-    return [as_int(row[0]) for row in read(f"select id from {_ACTIVE} order by id")]
+    return [table for (table,) in db.rows(f"select id from {_ACTIVE} order by id")]
 
 
-def count_rows(read: Read, tables: Sequence[int]) -> dict[str, int]:
+def _count_rows(db: Cursor, tables: Sequence[int]) -> dict[str, int]:
     """The rows of each dataset."""
     sources = {dataset: [dataset] for dataset in DATASETS}
     sources["tables"] = [_ACTIVE]
     sources["rows"] = [f"rows_{table:d}" for table in tables]
     sources["lookups"] = [f"lookups where table_id = {table:d}" for table in tables]
     return {
-        dataset: sum(as_int(row[0]) for each in parts for row in read(f"select count(*) from {each}"))
+        dataset: sum(db.rows(f"select count(*) from {each}")[0][0] for each in parts)
         for dataset, parts in sources.items()
     }
 
 
-def check_counts(found: Mapping[str, int], expected: Mapping[str, int], where: str) -> None:
-    """Raises ArchiveError when a loaded store does not hold the expected number of rows of each dataset."""
-    for dataset, count in found.items():
-        if count != expected.get(dataset, 0):
-            raise ArchiveError(
-                f"{count} of {expected.get(dataset, 0)} rows of {dataset} were imported", where, "import it again"
-            )
-
-
-def used_tables(read: Read, schema: str = "") -> list[str]:
-    """The tables that show that a store was ever used. Merely created, it has no rows in them."""
-    return [table for table in _USED if list(read(f"select 1 from {schema}{table} limit 1"))]
-
-
-def dump_batches(
-    read: Read, tables: Sequence[int], statements: Mapping[str, str]
-) -> Iterator[tuple[str, Sequence[Row]]]:
-    """See `Dump.batches`. `statements` are those of the back end for what belongs to a table, with `{0:d}` for its
-    id."""
+def _dump_batches(db: Cursor, tables: Sequence[int]) -> Iterator[tuple[str, Sequence[Row]]]:
+    names = {"place": db.dialect.place, "row_id": db.dialect.whole_row_id.format("r")}
     for dataset, columns in DATASETS.items():
         if dataset in _OF_TABLES:
-            each = [statements[dataset].format(table) for table in tables]
+            each = [_OF_TABLES[dataset].format(table=table, **names) for table in tables]
         else:
             each = [_STATEMENTS.get(dataset, f"select {', '.join(columns)} from {dataset}")]
         for statement in each:
-            for rows in _batched(read(statement)):
+            for rows in batched(db.stream(statement, at_once=_FETCHED), _size, _BATCH_ROWS, _BATCH_BYTES):
                 yield dataset, rows
 
 
-def _batched(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    size = 0
-    for row in rows:
-        batch.append(row)
-        size += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
-        if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _size(row: Row) -> int:
+    return sum(len(cell) for cell in row if isinstance(cell, str | bytes))
 
 
-class LoadedStore(Protocol):
-    """An empty store that rows are loaded into."""
-
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        """Insert rows, ids included."""
-
-    def create_rows(self, table: int) -> None:
-        """Create the table of the current rows of a generation, without an index."""
-
-    def insert_rows(self, table: int, rows: Iterable[Row]) -> None:
-        """Insert current rows of a generation: place, row_id, layout, line, members, subkey."""
+def used_tables(db: Cursor, schema: str = "") -> list[str]:
+    """The tables that show that a store was ever used. Merely created, it has no rows in them."""
+    return [table for table in _USED if db.rows(f"select 1 from {schema}{table} limit 1")]
 
 
-class Loader:
-    """Loads batches of datasets; see `Load.add`."""
+class Load(ABC):
+    """A store being built where no process sees it, over a cursor on what there is of it."""
 
-    def __init__(self, store: LoadedStore) -> None:
-        self._store = store
+    def __init__(self, db: Cursor) -> None:
+        self._db = db
         self._last_blob = 0
 
     def add(self, dataset: str, rows: Sequence[Row]) -> None:
-        """See `Load.add`."""
-        store, columns = self._store, tuple(DATASETS[dataset])
-        match dataset:
-            case "tables":
-                store.insert("tables", (*columns, "state"), ((*row, "active") for row in rows))
-                for row in rows:
-                    store.create_rows(as_int(row[0]))
-            case "rows":
-                by_table: dict[int, list[Row]] = {}
-                for row in rows:
-                    by_table.setdefault(as_int(row[0]), []).append(row[1:])
-                for table, its_rows in by_table.items():
-                    store.insert_rows(table, its_rows)
-            case "segments":
-                blobs = list(enumerate(rows, self._last_blob + 1))
-                self._last_blob += len(blobs)
-                store.insert(
-                    "segment_blobs",
-                    ("id", "bucket", "size", "checksum", "bodies"),
-                    [(blob, bucket, *content) for blob, (bucket, _, _, _, *content) in blobs],
+        """Add rows of a dataset. Durable with `finish`."""
+        columns = tuple(DATASETS[dataset])
+        with self._db.transaction():
+            match dataset:
+                case "tables":
+                    self._insert("tables", (*columns, "state"), [(*row, "active") for row in rows])
+                    for row in rows:
+                        self._db.execute(self._db.dialect.create_rows.format(table=as_int(row[0])))
+                case "rows":
+                    by_table: dict[int, list[Row]] = {}
+                    for table, *row in rows:
+                        by_table.setdefault(as_int(table), []).append(row)
+                    for table, its_rows in by_table.items():
+                        self._insert_rows(f"rows_{table:d}", its_rows)
+                case "segments":
+                    blobs = list(enumerate(rows, self._last_blob + 1))
+                    self._last_blob += len(blobs)
+                    self._insert(
+                        "segment_blobs",
+                        ("id", "bucket", "size", "checksum", "bodies"),
+                        [(blob, bucket, *content) for blob, (bucket, _, _, _, *content) in blobs],
+                    )
+                    self._insert(
+                        "segments",
+                        ("blob", "bucket", "first_op", "last_op", "sealed"),
+                        [(blob, *row[:4]) for blob, row in blobs],
+                    )
+                case _:
+                    self._insert(dataset, columns, rows)
+
+    @abstractmethod
+    def _insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Insert rows, ids included."""
+
+    @abstractmethod
+    def _insert_rows(self, table: str, rows: Sequence[Row]) -> None:
+        """Insert current rows: place, row_id, layout, line, members, subkey."""
+
+    @abstractmethod
+    def _set_ids(self, db: Cursor, state: ArchivedState) -> None:
+        """Set the secret, and the next ids."""
+
+    def _complete(self, db: Cursor, state: ArchivedState, counts: Mapping[str, int], where: str) -> None:
+        """Index and check what was added."""
+        tables = _active_tables(db)
+        with db.sorting(), db.transaction():
+            db.execute("update state set next_op = ?1 where next_op < ?1", state.next_op)
+            db.execute("update state set checkpoint = ?, config = ?", state.checkpoint, state.config)
+            db.execute("update write_state set seq = ?", state.last_write)
+            self._set_ids(db, state)
+            for table in tables:
+                index_rows(db, table)
+        for dataset, count in _count_rows(db, tables).items():
+            if count != counts.get(dataset, 0):
+                raise ArchiveError(
+                    f"{count} of {counts.get(dataset, 0)} rows of {dataset} were imported", where, "import it again"
                 )
-                store.insert(
-                    "segments",
-                    ("blob", "bucket", "first_op", "last_op", "sealed"),
-                    [(blob, *row[:4]) for blob, row in blobs],
-                )
-            case _:
-                store.insert(dataset, columns, rows)
+
+    @abstractmethod
+    def finish(self, state: ArchivedState, counts: Mapping[str, int]) -> None:
+        """Check that it holds `counts` rows of each dataset, and move it into place in one step. Raises ArchiveError
+        when the counts differ, and StoreNotEmptyError when another process has created a store there meanwhile."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Delete what exists of it, unless it was moved into place."""

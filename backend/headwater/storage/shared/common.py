@@ -1,9 +1,10 @@
-"""What back ends share: limits, the first op id, owners of leases, layouts as text."""
+"""What back ends share: limits, batches, the first op id."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import orjson
 
@@ -17,6 +18,11 @@ NAMEABLE = 2000
 """Above this number of touched buckets or lookups, a flush records none of their names, which means anything."""
 
 KEPT_FLUSHES = 4000
+
+BATCH_BYTES = 16 << 20
+"""Default size of a batch of rows in bytes, approximate."""
+
+_T = TypeVar("_T")
 
 _EPOCH = 1_735_689_600  # 2025-01-01, in seconds since 1970
 _OPS_A_SECOND = 1 << 20
@@ -46,3 +52,23 @@ def union_of_names(texts: Iterable[str | None]) -> frozenset[str] | None:
             return None
         names.update(orjson.loads(text))
     return frozenset(names)
+
+
+def batched(items: Iterable[_T], size_of: Callable[[_T], int], count: int, batch_bytes: int) -> Iterator[list[_T]]:
+    """Batches of at most `count` items and `batch_bytes`; a larger item comes alone."""
+    batch, left = list[_T](), batch_bytes
+    for item in items:
+        size = size_of(item)
+        if batch and (size > left or len(batch) >= count):
+            yield batch
+            batch, left = [], batch_bytes
+        batch.append(item)
+        left -= size
+    if batch:
+        yield batch
+
+
+def as_int(value: object) -> int:
+    """The value of a result row, whose type the driver does not declare, as an int. Raises ValueError when it is not a
+    whole number, which happens only in a damaged store."""
+    return value if isinstance(value, int) else int(str(value))

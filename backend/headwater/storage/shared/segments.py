@@ -20,7 +20,7 @@ from headwater.oplog.transform import DraftOp
 from headwater.storage.contract.history import HistoryOp
 from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.store import StoreError
-from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS, SEGMENT_BYTES, SEGMENT_OPS
+from headwater.storage.shared.common import CHUNK_BYTES, CHUNK_OPS, SEGMENT_BYTES, SEGMENT_OPS, batched
 
 _BUFFERED_BYTES = 64 << 20
 
@@ -209,16 +209,7 @@ def segment_lines(first: int, sealed: bool, bodies: bytes) -> list[Line]:
 
 def batches(ops: Iterable[HistoryOp]) -> Iterator[list[HistoryOp]]:
     """Batches that are limited in number of ops and, to bound memory, in size."""
-    batch: list[HistoryOp] = []
-    size = 0
-    for op in ops:
-        batch.append(op)
-        size += len(op.line)
-        if len(batch) >= _BATCH_OPS or size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    return batched(ops, lambda op: len(op.line), _BATCH_OPS, _BATCH_BYTES)
 
 
 def standing(newest_first: Iterable[Line]) -> Iterator[Line]:

@@ -87,12 +87,18 @@ class Cursor(Protocol):
     def close(self) -> None: ...
 
 
+class NamedBuckets(Protocol):
+    """Reads `columns` of the buckets with these names, given with the hashes of the names, as far as they exist."""
+
+    def __call__(self, db: Cursor, columns: str, names: Mapping[str, int]) -> list[Row]: ...
+
+
 class PlacedRows(Protocol):
-    """Reads current rows at places [first, end), in batches of at most `count` rows and about `size` bytes. Of
+    """Reads current rows at places [first, end), in batches of at most `count` rows and about `batch_bytes`. Of
     `damaged` texts that can be read as bytes, gives what can be decoded."""
 
     def __call__(
-        self, db: Cursor, table: int, first: int, end: int, *, count: int, size: int, damaged: bool = False
+        self, db: Cursor, table: int, first: int, end: int, *, count: int, batch_bytes: int, damaged: bool = False
     ) -> Iterator[list[PlacedRow]]: ...
 
 
@@ -165,6 +171,10 @@ class Dialect:
     clients_of: str
     """A condition for write checkpoints `w` of the clients of user `?1`."""
 
+    named_buckets: NamedBuckets
+    lookups_under: Callable[[Cursor, Sequence[str]], list[Row]]
+    """Reads (key, output) of current lookups under some keys."""
+
     # table generations
     create_rows: str
     index_rows: tuple[str, ...]
@@ -177,6 +187,8 @@ class Dialect:
     place_ranges: Callable[[Cursor, int, int], Places]
     hot_pieces: Callable[[Cursor, int, int, int], list[Piece]]
     """Cuts the hot tail of a bucket from one op up to another into pieces of limited size."""
+    archived_state: str
+    """The query for `storage.contract.archive.ArchivedState`."""
     retire_lookups: str
     strip_members: str
 

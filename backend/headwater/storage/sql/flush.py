@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, TypeVar
@@ -95,6 +95,14 @@ class Flush(ABC):
     def load(self, table: int, row_ids: Sequence[str], batch_bytes: int) -> tuple[dict[str, CurrentRow], int]:
         """The current rows among the first of `row_ids`, and how many ids were covered: as many as give about
         `batch_bytes` of rows, and at least one."""
+
+    def load_all(self, table: int, row_ids: Sequence[str], batch_bytes: int) -> Iterator[CurrentRow]:
+        """The current rows among `row_ids`, unordered. Holds about `batch_bytes` of them at a time."""
+        done = 0
+        while done < len(row_ids):
+            rows, count = self.load(table, row_ids[done:], batch_bytes)
+            done += count
+            yield from rows.values()
 
     @abstractmethod
     def copies(self, table: int, content: str) -> list[str]:

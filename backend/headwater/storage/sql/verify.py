@@ -23,7 +23,7 @@ from headwater.oplog.op import put_checksum
 from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_memberships
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
-from headwater.storage.shared.loading import BATCH_BYTES
+from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
 
@@ -153,7 +153,7 @@ class VerifyReader:
         if not self._db.has_table(f"rows_{table:d}"):  # it may be swept at any time
             return iter(())
         rows = self._db.dialect.placed_rows
-        return rows(self._db, table, first, end, count=_BATCH_ROWS, size=BATCH_BYTES, damaged=True)
+        return rows(self._db, table, first, end, count=_BATCH_ROWS, batch_bytes=BATCH_BYTES, damaged=True)
 
     def lookups(self, table: int, row_ids: Sequence[str]) -> dict[str, set[LookupEntry]]:
         """The lookups of those of the rows that have any."""

@@ -44,17 +44,7 @@ delete from write_checkpoints where {column} in (
 """
 
 
-def create(db: Cursor, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-    """See the contract."""
-    return _put(db, dict.fromkeys(keys), lsns)
-
-
-def request(db: Cursor, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
-    """See the contract."""
-    return _put(db, requests, lsns)
-
-
-def _put(db: Cursor, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]) -> dict[str, int]:
+def put(db: Cursor, wanted: Mapping[str, int | None], lsns: Mapping[str, Lsn]) -> dict[str, int]:
     """Store write checkpoints by key, with the id that the client chose, or None for the next one. Processes run one
     after the other, so that a reader that has read up to a `seq` has seen all below it. Returns the ids stored
     afterwards."""

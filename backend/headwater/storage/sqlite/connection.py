@@ -11,8 +11,11 @@ import apsw
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreGoneError, sealed_error
+from headwater.storage.shared.formats import NOTED, noted_format
 from headwater.storage.sql.cursor import SEALED_MARK, DuplicateRowError, TableGoneError
-from headwater.storage.sqlite.format import found_format
+
+FORMAT = 1
+"""Of the tables: the number of the last script in `migrations`."""
 
 BUSY_SECONDS = 30.0
 
@@ -77,6 +80,16 @@ def _checked(connection: apsw.Connection, path: Path) -> apsw.Connection:
         connection.close()
         raise
     return connection
+
+
+def found_format(connection: apsw.Connection, path: Path) -> int:
+    """The store's format, 0 if there are no tables. Raises StoreError for a format that this version does not
+    read."""
+    if not connection.execute("select 1 from sqlite_master where name = 'meta'").fetchall():
+        return 0
+    query = "select key, value from meta where key in (?, ?, ?)"
+    noted = {str(key): str(value) for key, value in connection.execute(query, NOTED)}
+    return noted_format(noted, FORMAT, str(path))
 
 
 @contextmanager

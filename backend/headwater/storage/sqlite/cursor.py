@@ -14,8 +14,8 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import Piece
 from headwater.storage.contract.parts import CurrentRow, PlacedRow, Places, StagedPart
 from headwater.storage.contract.store import Lease, StoreError, part_lost
+from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
-from headwater.storage.shared.loading import batched
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
 from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value
@@ -65,6 +65,12 @@ def open_writes(directory: Path, wake: Callable[[], None] = lambda: None) -> Sql
     with db.transaction():  # other processes may be at the same
         db.script(_WRITES_SCHEMA)
     return db
+
+
+def attach_writes(db: SqliteCursor) -> None:
+    """Make the tables of write checkpoints visible to a connection of the store's main file."""
+    open_writes(db.path.parent).close()  # creates them
+    db.execute("attach database ? as write_checkpoints", str(db.path.parent / WRITES))
 
 
 class SqliteCursor:
@@ -155,7 +161,7 @@ def _bindings(values: Sequence[Value]) -> tuple[Any, ...]:
 
 
 def _placed_rows(
-    db: Cursor, table: int, first: int, end: int, *, count: int, size: int, damaged: bool = False
+    db: Cursor, table: int, first: int, end: int, *, count: int, batch_bytes: int, damaged: bool = False
 ) -> Iterator[list[PlacedRow]]:
     texts = [f"cast({column} as blob)" if damaged else column for column in ("row_id", "line", "members")]
     row_id, line, members = texts
@@ -165,7 +171,8 @@ def _placed_rows(
         rows = (
             tuple(each.decode(errors="replace") if isinstance(each, bytes) else each for each in row) for row in rows
         )
-    yield from batched((PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows), count, size)
+    placed = (PlacedRow(row[0], CurrentRow(*row[1:])) for row in rows)
+    yield from batched(placed, lambda placed: len(placed.row.line), count, batch_bytes)
 
 
 def _place_ranges(db: Cursor, table: int, rows: int) -> Places:
@@ -175,6 +182,19 @@ def _place_ranges(db: Cursor, table: int, rows: int) -> Places:
         return Places((), 0)
     width = max(1, (last - first + 1) * rows // count)
     return Places(tuple((start, start + width) for start in range(first, last + 1, width)), count)
+
+
+NAMED = "id in (?1, (select id from moved_buckets where name = ?2)) and name = ?2"
+"""The condition that a bucket is the one with a name, given the hash of the name and the name."""
+
+_LOOKUPS = """
+select l.key, l.output from lookups l join tables t on t.id = l.table_id and t.state = 'active'
+where l.key = ? order by l.table_id, l.row_id, l.output
+"""
+
+
+def _named_buckets(db: Cursor, columns: str, names: Mapping[str, int]) -> list[Row]:
+    return db.execute_many(f"select {columns} from buckets where {NAMED}", [(key, name) for name, key in names.items()])
 
 
 def _hot_pieces(db: Cursor, bucket: int, first: int, upto: int) -> list[Piece]:
@@ -290,6 +310,8 @@ SQLITE = Dialect(
     write_key="key",
     stored_write_key=lambda key: key,
     clients_of="w.key > ?1 || '/' and w.key < ?1 || '0'",  # keys of clients begin with `user/`, and "0" follows "/"
+    named_buckets=_named_buckets,
+    lookups_under=lambda db, keys: db.execute_many(_LOOKUPS, [(key,) for key in keys]),
     create_rows=ROWS_TABLE,
     index_rows=(ROWS_INDEX,),
     drop_generation=(
@@ -302,6 +324,13 @@ SQLITE = Dialect(
     placed_rows=_placed_rows,
     place_ranges=_place_ranges,
     hot_pieces=_hot_pieces,
+    archived_state="""
+        select (select lower(hex(value)) from meta where key = 'secret'), next_op, checkpoint, config,
+            coalesce((select seq from sqlite_sequence where name = 'tables'), 0),
+            coalesce((select seq from sqlite_sequence where name = 'versions'), 0),
+            (select seq from write_state)
+        from state
+    """,
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
     retire_lookups="""
         delete from lookups where (key, table_id, row_id, output) in (

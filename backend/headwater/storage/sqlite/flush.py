@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import apsw
 import orjson
 
 from headwater.failpoints import failpoint
-from headwater.oplog.lsn import Lsn
-from headwater.oplog.op import OpId, finished_op
+from headwater.oplog.op import finished_op
 from headwater.oplog.transform import DraftOp
 from headwater.storage.contract.parts import CurrentRow, new_row
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.store import Lease, ReplicationProgress
-from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
+from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE, as_int
 from headwater.storage.shared.segments import Run
-from headwater.storage.shared.values import as_int
-from headwater.storage.sql import leases
+from headwater.storage.sql import leases, tables
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.flush import Flush, explaining
 from headwater.storage.sql.ops import insert_segment
@@ -156,7 +153,7 @@ class SqliteFlush(Flush):
         failpoint("flush.after_commit")
         self._naming.known.add(self._naming.fresh)
         self._wake()
-        return read_checkpoint(self._db)
+        return tables.checkpoint(self._cursor)
 
     @explaining
     def rollback(self) -> None:
@@ -192,11 +189,3 @@ class SqliteFlush(Flush):
                 " order by last_op desc limit 1 offset ?), 0)",
                 (KEPT_FLUSHES,),
             )
-
-
-def read_checkpoint(connection: apsw.Connection) -> Checkpoint:
-    """The visible checkpoint; op id 0 while there is none."""
-    row = connection.execute("select checkpoint from state").fetchone()
-    op_id = OpId(as_int(row[0]) if row is not None and row[0] is not None else 0)
-    positions = connection.execute("select tag, lsn from sources")
-    return Checkpoint(op_id, {str(tag): Lsn(as_int(lsn)) for tag, lsn in positions})

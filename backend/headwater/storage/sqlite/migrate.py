@@ -13,11 +13,9 @@ from pathlib import Path
 import apsw
 
 from headwater.failpoints import failpoint
-from headwater.storage.contract.store import StoreError
 from headwater.storage.shared.common import op_floor
 from headwater.storage.shared.formats import FORMAT_KEY, GIVEN_BY_KEY, own_version
-from headwater.storage.sqlite.connection import immediate
-from headwater.storage.sqlite.format import FORMAT, found_format
+from headwater.storage.sqlite.connection import FORMAT, found_format, immediate
 
 _SCRIPTS = resources.files(__package__).joinpath("migrations")
 
@@ -37,11 +35,3 @@ def migrate(connection: apsw.Connection, path: Path) -> None:
         connection.execute("insert or ignore into meta values ('secret', ?)", (secrets.token_bytes(16),))
         connection.execute("insert or ignore into state (id, next_op) values (1, ?)", (op_floor(time.time()),))
         failpoint("migrate.before_commit")
-
-
-def read_secret(connection: apsw.Connection) -> bytes:
-    """The secret that all keys and digests of the store are made with. Raises StoreError."""
-    secret = connection.execute("select value from meta where key = 'secret'").fetchall()
-    if not secret or not isinstance(secret[0][0], bytes):
-        raise StoreError("the store has lost its secret", connection.filename, "move it away to build a new store")
-    return secret[0][0]

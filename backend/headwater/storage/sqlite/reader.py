@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,35 +13,19 @@ import apsw
 from headwater.oplog.keys import StoreKeys
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import LEASE as COMPACTION
-from headwater.storage.contract.reader import (
-    BucketMarks,
-    BucketTotal,
-    Checkpoint,
-    Chunk,
-    FlushMark,
-    Listener,
-    Newest,
-    ReplicatorStatus,
-    StoredConfig,
-    StoreSnapshot,
-    Touched,
-)
+from headwater.storage.contract.reader import Chunk, Listener, Newest, ReplicatorStatus, StoredConfig, StoreSnapshot
 from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
-from headwater.storage.shared.common import CHUNK_OPS, union_of_names
+from headwater.storage.shared.common import CHUNK_OPS, as_int
 from headwater.storage.shared.segments import ChunkParts, unpacked
-from headwater.storage.shared.values import as_int
 from headwater.storage.sql import control, leases
 from headwater.storage.sql.cursor import Cursor
-from headwater.storage.sql.reader import SqlReader
+from headwater.storage.sql.reader import SqlReader, SqlSnapshot
+from headwater.storage.sql.tables import checkpoint
 from headwater.storage.sqlite import status
-from headwater.storage.sqlite.connection import OpenedFiles, open_reader, sqlite_errors
-from headwater.storage.sqlite.cursor import AFTER, SqliteCursor, open_writes
-from headwater.storage.sqlite.flush import read_checkpoint
-from headwater.storage.sqlite.migrate import read_secret
+from headwater.storage.sqlite.connection import OpenedFiles, open_reader
+from headwater.storage.sqlite.cursor import AFTER, NAMED, SqliteCursor, open_writes
 from headwater.storage.sqlite.wake import WakeListener, Waker
-
-_EMPTY_TOTAL = BucketTotal(0, 0)
 
 _REPLACED = """
 select v.id from versions v, state s join versions a on a.id = s.config
@@ -58,31 +42,30 @@ class SqliteReader(SqlReader):
         self._directory = directory
         self._path = directory / "store.db"
         self._local = threading.local()
-        self._all: list[apsw.Connection] = []
+        self._all: list[SqliteCursor] = []
         self._lock = threading.Lock()
-        writes = open_writes(directory)
         self._waker = Waker(directory)
         # The stream that waits for a write checkpoint may be another process's
-        self._writes_db = SqliteCursor(writes.connection, self._waker.wake)
+        self._writes_db = open_writes(directory, self._waker.wake)
         self._writes_lock = threading.Lock()
-        self._keys = StoreKeys(read_secret(self._connect()))  # fails now rather than at the first request
+        self._keys = StoreKeys(control.secret(self._connect()))  # fails now rather than at the first request
         self._files = OpenedFiles(self._path)
 
-    def _db(self) -> apsw.Connection:
-        """The thread's connection. Raises StoreGoneError when the store's files were removed or replaced."""
+    def _cursor(self) -> SqliteCursor:
+        """The thread's cursor. Raises StoreGoneError when the store's files were removed or replaced."""
         self._files.check()
-        connection: apsw.Connection | None = getattr(self._local, "connection", None)
-        return self._connect() if connection is None else connection
+        cursor: SqliteCursor | None = getattr(self._local, "cursor", None)
+        return self._connect() if cursor is None else cursor
 
-    def _connect(self) -> apsw.Connection:
-        connection = self._local.connection = open_reader(self._path)
+    def _connect(self) -> SqliteCursor:
+        cursor = self._local.cursor = SqliteCursor(open_reader(self._path))
         with self._lock:
-            self._all.append(connection)
-        return connection
+            self._all.append(cursor)
+        return cursor
 
     @contextmanager
     def _reading(self) -> Iterator[Cursor]:
-        yield SqliteCursor(self._db())
+        yield self._cursor()
 
     @contextmanager
     def _writes(self) -> Iterator[Cursor]:
@@ -91,80 +74,43 @@ class SqliteReader(SqlReader):
 
     @contextmanager
     def snapshot(self) -> Iterator[StoreSnapshot | None]:
-        db = self._db()
-        with sqlite_errors(self._path):
-            db.execute("begin")
-            try:
-                served = self._served(db)
-                if served is None:
-                    yield None
-                else:
-                    yaml = db.execute("select yaml from versions where id = ?", (served,)).fetchall()[0][0]
-                    yield _Snapshot(db, self._keys, read_checkpoint(db), StoredConfig(served, str(yaml)))
-            finally:
-                db.execute("rollback")
+        with (db := self._cursor()).snapshot():
+            served = self._served(db)
+            if served is None:
+                yield None
+            else:
+                ((yaml,),) = db.rows("select yaml from versions where id = ?", served)
+                yield SqlSnapshot(db, self._keys, checkpoint(db), StoredConfig(served, yaml))
 
     def newest(self) -> Newest | None:
-        db = self._db()
-        with sqlite_errors(self._path):
-            db.execute("begin")
-            try:
-                served = self._served(db)
-                if served is None:
-                    return None
-                revoked = db.execute("select coalesce(max(seq), 0) from revocations").fetchall()[0][0]
-                return Newest(read_checkpoint(db), served, as_int(revoked))
-            finally:
-                db.execute("rollback")
+        with (db := self._cursor()).snapshot():
+            served = self._served(db)
+            if served is None:
+                return None
+            return Newest(checkpoint(db), served, db.rows("select coalesce(max(seq), 0) from revocations")[0][0])
 
-    def _served(self, db: apsw.Connection) -> int | None:
+    def _served(self, db: Cursor) -> int | None:
         """The version to serve, None when there is none."""
-        row = db.execute("select config from state where checkpoint is not null").fetchone()
-        if row is None or row[0] is None:
+        row = db.one("select config from state where checkpoint is not null and config is not null")
+        if row is None:
             return None
         if self._own is not None:
-            replaced = db.execute(_REPLACED, (self._own.yaml, time.time() - self._own.keep_seconds)).fetchone()
-            if replaced is not None and self._own.complete(control.complete_definitions(SqliteCursor(db))):
-                return as_int(replaced[0])
-        return as_int(row[0])
-
-    def touched(self, after: OpId, upto: OpId) -> Touched:
-        with sqlite_errors(self._path):
-            sql = (
-                "select last_op, source, committed_us, buckets, lookups from flushes where last_op > ? and last_op <= ?"
-                " order by last_op"
-            )
-            rows = self._db().execute(sql, (after, upto)).fetchall()
-            oldest = self._db().execute("select min(last_op) from flushes").fetchall()[0][0]
-        if oldest is None or after < as_int(oldest):
-            return Touched(None, None)  # flushes before the oldest kept one are not recorded any more
-        marks = (FlushMark(OpId(as_int(row[0])), str(row[1]), as_int(row[2])) for row in rows if row[2])
-        return Touched(
-            union_of_names(_text(row[3]) for row in rows), union_of_names(_text(row[4]) for row in rows), tuple(marks)
-        )
+            replaced = db.one(_REPLACED, self._own.yaml, time.time() - self._own.keep_seconds)
+            if replaced is not None and self._own.complete(control.complete_definitions(db)):
+                return int(replaced[0])
+        return int(row[0])
 
     def chunk(self, bucket: str, after: OpId, upto: OpId) -> Chunk:
-        db = self._db()
-        with sqlite_errors(self._path):
-            if db.in_transaction:  # within a snapshot of this thread
-                return read_chunk(db, self._keys.hashed_name(bucket), bucket, after, upto)
-            db.execute("begin")  # compaction may replace a segment between two queries
-            try:
-                return read_chunk(db, self._keys.hashed_name(bucket), bucket, after, upto)
-            finally:
-                db.execute("rollback")
-
-    def marks(self, buckets: Sequence[str]) -> dict[str, BucketMarks]:
-        with sqlite_errors(self._path):
-            sql = f"select name, clear_op, compacted_op, last_op from buckets where {NAMED}"
-            rows = self._db().executemany(sql, [(self._keys.hashed_name(name), name) for name in buckets])
-            return {str(row[0]): BucketMarks(*(OpId(as_int(mark)) for mark in row[1:])) for row in rows}
+        db, hashed = self._cursor(), self._keys.hashed_name(bucket)
+        # Compaction may replace a segment between two queries
+        with db.errors() if db.connection.in_transaction else db.snapshot():
+            return read_chunk(db.connection, hashed, bucket, after, upto)
 
     def listen(self) -> Listener:
         return WakeListener(self._directory)
 
     def replicator_alive(self) -> bool:
-        db = SqliteCursor(self._db())
+        db = self._cursor()
         rows = db.rows(f"select name, expires_at > {db.dialect.clock} from leases where name <> ?", COMPACTION)
         return any(held or self._status(db, name).runs for name, held in rows)
 
@@ -183,43 +129,9 @@ class SqliteReader(SqlReader):
         self._writes_db.close()
         self._waker.close()
         with self._lock:
-            for connection in self._all:
-                connection.close()
+            for cursor in self._all:
+                cursor.close()
             self._all.clear()
-
-
-def _text(value: apsw.SQLiteValue) -> str | None:
-    return None if value is None else str(value)
-
-
-class _Snapshot:
-    """Answers within the reader's open transaction."""
-
-    def __init__(
-        self, connection: apsw.Connection, keys: StoreKeys, checkpoint: Checkpoint, config: StoredConfig
-    ) -> None:
-        self._db = connection
-        self._keys = keys
-        self.checkpoint = checkpoint
-        self.config = config
-
-    def totals(self, buckets: Sequence[str]) -> dict[str, BucketTotal]:
-        totals = dict.fromkeys(buckets, _EMPTY_TOTAL)
-        sql = f"select name, checksum, count from buckets where {NAMED}"
-        rows = self._db.executemany(sql, [(self._keys.hashed_name(name), name) for name in totals])
-        for name, checksum, count in rows:
-            totals[str(name)] = BucketTotal(as_int(checksum), as_int(count))
-        return totals
-
-    def lookups(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {key: [] for key in keys}
-        sql = (
-            "select l.key, l.output from lookups l join tables t on t.id = l.table_id and t.state = 'active'"
-            " where l.key = ? order by l.table_id, l.row_id, l.output"
-        )
-        for key, output in self._db.executemany(sql, [(key,) for key in found]):
-            found[str(key)].append(str(output))
-        return found
 
 
 # chunks of a bucket: SQLite joins the ops of the hot tail
@@ -244,9 +156,6 @@ _HOT_SIZES = "select id, octet_length(line) from ops where bucket = ? and id > ?
 
 _ANY_HOT = "select 1 from ops where bucket = ? and id > ? and id <= ? limit 1"
 
-
-NAMED = "id in (?1, (select id from moved_buckets where name = ?2)) and name = ?2"
-"""The condition that a bucket is the one with a name, given the hash of the name and the name."""
 
 _MARKS = f"select id, clear_op, compacted_op from buckets where {NAMED}"
 
@@ -294,18 +203,18 @@ class _Builder:
         """Add the ops of the hot tail after `after` and up to `upto`. Returns False when they don't all fit."""
         if after >= upto:
             return True
-        room = CHUNK_OPS - self.parts.size
-        if room <= 0:
+        free = CHUNK_OPS - self.parts.size
+        if free <= 0:
             return not self._any_hot(after, upto)
-        size, length = map(as_int, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, room)).fetchall()[0])
+        size, length = map(as_int, self._db.execute(_HOT_SIZE, (self._bucket, after, upto, free)).fetchall()[0])
         fits = self.parts.fits(size, length)
         end = upto if fits else self._last_fitting(after, upto)
         if size == 0 or end == after:
             return size == 0
-        taken, last, ops = self._db.execute(_HOT, (self._bucket, after, end, room)).fetchall()[0]
+        taken, last, ops = self._db.execute(_HOT, (self._bucket, after, end, free)).fetchall()[0]
         assert isinstance(ops, bytes)
         self.parts.add(ops, as_int(taken), as_int(last))
-        return fits and (size != room or not self._any_hot(as_int(last), upto))
+        return fits and (size != free or not self._any_hot(as_int(last), upto))
 
     def _last_fitting(self, after: int, upto: int) -> int:
         """The last op that still fits; at least one op goes into an empty chunk."""

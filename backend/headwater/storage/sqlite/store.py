@@ -12,19 +12,18 @@ from pathlib import Path
 
 from headwater.errors import machine_errors
 from headwater.storage.address import SqliteAddress
-from headwater.storage.contract.archive import Dump, Load
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreError
 from headwater.storage.contract.versions import OwnConfig
+from headwater.storage.shared.archive import Load
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.forget import ForgetStore, UnerasedError
 from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.stats import MissingRight
 from headwater.storage.sqlite import archive, status
 from headwater.storage.sqlite.bulk import open_part
-from headwater.storage.sqlite.connection import BESIDE, open_reader, open_writer, use_own_disk
-from headwater.storage.sqlite.cursor import WRITES, SqliteCursor, open_writes
-from headwater.storage.sqlite.format import FORMAT, found_format
+from headwater.storage.sqlite.connection import BESIDE, FORMAT, found_format, open_reader, open_writer, use_own_disk
+from headwater.storage.sqlite.cursor import WRITES, SqliteCursor, attach_writes, open_writes
 from headwater.storage.sqlite.reader import SqliteReader
 from headwater.storage.sqlite.wake import Waker
 from headwater.storage.sqlite.writer import SqliteWriter
@@ -48,7 +47,10 @@ class SqliteStore(Store):
     def _open(self, purpose: str) -> SqliteCursor:
         if purpose == "history" and not self._path.is_file():
             raise self.missing()
-        return SqliteCursor(open_reader(self._path))
+        db = SqliteCursor(open_reader(self._path))
+        if purpose == "export":
+            attach_writes(db)
+        return db
 
     def missing(self) -> StoreError:
         return StoreError("there is no store", str(self._path), "check storage.path")
@@ -109,9 +111,6 @@ class SqliteStore(Store):
 
     def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
         return open_part(self._directory / "stage" / f"part-{number:05d}-{attempt}.db", table, attempt)
-
-    def dump(self) -> AbstractContextManager[Dump]:
-        return archive.dump(self.address)
 
     def check_empty(self) -> None:
         archive.check_empty(self.address)
