@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headwater.oplog.change import Column, Relation, ReplicaIdentity
@@ -16,6 +17,7 @@ from headwater.storage.contract.reader import Checkpoint, StoreReader
 from headwater.storage.contract.store import Lease, ReplicationProgress, SourceState
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
+from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.parts import PartWriter
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.results import LookupEntry, Put
@@ -108,6 +110,22 @@ class SourceWriter:
         self.lsn = lsn or self.lsn + 10
         return flush.commit(self.source, ReplicationProgress(Lsn(self.lsn), 5))
 
+    @contextmanager
+    def flush(self) -> Iterator[Flush]:
+        """A flush that is committed at the end, with the position as it was."""
+        flush = self.store.begin(self.lease)
+        yield flush
+        flush.commit(self.source, ReplicationProgress(Lsn(self.lsn)))
+
+    @contextmanager
+    def rolled_back(self) -> Iterator[Flush]:
+        """A flush that is given up at the end."""
+        flush = self.store.begin(self.lease)
+        try:
+            yield flush
+        finally:
+            flush.rollback()
+
     def truncate(self) -> Checkpoint:
         flush = self.store.begin(self.lease)
         self.table = flush.truncate(self.table, ["todos.1"])
@@ -116,12 +134,9 @@ class SourceWriter:
 
     def rows(self) -> dict[str, CurrentRow]:
         """All current rows, by id."""
-        flush = self.store.begin(self.lease)
-        try:
+        with self.rolled_back() as flush:
             ids = [row_id for row_id, _, _ in flush.table_members(self.table)]
             return flush.current(self.table, ids)
-        finally:
-            flush.rollback()
 
 
 def batches(rows: list[tuple[str, tuple[str, str]]], size: int) -> list[list[tuple[str, tuple[str, str]]]]:

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord, CurrentRow, StagedTable
 from headwater.storage.contract.reader import Newest, StoreReader
-from headwater.storage.contract.store import LeaseLostError, PartLostError, ReplicationProgress
+from headwater.storage.contract.store import LeaseLostError, PartLostError
 from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from tests.contract.source_writer import (
@@ -79,14 +78,12 @@ def test_empty_page(writer: SourceWriter, reader: StoreReader) -> None:
 
 def test_first_member(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"0": (A, "x")})
-    flush = writer.store.begin(writer.lease)
-    flush.put_rows(writer.table, [CurrentRow("1", 0, "1\ty", "", None)])
-    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+    with writer.flush() as flush:
+        flush.put_rows(writer.table, [CurrentRow("1", 0, "1\ty", "", None)])
     writer.store.take_page(writer.lease, writer.additions({"1": (B, "y")}), 0, ())
     assert contents([assert_in_step(reader, B)]) == {("todos", "1"): {"text": "y"}}
-    flush = writer.store.begin(writer.lease)
-    assert flush.current(writer.table, ["1"])["1"].members.count('"todos"') == 1
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        assert flush.current(writer.table, ["1"])["1"].members.count('"todos"') == 1
 
 
 def test_page_needs_the_lease(writer: SourceWriter, reader: StoreReader) -> None:

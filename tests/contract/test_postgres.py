@@ -401,15 +401,14 @@ def test_jobs_of_two_sources(writer: SourceWriter) -> None:
 def test_long_keys(writer: SourceWriter) -> None:
     writer.bootstrap({"1": (A, "x")})
     ids = [noise(100_000), noise(100_000) + "2", "é" * 501]
-    flush = writer.store.begin(writer.lease)
-    flush.put_rows(writer.table, [CurrentRow(row_id, 0, str(n), "", None) for n, row_id in enumerate(ids)])
-    flush.put_rows(writer.table, [CurrentRow(ids[1], 0, "again", "", None)])
-    assert {row_id: row.line for row_id, row in flush.current(writer.table, ids).items()} == {
-        ids[0]: "0", ids[1]: "again", ids[2]: "2",
-    }  # fmt: skip
-    flush.delete_rows(writer.table, ids[:1])
-    assert set(flush.current(writer.table, ids)) == set(ids[1:])
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        flush.put_rows(writer.table, [CurrentRow(row_id, 0, str(n), "", None) for n, row_id in enumerate(ids)])
+        flush.put_rows(writer.table, [CurrentRow(ids[1], 0, "again", "", None)])
+        assert {row_id: row.line for row_id, row in flush.current(writer.table, ids).items()} == {
+            ids[0]: "0", ids[1]: "again", ids[2]: "2",
+        }  # fmt: skip
+        flush.delete_rows(writer.table, ids[:1])
+        assert set(flush.current(writer.table, ids)) == set(ids[1:])
 
 
 def test_dead_machine(address: PostgresAddress) -> None:

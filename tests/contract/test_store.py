@@ -63,11 +63,10 @@ def test_reader_stops_at_its_checkpoint(writer: SourceWriter, reader: StoreReade
 def test_rollback(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": (A, "x")})
     before = totals(reader, A)
-    flush = writer.store.begin(writer.lease)
-    flush.append(
-        row_ops((), [put(A, "9", "lost")], RowKeys(writer.table, "9", writer.keys))[0], {A: named(writer.keys, A)}
-    )
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        flush.append(
+            row_ops((), [put(A, "9", "lost")], RowKeys(writer.table, "9", writer.keys))[0], {A: named(writer.keys, A)}
+        )
     assert totals(reader, A) == before
     writer.write({"2": (A, "y")})
     assert_in_step(reader, A)
@@ -75,11 +74,10 @@ def test_rollback(writer: SourceWriter, reader: StoreReader) -> None:
 
 def test_rollback_forgets_buckets(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": (A, "x")})
-    flush = writer.store.begin(writer.lease)
-    flush.append(
-        row_ops((), [put(B, "9", "lost")], RowKeys(writer.table, "9", writer.keys))[0], {B: named(writer.keys, B)}
-    )
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        flush.append(
+            row_ops((), [put(B, "9", "lost")], RowKeys(writer.table, "9", writer.keys))[0], {B: named(writer.keys, B)}
+        )
     writer.write({"9": (B, "kept")})
     assert contents([assert_in_step(reader, B)]) == {("todos", "9"): {"text": "kept"}}
 
@@ -135,9 +133,8 @@ def test_lookups_follow_their_rows(writer: SourceWriter, reader: StoreReader) ->
         ([LookupEntry("k", "[2]"), LookupEntry("other", "[9]")], ["[2]"]),
         ([], []),
     ):
-        flush = writer.store.begin(writer.lease)
-        flush.replace_lookups(writer.table, "1", entries)
-        flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+        with writer.flush() as flush:
+            flush.replace_lookups(writer.table, "1", entries)
         assert lookups(reader, ["k"])["k"] == expected
 
 

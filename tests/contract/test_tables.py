@@ -11,7 +11,7 @@ from headwater.oplog.lsn import Lsn
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader, Touched
 from headwater.storage.contract.reason import Cause, ResyncReason, stored_reason
-from headwater.storage.contract.store import LeaseLostError, ReplicationProgress, SourceState
+from headwater.storage.contract.store import LeaseLostError, SourceState
 from headwater.storage.open import open_store
 from headwater_rules.results import LookupEntry
 from tests.contract.source_writer import RELATION, SOURCE, A, B, SourceWriter, lookups, noise
@@ -33,9 +33,8 @@ def test_find_row(writer: SourceWriter) -> None:
 
 
 def put_lines(writer: SourceWriter, table: int, lines: dict[str, str]) -> None:
-    flush = writer.store.begin(writer.lease)
-    flush.put_rows(table, [CurrentRow(row_id, 0, line, "", None) for row_id, line in lines.items()])
-    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+    with writer.flush() as flush:
+        flush.put_rows(table, [CurrentRow(row_id, 0, line, "", None) for row_id, line in lines.items()])
 
 
 def read_all(writer: SourceWriter, table: int, rows: int = 1000) -> dict[str, CurrentRow]:
@@ -114,9 +113,8 @@ def test_replace_table(writer: SourceWriter, reader: StoreReader) -> None:
     after = reader.newest()
     assert after is not None
     assert reader.touched(checkpoint.checkpoint.op_id, after.checkpoint.op_id) == Touched(frozenset(), None)
-    flush = writer.store.begin(writer.lease)
-    assert flush.current(staged.id, ["1", "one"]) == {"one": CurrentRow("one", 0, "1\tx", "", "1/1")}
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        assert flush.current(staged.id, ["1", "one"]) == {"one": CurrentRow("one", 0, "1\tx", "", "1/1")}
     (late,) = writer.store.stage_tables(writer.lease, SOURCE, [(WIDER, "wider")])
     assert not writer.store.replace_table(writer.lease, writer.table, late, None)
     assert writer.store.tables(SOURCE) == [stored]
@@ -138,9 +136,8 @@ def test_stage_pages(writer: SourceWriter, reader: StoreReader) -> None:
     assert lookups(reader, ["k"]) == {"k": []}
     assert writer.store.replace_table(writer.lease, writer.table, staged, ResyncReason(Cause.REPLACED))
     assert lookups(reader, ["k"]) == {"k": ["[0]", "[1]"]}
-    flush = writer.store.begin(writer.lease)
-    found = flush.current(staged.id, ["1", "one", "two"])
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        found = flush.current(staged.id, ["1", "one", "two"])
     assert {row_id: row.line for row_id, row in found.items()} == {"one": "0\tx", "two": "1\tx"}
 
 
@@ -160,10 +157,9 @@ def test_replace_table_with_equal_ids(writer: SourceWriter) -> None:
 def test_drop_table(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": (A, "x")})
     (made,) = writer.store.create_tables(writer.lease, SOURCE, [(OTHER, "f1")], None)
-    flush = writer.store.begin(writer.lease)
-    flush.put_rows(made.id, [CurrentRow("r", 0, "v", "", None)])
-    flush.replace_lookups(made.id, "r", [LookupEntry("k", "[1]")])
-    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+    with writer.flush() as flush:
+        flush.put_rows(made.id, [CurrentRow("r", 0, "v", "", None)])
+        flush.replace_lookups(made.id, "r", [LookupEntry("k", "[1]")])
     assert lookups(reader, ["k"]) == {"k": ["[1]"]}
     writer.store.drop_table(writer.lease, made.id)
     assert [t.id for t in writer.store.tables(SOURCE)] == [writer.table]
@@ -243,9 +239,8 @@ def test_rows_are_found_by_their_lines(writer: SourceWriter) -> None:
     writer.bootstrap({"1": (A, "x")})
     lines = {"r1": "a\tb", "r2": "a\tb", "r3": "c\\\\d\t\\N", "r4": "e"}
     put_lines(writer, writer.table, lines)
-    flush = writer.store.begin(writer.lease)
-    found = flush.rows_with_lines(writer.table, ["a\tb", "c\\\\d\t\\N", "nobody"])
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        found = flush.rows_with_lines(writer.table, ["a\tb", "c\\\\d\t\\N", "nobody"])
     assert {line: sorted(ids) for line, ids in found.items()} == {
         "a\tb": ["r1", "r2"], "c\\\\d\t\\N": ["r3"], "nobody": [],
     }  # fmt: skip
@@ -254,10 +249,9 @@ def test_rows_are_found_by_their_lines(writer: SourceWriter) -> None:
 def test_copies(writer: SourceWriter) -> None:
     writer.bootstrap({"1": (A, "x")})
     put_lines(writer, writer.table, {"c0ffee": "x", "c0ffee#2": "x", "c0ffee#10": "x", "c0ffef": "y", "c0ffe": "z"})
-    flush = writer.store.begin(writer.lease)
-    assert sorted(flush.copies(writer.table, "c0ffee")) == ["c0ffee", "c0ffee#10", "c0ffee#2"]
-    assert flush.copies(writer.table, "dec0de") == []
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        assert sorted(flush.copies(writer.table, "c0ffee")) == ["c0ffee", "c0ffee#10", "c0ffee#2"]
+        assert flush.copies(writer.table, "dec0de") == []
 
 
 AWKWARD = ["", "a\tb", "back\\slash", "line\nend", "\\N", "ünïcödé 🎉", "quote\"'", "x" * 20_000, "é" * 5_000, "{1,2}"]
@@ -272,18 +266,16 @@ def test_rows_come_back_as_they_were_put(writer: SourceWriter, many: bool) -> No
         CurrentRow(f"id {text}", n % 3, text.replace("\n", "\\n"), f'[[{n},2,"t",{n}]]', text if n % 2 else None)
         for n, text in enumerate(texts)
     ]
-    flush = writer.store.begin(writer.lease)
-    flush.put_rows(writer.table, rows)
-    flush.put_rows(writer.table, [row._replace(subkey="again") for row in rows[:2]])
-    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+    with writer.flush() as flush:
+        flush.put_rows(writer.table, rows)
+        flush.put_rows(writer.table, [row._replace(subkey="again") for row in rows[:2]])
     expected = {row.row_id: row for row in [*rows, *(row._replace(subkey="again") for row in rows[:2])]}
-    flush = writer.store.begin(writer.lease)
-    assert flush.current(writer.table, [*expected, "nobody"]) == expected
-    members = {row_id: (text, subkey) for row_id, text, subkey in flush.table_members(writer.table)}
-    assert members["id \\N"] == (expected["id \\N"].members, expected["id \\N"].subkey)
-    flush.delete_rows(writer.table, list(expected)[:-2])
-    assert set(flush.current(writer.table, list(expected))) == set(list(expected)[-2:])
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        assert flush.current(writer.table, [*expected, "nobody"]) == expected
+        members = {row_id: (text, subkey) for row_id, text, subkey in flush.table_members(writer.table)}
+        assert members["id \\N"] == (expected["id \\N"].members, expected["id \\N"].subkey)
+        flush.delete_rows(writer.table, list(expected)[:-2])
+        assert set(flush.current(writer.table, list(expected))) == set(list(expected)[-2:])
     found = read_all(writer, writer.table)
     assert {row_id: found[row_id] for row_id in expected} == expected
 
@@ -291,24 +283,21 @@ def test_rows_come_back_as_they_were_put(writer: SourceWriter, many: bool) -> No
 def test_long_lookups(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": (A, "x")})
     long_id, long_key = noise(30_000), noise(20_000)
-    flush = writer.store.begin(writer.lease)
-    flush.put_rows(writer.table, [CurrentRow(long_id, 0, "x", "", None)])
-    flush.replace_lookups(writer.table, long_id, [LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]")])
-    assert flush.lookup_entries(writer.table, long_id) == [
-        LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]"),
-    ]  # fmt: skip
-    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+    with writer.flush() as flush:
+        flush.put_rows(writer.table, [CurrentRow(long_id, 0, "x", "", None)])
+        flush.replace_lookups(writer.table, long_id, [LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]")])
+        assert flush.lookup_entries(writer.table, long_id) == [
+            LookupEntry(long_key, "[1]"), LookupEntry(long_key + "2", "[2]"),
+        ]  # fmt: skip
     assert lookups(reader, [long_key, long_key + "3"]) == {long_key: ["[1]"], long_key + "3": []}
-    flush = writer.store.begin(writer.lease)
-    flush.replace_lookups(writer.table, long_id, [])
-    flush.commit(SOURCE, ReplicationProgress(Lsn(writer.lsn)))
+    with writer.flush() as flush:
+        flush.replace_lookups(writer.table, long_id, [])
     assert lookups(reader, [long_key]) == {long_key: []}
 
 
 def test_replaced_lookups(writer: SourceWriter, new_writer: Callable[..., SourceWriter]) -> None:
     writer.bootstrap({"1": (A, "x")})
-    flush = writer.store.begin(writer.lease)
-    for entries in ([LookupEntry("k", "[1]")], [LookupEntry("k", "[2]"), LookupEntry("m", "[3]")], []):
-        flush.replace_lookups(writer.table, "1", entries)
-        assert flush.lookup_entries(writer.table, "1") == entries
-    flush.rollback()
+    with writer.rolled_back() as flush:
+        for entries in ([LookupEntry("k", "[1]")], [LookupEntry("k", "[2]"), LookupEntry("m", "[3]")], []):
+            flush.replace_lookups(writer.table, "1", entries)
+            assert flush.lookup_entries(writer.table, "1") == entries

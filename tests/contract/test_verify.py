@@ -7,13 +7,11 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.oplog.transform import DraftOp, RowKeys, row_ops
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.sql.verify import ALL_KEYS, MODULUS, Examined, changed_parts, examine, row_entries
 from headwater_rules.results import LookupEntry
@@ -134,13 +132,12 @@ def test_bucket_begun_anew(written: SourceWriter, open_reading: Callable[[Source
     old, _, _ = totals(reader, A)
     device, untouched = assert_in_step(reader, A), totals(reader, B)[1:]
     damage(written.address, LOST_OP)
-    flush = written.store.begin(written.lease)
-    flush.reset_bucket(written.key(A), named(written.keys, A))
-    ops: list[DraftOp] = []
-    for row_id in ("9", "11"):
-        ops += row_ops((), [put(A, row_id, "again")], RowKeys(written.table, row_id, written.keys))[0]
-    flush.append(ops, {A: named(written.keys, A)})
-    flush.commit(written.source, ReplicationProgress(Lsn(written.lsn)))
+    with written.flush() as flush:
+        flush.reset_bucket(written.key(A), named(written.keys, A))
+        ops: list[DraftOp] = []
+        for row_id in ("9", "11"):
+            ops += row_ops((), [put(A, row_id, "again")], RowKeys(written.table, row_id, written.keys))[0]
+        flush.append(ops, {A: named(written.keys, A)})
     assert examined(written, A).problem == ""
     assert examined(written, A).ops == 3
     with open_store(written.address).open_verify() as verify:  # nothing damaged is left behind the CLEAR
@@ -153,26 +150,23 @@ def test_bucket_begun_anew(written: SourceWriter, open_reading: Callable[[Source
 
 def test_lost_bucket(written: SourceWriter) -> None:
     damage(written.address, f"delete from buckets where {OF_A}")
-    flush = written.store.begin(written.lease)
-    flush.reset_bucket(written.key(A), None)
-    flush.reset_bucket(written.key(B), None)
-    flush.commit(written.source, ReplicationProgress(Lsn(written.lsn)))
+    with written.flush() as flush:
+        flush.reset_bucket(written.key(A), None)
+        flush.reset_bucket(written.key(B), None)
     with open_store(written.address).open_verify() as reader:
         assert reader.head(written.key(A)) is None
     assert (examined(written, B).ops, examined(written, B).problem) == (1, "")
-    flush = written.store.begin(written.lease)
-    flush.reset_bucket(written.key(A), named(written.keys, A))
-    flush.commit(written.source, ReplicationProgress(Lsn(written.lsn)))
+    with written.flush() as flush:
+        flush.reset_bucket(written.key(A), named(written.keys, A))
     assert (examined(written, A).ops, examined(written, A).problem) == (1, "")
 
 
 def test_rows_with_lookups(written: SourceWriter) -> None:
     long_id = "x" * 900
-    flush = written.store.begin(written.lease)
-    flush.put_rows(written.table, [CurrentRow(long_id, 0, "x\ty", "", None)])
-    for row_id in ("1", long_id, "gone"):
-        flush.replace_lookups(written.table, row_id, [LookupEntry('l["a"]', f'["{row_id[:4]}"]')])
-    flush.commit(written.source, ReplicationProgress(Lsn(written.lsn)))
+    with written.flush() as flush:
+        flush.put_rows(written.table, [CurrentRow(long_id, 0, "x\ty", "", None)])
+        for row_id in ("1", long_id, "gone"):
+            flush.replace_lookups(written.table, row_id, [LookupEntry('l["a"]', f'["{row_id[:4]}"]')])
     with open_store(written.address).open_verify() as reader:
         assert reader.tables() == [written.table]
         batches = list(reader.rows(written.table, 0, 1 << 62))

@@ -168,14 +168,13 @@ def test_heartbeat(
     assert reader.replicator_status(writer.source).text == ""
     assert reader.replicator_status(writer.source).runs
     writer.bootstrap({})
-    flush = writer.store.begin(writer.lease)
-    for text in ("first", "a longer one " * 20_000, "last, “with” more than ASCII"):
-        writer.store.report_status(writer.lease, text)
-        heard = reader.replicator_status(writer.source)
-        assert (heard.text, heard.runs) == (text, True)
-        assert 0 <= heard.age < 60
-        assert (heard.stored, reader.replicator_alive()) == (writer.state().lsn, True)
-    flush.rollback()
+    with writer.rolled_back():
+        for text in ("first", "a longer one " * 20_000, "last, “with” more than ASCII"):
+            writer.store.report_status(writer.lease, text)
+            heard = reader.replicator_status(writer.source)
+            assert (heard.text, heard.runs) == (text, True)
+            assert 0 <= heard.age < 60
+            assert (heard.stored, reader.replicator_alive()) == (writer.state().lsn, True)
     writer.store.release(writer.lease)
     heard = reader.replicator_status(writer.source)
     assert (heard.text, heard.runs, reader.replicator_alive()) == ("last, “with” more than ASCII", False, False)
