@@ -22,7 +22,7 @@ from headwater.oplog.keys import in_memory
 from headwater.oplog.op import OpId
 from headwater.storage.contract.compaction import Reput, SealedRun
 from headwater.storage.shared.common import SEGMENT_BYTES, SEGMENT_OPS
-from headwater.storage.shared.segments import compressor
+from headwater.storage.shared.segments import compressor, op_id_of
 
 STANDS, REMOVES, SUPERSEDED, MOVED, CLEARS = range(5)
 """Roles of an op in its history: a PUT whose row is live; a REMOVE that is the last op of its row; a PUT or REMOVE that
@@ -233,7 +233,7 @@ def _reput_of(line: bytes) -> Reput:
 
 def op_ids(run: bytes) -> list[int]:
     """The ids of a run's ops."""
-    return [int(line[10 : line.index(b'"', 10)]) for line in run.split(b"\n")]
+    return [op_id_of(line) for line in run.split(b"\n")]
 
 
 def shortened(run: bytes, roles: bytearray) -> list[bytes]:

@@ -198,6 +198,11 @@ Line = tuple[int, str]
 """A finished op with its id."""
 
 
+def op_id_of(finished: bytes) -> int:
+    """The id of a finished op, which begins with {"op_id":"<id>","""
+    return int(finished[10 : finished.index(b'"', 10)])
+
+
 def segment_lines(first: int, sealed: bool, bodies: bytes) -> list[Line]:
     """The finished ops of a segment whose first op is `first`, in order."""
     lines = unpacked(bodies).decode().split("\n")

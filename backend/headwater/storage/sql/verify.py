@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import orjson
@@ -24,6 +23,7 @@ from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import decode_memberships
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.shared.common import BATCH_BYTES
+from headwater.storage.shared.segments import numbered, op_id_of
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
 
@@ -376,32 +376,20 @@ def segment_ops(segment: StoredSegment) -> list[tuple[int, bytes]]:
     if segment.bodies is None:
         raise DamageError(f"{place} is lost")
     try:
-        lines = zstandard.decompress(segment.bodies).split(b"\n")
-        ops = _sealed_ops(lines) if segment.sealed else _numbered(lines, segment.first)
+        bodies = zstandard.decompress(segment.bodies)
+        finished = bodies if segment.sealed else numbered(bodies, segment.first)
+        ops = [(op_id_of(line), line) for line in finished.split(b"\n")]
         checksum = sum(orjson.loads(line)["checksum"] for _, line in ops) & _UINT32
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamageError(f"{place} can't be decompressed") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DamageError(f"{place} can't be read") from error
     ids = [op_id for op_id, _ in ops]
-    if len(ids) != segment.size or (ids[0], ids[-1]) != (segment.first, segment.last) or not _ascending(ids):
+    if len(ids) != segment.size or (ids[0], ids[-1]) != (segment.first, segment.last) or ids != sorted(set(ids)):
         raise DamageError(f"{place} holds other ops")
     if checksum != segment.checksum:
         raise DamageError(f"the checksum of {place} does not match its ops")
     return ops
-
-
-def _sealed_ops(lines: Sequence[bytes]) -> list[tuple[int, bytes]]:
-    # A finished op is {"op_id":"<id>", and its body
-    return [(int(line[10 : line.index(b'"', 10)]), line) for line in lines]
-
-
-def _numbered(lines: Sequence[bytes], first: int) -> list[tuple[int, bytes]]:
-    return [(op_id, b'{"op_id":"%d",%b' % (op_id, body)) for op_id, body in enumerate(lines, first)]
-
-
-def _ascending(ids: Sequence[int]) -> bool:
-    return all(a < b for a, b in pairwise(ids))
 
 
 def cut_keys(counts: Iterable[tuple[int, int]], ops: int) -> list[tuple[int, int]]:
