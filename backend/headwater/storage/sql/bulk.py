@@ -20,7 +20,7 @@ from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import tables
 from headwater.storage.sql.control import secret
 from headwater.storage.sql.cursor import Cursor, DuplicateRowError, OpenPart, Row
-from headwater.storage.sql.ops import INSERT_CLEARS, clear_buckets, insert_segment, lock_state, move_checkpoint
+from headwater.storage.sql.ops import INSERT_CLEARS, clear_buckets, insert_segments, lock_state, move_checkpoint
 from headwater.storage.sql.parts import Segment
 
 Openings = dict[int, tuple[str, ...]]
@@ -229,10 +229,12 @@ def _append(db: Cursor, lease: Lease, part: OpenPart, page: int, next_op: int, l
     keyed.refuse(db.rows(taken_keys(those), touched))
     named = [Bucket(*row) for row in db.rows(f"select * from {those} b order by id", touched)]
     next_op = _open_buckets(db, named, next_op)
-    for bucket, size, checksum, bodies in kept:
-        insert_segment(db, bucket, Run(bucket, next_op, size, checksum, bodies))
-        next_op += size
-        db.execute(_ADD_SEGMENT, checksum, size, next_op - 1, bucket)
+    runs: list[Run] = []
+    for segment in kept:
+        runs.append(Run(segment[0], next_op, *segment[1:]))
+        next_op = runs[-1].last + 1
+    insert_segments(db, [(run.bucket, run) for run in runs])
+    db.execute_many(_ADD_SEGMENT, [(run.checksum, run.size, run.last, run.bucket) for run in runs])
     names = orjson.dumps([bucket.name for bucket in named]).decode() if len(touched) <= NAMEABLE else None
     move_checkpoint(db, next_op, lease.name, names, None)
 

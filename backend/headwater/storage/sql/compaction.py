@@ -9,7 +9,7 @@ only current ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import orjson
@@ -30,7 +30,7 @@ from headwater.storage.shared.compaction import changed_rows, clear_line
 from headwater.storage.shared.segments import RUN_OPS, Line, numbered, segment_lines, unpacked
 from headwater.storage.sql import leases
 from headwater.storage.sql.cursor import Cursor
-from headwater.storage.sql.ops import drop_segments, insert_segment, lock_state
+from headwater.storage.sql.ops import drop_segments, insert_segments, lock_state
 
 _PRUNED_AT_ONCE = 2_000
 _SEGMENTS_AT_ONCE = 16
@@ -301,9 +301,10 @@ def _append(db: Cursor, bucket: BucketState, first: int, rows: Sequence[Reput]) 
     return OpId(last)
 
 
-def _place(db: Cursor, bucket: int, runs: Iterable[SealedRun]) -> list[Piece]:
+def _place(db: Cursor, bucket: int, runs: Sequence[SealedRun]) -> list[Piece]:
+    blobs = insert_segments(db, [(bucket, run) for run in runs])
     return [
-        Piece(run.first, run.last, run.size, insert_segment(db, bucket, run), True, len(run.bodies)) for run in runs
+        Piece(run.first, run.last, run.size, blob, True, len(run.bodies)) for run, blob in zip(runs, blobs, strict=True)
     ]
 
 

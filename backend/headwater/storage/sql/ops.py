@@ -45,13 +45,19 @@ def clear_buckets(db: Cursor, next_op: int, condition: str = "true", *values: Va
     return cleared
 
 
-def insert_segment(db: Cursor, bucket: int, run: Run | SealedRun) -> int:
-    """Store a segment; returns its blob. The totals of the bucket are the caller's."""
+def insert_segments(db: Cursor, segments: Sequence[tuple[int, Run | SealedRun]]) -> list[int]:
+    """Store segments, each given with its bucket; returns their blobs. The totals of the buckets are the caller's."""
     insert = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"
-    ((blob,),) = db.rows(insert, bucket, run.size, run.checksum, run.bodies)
-    insert = "insert into segments (bucket, first_op, last_op, blob, sealed) values (?, ?, ?, ?, ?)"
-    db.execute(insert, bucket, run.first, run.last, blob, isinstance(run, SealedRun))
-    return int(blob)
+    rows = db.execute_many(insert, [(bucket, run.size, run.checksum, run.bodies) for bucket, run in segments])
+    blobs = [int(blob) for (blob,) in rows]
+    db.execute_many(
+        "insert into segments (bucket, first_op, last_op, blob, sealed) values (?, ?, ?, ?, ?)",
+        [
+            (bucket, run.first, run.last, blob, isinstance(run, SealedRun))
+            for (bucket, run), blob in zip(segments, blobs, strict=True)
+        ],
+    )
+    return blobs
 
 
 def drop_segments(db: Cursor, segments: Sequence[Sequence[int]]) -> None:

@@ -17,7 +17,7 @@ from headwater.storage.shared.segments import Run
 from headwater.storage.sql import leases, tables
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.flush import Flush, explaining
-from headwater.storage.sql.ops import insert_segment
+from headwater.storage.sql.ops import insert_segments
 from headwater.storage.sqlite.cursor import SqliteCursor
 from headwater_rules.results import LookupEntry
 
@@ -125,7 +125,7 @@ class SqliteFlush(Flush):
         )
 
     def _insert_run(self, run: Run) -> None:
-        insert_segment(self._cursor, run.bucket, run)
+        insert_segments(self._cursor, [(run.bucket, run)])
 
     def _insert_buckets(self, rows: Sequence[tuple[int, str, str, int]]) -> None:
         self._db.executemany(
