@@ -205,20 +205,6 @@ def shared(
     return [*shares, Share(address, work.lease, tuple(keys), upto, policy, finish)] if keys else shares
 
 
-def compact_share(share: Share) -> Summary:
-    """Compact a share, in any process."""
-    summary = Summary()
-    with (
-        closing(open_store(share.address).open_compaction()) as store,
-        CompactionPass(store, "", threading.Event().wait, under=share.lease) as work,
-    ):
-        for key in share.keys:
-            bucket = store.bucket(key)
-            if bucket is not None:
-                summary.count(work.bucket(bucket, share.upto, share.policy, finish=share.finish))
-    return summary
-
-
 @dataclass(frozen=True, slots=True)
 class ShareTask:
     """Compacts one share on an executor, which imports this module to run it. See `pipeline.engine.Task`."""
@@ -226,7 +212,16 @@ class ShareTask:
     share: Share
 
     def run(self, job: None, number: int, attempt: str) -> Summary:
-        return compact_share(self.share)
+        share, summary = self.share, Summary()
+        with (
+            closing(open_store(share.address).open_compaction()) as store,
+            CompactionPass(store, "", threading.Event().wait, under=share.lease) as work,
+        ):
+            for key in share.keys:
+                bucket = store.bucket(key)
+                if bucket is not None:
+                    summary.count(work.bucket(bucket, share.upto, share.policy, finish=share.finish))
+        return summary
 
 
 def selected(buckets: Sequence[BucketState], name: str | None, definition: str | None) -> list[BucketState]:

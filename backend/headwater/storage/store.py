@@ -107,17 +107,17 @@ class Store(ABC):
 
     def definition_stats(self) -> list[DefinitionStats]:
         """Statistics of all definitions that have buckets, by name, at one moment. Reads all of the history once."""
-        with closing(self._open("stats")) as db:
+        with closing(self._open("stats")) as db, db.snapshot():
             return stats.definition_stats(db)
 
     def disk_use(self) -> Disk:
         """How large a store is. Reads a part of every page of the embedded store, a second for some GB."""
-        with closing(self._open("stats")) as db:
+        with closing(self._open("stats")) as db, db.snapshot():
             return stats.disk_use(db)
 
     def store_stats(self) -> StoreStats:
         """Statistics of the store. Reads all of it once, beside its writer."""
-        with closing(self._open("stats")) as db:
+        with closing(self._open("stats")) as db, db.snapshot():
             return stats.store_stats(db)
 
     @abstractmethod

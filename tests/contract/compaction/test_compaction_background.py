@@ -15,8 +15,8 @@ from headwater.compaction.compactor import (
     Compactor,
     Schedule,
     Share,
+    ShareTask,
     Summary,
-    compact_share,
     need,
 )
 from headwater.oplog.op import OpId
@@ -111,7 +111,7 @@ def test_shares(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> 
 
     def elsewhere(given: Sequence[Share]) -> list[Summary]:
         shares.extend(given)
-        return [compact_share(share) for share in given]
+        return [ShareTask(share).run(None, 0, "") for share in given]
 
     compaction = Compactor(
         compacted.address, "here:1", schedule=Schedule(min_age=60.0), run_shares=elsewhere, clock=lambda: now[0]

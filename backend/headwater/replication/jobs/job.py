@@ -23,9 +23,9 @@ from headwater.replication.tables.schema_watch import SchemaWatch, readable_tabl
 from headwater.source.catalog.published import PublishedTable, load_types, locked_tables
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.connect import SharedConnection, SourceSettings
-from headwater.storage.contract.flush import Flush
 from headwater.storage.contract.parts import BulkRecord, Places
 from headwater.storage.contract.store import Lease, StoredTable
+from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 

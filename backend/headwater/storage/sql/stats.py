@@ -157,37 +157,34 @@ _SEGMENTS = ("segments", "segment_blobs", "staged_segments")
 
 
 def definition_stats(db: Cursor) -> list[DefinitionStats]:
-    """Statistics of all definitions that have buckets, by name, at one moment. Reads all of the history once."""
-    with db.snapshot():
-        return _by_definition(_buckets(db, {}))
+    """See `Store.definition_stats`. This and the following are called within a snapshot."""
+    return _by_definition(_buckets(db, {}))
 
 
 def disk_use(db: Cursor) -> Disk:
-    """How large a store is. Reads a part of every page of the embedded store, a second for some GB."""
-    with db.snapshot():
-        return _disk(db, _table_sizes(db))
+    """See `Store.disk_use`."""
+    return _disk(db, _table_sizes(db))
 
 
 def store_stats(db: Cursor) -> StoreStats:
-    """Statistics of the store. Reads all of it once."""
-    with db.snapshot():
-        sizes = _table_sizes(db)
-        live: Counter[int] = Counter()
-        for table, *_ in db.rows(_TABLES):
-            live.update(dict(db.rows(db.dialect.live_memberships.format(table=table))))
-        buckets = sorted(_buckets(db, live), key=lambda bucket: bucket.name)
-        sources = db.rows("select tag, lsn, slot, system_id, timeline from sources order by tag")
-        return StoreStats(
-            checkpoint=OpId(_number(db, "select coalesce(checkpoint, 0) from state")),
-            sources=tuple(SourceState(tag, Lsn(lsn), *rest) for tag, lsn, *rest in sources),
-            tables=tuple(sorted(_tables(db, sizes), key=lambda each: (each.source, each.name))),
-            history=_history(db),
-            lookups=_number(db, "select count(*) from lookups"),
-            disk=_disk(db, sizes),
-            definitions=tuple(_by_definition(buckets)),
-            buckets=tuple(buckets),
-            jobs=tuple(bulk_records(db, "order by id desc limit 5")),
-        )
+    """See `Store.store_stats`."""
+    sizes = _table_sizes(db)
+    live: Counter[int] = Counter()
+    for table, *_ in db.rows(_TABLES):
+        live.update(dict(db.rows(db.dialect.live_memberships.format(table=table))))
+    buckets = sorted(_buckets(db, live), key=lambda bucket: bucket.name)
+    sources = db.rows("select tag, lsn, slot, system_id, timeline from sources order by tag")
+    return StoreStats(
+        checkpoint=OpId(_number(db, "select coalesce(checkpoint, 0) from state")),
+        sources=tuple(SourceState(tag, Lsn(lsn), *rest) for tag, lsn, *rest in sources),
+        tables=tuple(sorted(_tables(db, sizes), key=lambda each: (each.source, each.name))),
+        history=_history(db),
+        lookups=_number(db, "select count(*) from lookups"),
+        disk=_disk(db, sizes),
+        definitions=tuple(_by_definition(buckets)),
+        buckets=tuple(buckets),
+        jobs=tuple(bulk_records(db, "order by id desc limit 5")),
+    )
 
 
 def _table_sizes(db: Cursor) -> dict[str, int]:

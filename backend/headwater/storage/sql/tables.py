@@ -12,7 +12,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import Checkpoint
 from headwater.storage.contract.reason import ResyncReason, reason_columns, stored_reason
-from headwater.storage.contract.store import Lease, SourceState, StoredTable
+from headwater.storage.contract.store import SourceState, StoredTable
 from headwater.storage.sql.cursor import Cursor, Row, Value
 
 
@@ -155,15 +155,6 @@ def record_job(db: Cursor, record: BulkRecord) -> None:
     insert = f"insert into bulk_jobs ({_JOB}) values (?, ?, ?, ?, ?, ?, ?, ?)"
     counts = record.tasks, record.rows, record.ops
     db.execute(insert, record.kind, record.source, record.application, *counts, record.started, record.finished)
-
-
-def create_tables(
-    db: Cursor, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
-) -> list[StoredTable]:
-    """See the contract."""
-    with db.transaction(lease):
-        made = {create_active(db, source, [relation], fingerprint, resync) for relation, fingerprint in tables}
-        return [table for table in active(db, source) if table.id in made]
 
 
 # layouts as text

@@ -245,8 +245,12 @@ class StoreWriter(ABC):
         self, lease: Lease, source: str, tables: Sequence[tuple[Relation, str]], resync: ResyncReason | None
     ) -> list[StoredTable]:
         """Create empty active generations that a re-sync is to fill, with `resync` as its reason."""
-        with self._work() as db:
-            return generations.create_tables(db, lease, source, tables, resync)
+        with self._work() as db, db.transaction(lease):
+            made = {
+                generations.create_active(db, source, [relation], fingerprint, resync)
+                for relation, fingerprint in tables
+            }
+            return [table for table in generations.active(db, source) if table.id in made]
 
     def add_layout(self, lease: Lease, table: int, relation: Relation, fingerprint: str) -> StoredTable:
         """Add a layout that rows of the table are written in from now on. Existing rows keep theirs."""
