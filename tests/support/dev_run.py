@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import wait_until
+
 START_SECONDS = 150.0
 STOP_SECONDS = 60.0
 _MARK = "HEADWATER_TEST_RUN"
@@ -70,10 +72,7 @@ class Run:
                 each.kill()
 
     def wait_gone(self) -> None:
-        deadline = time.monotonic() + STOP_SECONDS
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"still there: {left}"
-            time.sleep(0.05)
+        wait_until(lambda: not self.processes(), "all that it started to be gone", STOP_SECONDS)
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:

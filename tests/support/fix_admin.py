@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.keys import StaticKeys, parse_key
 from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
-from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_store
 from tests.support.plain_http import served
@@ -31,16 +29,6 @@ OPENAPI = "/api/headwater/v1/openapi.json"
 TOKEN = "an admin token of the tests"
 SECRET = b"a key of the devices in tests, of sixty-four bytes and some more"
 NOWHERE = SourceSettings(host="127.0.0.1", port=1, database="shop", user="app", sslmode="disable", connect_timeout=2)
-
-
-class StillHead:
-    """A source whose log never moves."""
-
-    async def advance_past(self) -> dict[str, Lsn]:
-        return {"default": Lsn(1)}
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass
@@ -82,25 +70,22 @@ def running_admin(
     limits: HttpLimits | None = None,
 ) -> Iterator[AdminEndpoint]:
     """The endpoint over the settings' store, in a thread. With `own_port` operators have a port of their own."""
+    from tests.support.fix_api import PlayedHead, jwk  # plugins must not import each other as they load
+
     sockets = [bind("127.0.0.1", 0)]
     if own_port:
         sockets.append(bind("127.0.0.1", 0))
-        settings = _at(settings, sockets[1].getsockname()[1])
+        settings = replace(settings, port=sockets[1].getsockname()[1])
     public, port = sockets[0].getsockname()[1], sockets[-1].getsockname()[1]
     with closing(open_store(settings.storage).open_reader()) as reader:
-        key = {"kty": "oct", "alg": "HS256", "k": urlsafe_b64encode(SECRET).rstrip(b"=").decode()}
-        held = StaticKeys((parse_key(key),))
+        held = StaticKeys((parse_key(jwk(SECRET)),))
         app = create_app(
-            ApiSettings(held, frozenset({audience}), admin=settings, http=limits or HttpLimits()), reader, StillHead()
+            ApiSettings(held, frozenset({audience}), admin=settings, http=limits or HttpLimits()), reader, PlayedHead()
         )
         with served(app, sockets, {"authorization": f"Token {TOKEN}"}) as (server, _, http):
             document = http.get(OPENAPI).json()
             http.event_hooks = {"response": [partial(is_as_described, document)]}
             yield AdminEndpoint(app, server, http, port, public)
-
-
-def _at(settings: AdminSettings, port: int) -> AdminSettings:
-    return AdminSettings(settings.tokens, settings.storage, settings.sources, port)
 
 
 def is_as_described(document: dict[str, Any], response: httpx.Response) -> None:

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,6 @@ import pytest
 from headwater.bulk.contract import BulkProgress
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
-from headwater.oplog.op import OpId
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
@@ -44,7 +43,7 @@ from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import SyncRequest
 from tests.support.local_bulk import EVERYTHING_ON_SPARK, local_bulk
-from tests.support.model_device import ModelBucket, contents, parse_ops
+from tests.support.model_device import ModelBucket, chunks_of, contents, parse_ops
 from tests.support.store_checker import problems
 from tests.support.store_file import store_file, store_tables
 from tests.support.waiting import DEADLINE, wait_until
@@ -152,7 +151,7 @@ class Deployment:
 
     def _run(self, following: threading.Event) -> None:
         try:
-            with closing(open_store(self.address).open_writer()) as store:
+            with self.store() as store:
                 self._replicate(store, following)
         except BaseException as error:  # noqa: BLE001 - told to the test
             self._failure = error
@@ -248,14 +247,9 @@ class Deployment:
         """How the replicator stands, by what it tells. Its `at` is None before it has told anything."""
         return find_status("default", self.reader.replicator_status("default"), None, time.time())
 
-    @contextmanager
-    def store(self) -> Iterator[StoreWriter]:
+    def store(self) -> closing[StoreWriter]:
         """The store as a command has it."""
-        store = open_store(self.address).open_writer()
-        try:
-            yield store
-        finally:
-            store.close()
+        return closing(open_store(self.address).open_writer())
 
     def redeploy(self, yaml: str, *, origin: Origin = Origin.COMMAND) -> ConfigVersion:
         """Deploy another sync config and wait until it is served."""
@@ -292,11 +286,8 @@ class Deployment:
 
     def bulk_records(self) -> list[BulkRecord]:
         """The bulk jobs that the store tells of."""
-        store = open_store(self.address).open_writer()
-        try:
+        with self.store() as store:
             return store.bulk_records()
-        finally:
-            store.close()
 
     def op_count(self) -> int:
         """How many ops the store has given to clients, all buckets together."""
@@ -305,18 +296,11 @@ class Deployment:
 
     def op_count_now(self) -> int:
         """The same, without waiting for the replicator."""
-        if self.storage is not None:
-            with store_tables(self.storage) as conn:
-                row = conn.execute(
-                    "select (select count(*) from ops)"
-                    " + (select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob)"
-                ).fetchone()
-                return int(row[0]) if row else 0
-        with store_file(self.directory) as db:
-            hot = db.execute("select count(*) from ops").fetchall()[0][0]
-            query = "select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob"
-            sealed = db.execute(query).fetchall()[0][0]
-            return int(str(hot)) + int(str(sealed))
+        sealed = "select coalesce(sum(b.size), 0) from segments s join segment_blobs b on b.id = s.blob"
+        tables = store_file(self.directory) if self.storage is None else store_tables(self.storage)
+        with tables as db:
+            ((count,),) = db.execute(f"select (select count(*) from ops) + ({sealed})").fetchall()
+        return int(str(count))
 
 
 Deploy = Callable[..., Deployment]
@@ -325,15 +309,11 @@ Deploy = Callable[..., Deployment]
 def read_bucket(reader: StoreReader, bucket: str, upto: int, model: ModelBucket | None = None) -> ModelBucket:
     """Bring a device's bucket to a checkpoint."""
     model = model or ModelBucket()
-    after = OpId(model.position)
-    while True:
-        chunk = reader.chunk(bucket, after, OpId(upto))
+    for chunk in chunks_of(reader, bucket, model.position, upto):
         for op in parse_ops(chunk.ops):
             model.apply(op)
-        after = chunk.next_after
-        if not chunk.more:
-            model.position = max(model.position, upto)
-            return model
+    model.position = max(model.position, upto)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import command
-from tests.support.processes import Running, hit
-from tests.support.processes import start as start_process
+from tests.support.processes import Running, hit, start
 
 _ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -22,12 +22,14 @@ _numbers = itertools.count(1)
 Launch = Callable[..., Running]
 
 
-def _start(folder: Path, arguments: list[str], failpoint: str) -> Running:
+def _start(stack: ExitStack, folder: Path, arguments: list[str], failpoint: str) -> Running:
     number = next(_numbers)
     failpoints = folder / f"failpoints-{number}"
     variables = {"HEADWATER_FAILPOINT": failpoint, "HEADWATER_FAILPOINT_LOG": str(failpoints)}
     log = folder / f"process-{number}.log"
-    return start_process(arguments, log, failpoints=failpoints, cwd=_ROOT, variables=variables)
+    running = start(arguments, log, failpoints=failpoints, cwd=_ROOT, variables=variables)
+    stack.callback(_finish, running)
+    return running
 
 
 def _finish(running: Running) -> None:
@@ -45,31 +47,23 @@ def _finish(running: Running) -> None:
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """`launch("replicate", config)` runs the command, with options if some are given; `failpoint="name:2"` lets it die
     at the second passage there."""
-    started: list[Running] = []
+    with ExitStack() as stack:
 
-    def start(name: str, config: Mapping[str, object], *options: str, failpoint: str = "") -> Running:
-        path = tmp_path / f"headwater-{next(_numbers)}.json"
-        path.write_text(json.dumps(config), encoding="utf-8")
-        started.append(_start(tmp_path, command(name, "--config", path, *options), failpoint))
-        return started[-1]
+        def start(name: str, config: Mapping[str, object], *options: str, failpoint: str = "") -> Running:
+            path = tmp_path / f"headwater-{next(_numbers)}.json"
+            path.write_text(json.dumps(config), encoding="utf-8")
+            return _start(stack, tmp_path, command(name, "--config", path, *options), failpoint)
 
-    yield start
-    for running in reversed(started):
-        _finish(running)
+        yield start
 
 
 @pytest.fixture
 def launch_module(tmp_path: Path) -> Iterator[Launch]:
     """`launch_module("tests.support.x", "argument")` runs a module of the tests as a process of its own."""
-    started: list[Running] = []
-
-    def start(module: str, *arguments: str, failpoint: str = "") -> Running:
-        started.append(_start(tmp_path, [sys.executable, "-m", module, *arguments], failpoint))
-        return started[-1]
-
-    yield start
-    for running in reversed(started):
-        _finish(running)
+    with ExitStack() as stack:
+        yield lambda module, *arguments, failpoint="": _start(
+            stack, tmp_path, [sys.executable, "-m", module, *arguments], failpoint
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,10 +1,14 @@
-"""A device as the protocol describes it: folds ops, sums checksums. Shares no code with the service."""
+"""A device as the protocol describes it: folds ops, sums checksums. Shares no code with the service, which it only
+reads from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+from headwater.oplog.op import OpId
+from headwater.storage.contract.reader import Chunk, StoreReader
 
 
 @dataclass
@@ -45,6 +49,15 @@ def parse_ops(ops: bytes) -> list[dict[str, object]]:
     """The op objects of a chunk."""
     parsed: list[dict[str, object]] = json.loads(b"[" + ops + b"]")
     return parsed
+
+
+def chunks_of(reader: StoreReader, bucket: str, after: int, upto: int) -> Iterator[Chunk]:
+    """The chunks of a bucket from one position to another."""
+    more = True
+    while more:
+        chunk = reader.chunk(bucket, OpId(after), OpId(upto))
+        yield chunk
+        after, more = chunk.next_after, chunk.more
 
 
 def contents(buckets: Iterable[ModelBucket]) -> dict[tuple[str, str], dict[str, object]]:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tests.support.fix_api import Endpoint
@@ -91,13 +92,13 @@ class RawConnection:
         self._held += part
 
 
+@dataclass(frozen=True)
 class Answer:
     """Status, headers in lower case, and body."""
 
-    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
+    status: int
+    headers: dict[str, str]
+    body: bytes
 
     @property
     def error(self) -> dict[str, Any]:

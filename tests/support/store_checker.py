@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,18 +51,14 @@ def problems(store: Path | StoreAddress) -> list[str]:
 @contextmanager
 def _seen(store: Path | StoreAddress) -> Iterator[apsw.Connection]:
     """The store's tables as they are at one moment; those of a store that is no file as a copy."""
-    if isinstance(store, PostgresAddress):
-        db = apsw.Connection(":memory:")
+    if not isinstance(store, PostgresAddress):
+        with store_file(store if isinstance(store, Path) else store.directory) as db:
+            db.execute("begin")
+            yield db
+        return
+    with closing(apsw.Connection(":memory:")) as db:
         _copy_tables(store, db)
-    else:
-        directory = store if isinstance(store, Path) else Path(store.directory)
-        db = apsw.Connection(str(directory / "store.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-        db.set_busy_timeout(30_000)
-    try:
-        db.execute("begin")
         yield db
-    finally:
-        db.close()
 
 
 _TABLES = (
@@ -98,16 +94,6 @@ def _copy_table(address: PostgresAddress, connection: psycopg.Connection, db: ap
     columns = [column.name for column in cursor.description or ()]
     db.execute(f"create table {name} ({', '.join(columns)})")
     db.executemany(f"insert into {name} values ({', '.join('?' * len(columns))})", cursor)
-
-
-_AS_TABLES = """
-create table state as select :next_op as next_op, :checkpoint as checkpoint;
-create table staged_segments (blob);
-create table segment_blobs as select rowid as id, bucket, size, checksum, bodies from segments;
-alter table segments add column blob;
-update segments set blob = rowid;
-alter table tables add column state default 'active';
-"""
 
 
 def leftovers(directory: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -18,12 +18,9 @@ WAIT_MS = 30_000
 @contextmanager
 def store_file(directory: Path | str, wait_ms: int = WAIT_MS) -> Iterator[apsw.Connection]:
     """The store's database, closed at the end; what is written without a transaction of its own is durable at once."""
-    db = apsw.Connection(f"{directory}/store.db", flags=apsw.SQLITE_OPEN_READWRITE)
-    db.set_busy_timeout(wait_ms)
-    try:
+    with closing(apsw.Connection(f"{directory}/store.db", flags=apsw.SQLITE_OPEN_READWRITE)) as db:
+        db.set_busy_timeout(wait_ms)
         yield db
-    finally:
-        db.close()
 
 
 @contextmanager

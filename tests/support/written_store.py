@@ -31,7 +31,7 @@ from headwater.storage.contract.versions import Origin
 from headwater.storage.open import open_store
 from headwater.storage.shared.compaction import CompactionPolicy
 from headwater_rules.results import LookupEntry, Put
-from tests.support.model_device import ModelBucket, parse_ops
+from tests.support.model_device import ModelBucket, chunks_of, parse_ops
 
 SOURCE = "default"
 RELATION = Relation(1, "public", "todos", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
@@ -187,13 +187,10 @@ def _catch_up(reader: StoreReader, device: dict[str, ModelBucket]) -> int:
         assert snapshot is not None
         totals, upto = snapshot.totals(list(device)), snapshot.checkpoint.op_id
     for name, model in device.items():
-        after, more = OpId(model.position), True
-        while more:
-            chunk = reader.chunk(name, after, upto)
+        for chunk in chunks_of(reader, name, model.position, upto):
             for op in parse_ops(chunk.ops):
                 model.apply(op)
             downloaded += chunk.size
-            after, more = chunk.next_after, chunk.more
         assert model.checksum == totals[name].checksum, name
     return downloaded
 

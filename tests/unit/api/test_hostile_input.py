@@ -23,8 +23,8 @@ from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from headwater.storage.open import open_store
-from tests.support.fix_admin import TOKEN, StillHead
-from tests.support.fix_api import AUDIENCE, jwk, make_token
+from tests.support.fix_admin import TOKEN
+from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_upload import NOTES
 from tests.support.ruled_configs import STREAM_ADDED
@@ -58,7 +58,7 @@ def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[Ap
             admin=AdminSettings((TOKEN,), ruled.store.address, (login,)),
             http=HttpLimits(max_connections=AT_ONCE * 3, drain_seconds=0),
         )
-        yield create_app(settings, reader, StillHead())
+        yield create_app(settings, reader, PlayedHead())
 
 
 async def siege(app: ApiApp, seed: int, number: int) -> tuple[int, int]:
