@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ import httpx
 from tests.support.fix_service import token_for
 from tests.support.model_client import ModelClient
 from tests.support.model_device import contents
+from tests.support.working_thread import WorkingThread
 
 _TURN_SECONDS = 0.05
 _SILENCE_SECONDS = 60.0  # the service sends a line every 20 seconds
@@ -42,27 +42,21 @@ class Client(ModelClient):
         self.lines.clear()
 
 
-class Device(threading.Thread):
-    """A user's device, whose first endpoint is at `first` of `endpoints`. `failure` is what it can't go on with."""
+class Device(WorkingThread):
+    """A user's device, whose first endpoint is at `first` of `endpoints`."""
 
     def __init__(self, user: str, endpoints: Sequence[str], first: int) -> None:
-        super().__init__(name=f"device of {user}", daemon=True)
+        super().__init__(f"device of {user}")
         self.user = user
         self.client = Client()
-        self.failure: BaseException | None = None
-        self.connections = 0
         self._endpoints = itertools.islice(itertools.cycle(endpoints), first, None)
-        self._ended = threading.Event()
 
-    def run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                try:
-                    self._stay(next(self._endpoints))
-                except httpx.TransportError:
-                    self._ended.wait(_TURN_SECONDS)
-        except BaseException as error:  # noqa: BLE001 - told to whoever looks
-            self.failure = error
+    def work(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._stay(next(self._endpoints))
+            except httpx.TransportError:
+                self._ended.wait(_TURN_SECONDS)
 
     def _stay(self, endpoint: str) -> None:
         positions = [{"name": name, "after": str(after)} for name, after in self.client.connect().items()]
@@ -73,7 +67,6 @@ class Device(threading.Thread):
             if response.status_code != 200:  # no checkpoint yet
                 self._ended.wait(1.0)
                 return
-            self.connections += 1
             for line in response.iter_lines():
                 self.client.receive(line.encode() + b"\n")
                 if self._ended.is_set():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from typing import Final
 
 import psycopg
 
 from tests.support.sync_configs import auto_streams
+from tests.support.working_thread import WorkingThread
 
 BEAT_SECONDS: Final = 0.1
 LISTS: Final = 5
@@ -54,55 +54,32 @@ def schema(users: int, rows: int) -> list[str]:
     ]
 
 
-class _Load(threading.Thread):
-    """Writes to the source until it is ended. `failure` is what it can't go on with."""
-
-    def __init__(self, name: str, dsn: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._dsn = dsn
-        self._ended = threading.Event()
-        self.failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with psycopg.connect(self._dsn, autocommit=True) as connection:
-                self._write(connection)
-        except BaseException as error:  # noqa: BLE001 - told to whoever looks
-            self.failure = error
-
-    def _write(self, connection: psycopg.Connection) -> None:
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """When this returns, nothing more is written."""
-        self._ended.set()
-        if self.ident is not None:
-            self.join(60)
-
-
-class Beats(_Load):
+class Beats(WorkingThread):
     """Commits beat after beat. `committed` has when, on the monotonic clock: of beat 1 at 0. The last one comes after
     `end` was called."""
 
     def __init__(self, dsn: str) -> None:
-        super().__init__("beats", dsn)
+        super().__init__("beats")
+        self._dsn = dsn
         self.committed: list[float] = []
 
-    def _write(self, connection: psycopg.Connection) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+    def work(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._ended.wait(BEAT_SECONDS):
+                self._beat(connection)
             self._beat(connection)
-        self._beat(connection)
 
     def _beat(self, connection: psycopg.Connection) -> None:
         connection.execute("insert into beats values (%s)", [len(self.committed) + 1])
         self.committed.append(time.monotonic())
 
 
-class Writer(_Load):
+class Writer(WorkingThread):
     """Commits transactions of some inserts, updates and deletes, so many seconds apart. `done` counts them."""
 
     def __init__(self, dsn: str, number: int, users: int, pause: float) -> None:
-        super().__init__(f"writer-{number}", dsn)
+        super().__init__(f"writer-{number}")
+        self._dsn = dsn
         self._chance = random.Random(number)
         self._name = f"w{number}"
         self._users = users
@@ -111,12 +88,13 @@ class Writer(_Load):
         self._made = 0
         self.done = 0
 
-    def _write(self, connection: psycopg.Connection) -> None:
-        while not self._ended.wait(self._pause):
-            with connection.transaction():
-                for _ in range(self._chance.randint(1, 4)):
-                    self._change(connection)
-            self.done += 1
+    def work(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._ended.wait(self._pause):
+                with connection.transaction():
+                    for _ in range(self._chance.randint(1, 4)):
+                        self._change(connection)
+                self.done += 1
 
     def _change(self, connection: psycopg.Connection) -> None:
         """Of its own todos, so that writers do not lock each other out; and the name of any list."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import psycopg
 
 from headwater.bulk.contract import JobKind
 from headwater.cli.main import EXIT_AGAIN
-from headwater.replication.health import ReplicatorHealth, from_json
+from headwater.replication.health import from_json
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store
@@ -25,7 +24,8 @@ from headwater.storage.sql.writer import StoreWriter
 from tests.scaled.devices import Device
 from tests.scaled.load import Beats, Writer, rules, schema
 from tests.scaled.machines import ENDPOINTS, PATIENCE, REPLICATORS, WORKERS, Machines
-from tests.support.command import command, environment
+from tests.support.command import command, headwater
+from tests.support.processes import start
 from tests.support.store_checker import problems
 from tests.support.waiting import wait_until
 
@@ -83,7 +83,7 @@ class Run:
         for name in REPLICATORS:
             machines.start_replicator(name)
         self._store: StoreWriter = self._stack.enter_context(closing(open_store(machines.address).open_writer()))
-        wait_until(lambda: self._look(self._follows() is not None), "the first snapshot", PATIENCE)
+        self._wait(lambda: self._follows() is not None, "the first snapshot")
         for device in self._devices:
             self._stack.callback(device.end)
             device.start()
@@ -140,11 +140,12 @@ class Run:
             self.machines.execute(f"alter table archive add column extra{self._columns} int default {self._columns}")
 
             def compared() -> bool:
-                return len(self._records(JobKind.RESYNC)) > before and not self._compares()
+                compares = any(table.resync for table in self._store.tables("default"))
+                return len(self._records(JobKind.RESYNC)) > before and not compares
 
             self._wait_for_work(compared)
             self._kill(WORKERS[self._columns % 2], act)
-            wait_until(lambda: self._look(compared()), "the re-sync", PATIENCE)
+            self._wait(compared, "the re-sync")
             act.worked = time.monotonic()
             self.machines.start_worker(WORKERS[self._columns % 2])
         self.say(f"  {self._told(JobKind.RESYNC)}")
@@ -171,7 +172,7 @@ class Run:
 
     def rule_edit_with_the_replicator_killed(self) -> None:
         """The standby finishes what the other began."""
-        wait_until(lambda: self._look(self._follows() is not None), "a replicator", PATIENCE)
+        self._wait(lambda: self._follows() is not None, "a replicator")
         holder = self._follows()
         assert holder is not None
         apart = "on another machine" if self.machines.apart else "on the same machine"
@@ -179,14 +180,17 @@ class Run:
             self._shape = (self._shape + 1) % len(_SHAPES)
             edited = self.machines.folder / "sync.yaml"
             edited.write_text(rules(_SHAPES[self._shape]), encoding="utf-8")
-            self._command("rules", "deploy", "--no-wait", str(edited))
+            done = headwater("rules", "deploy", "--no-wait", edited, "--config", self.machines.config, seconds=PATIENCE)
+            assert done.code == 0, done
 
             def serves() -> bool:
-                return self._serves(edited.read_text(encoding="utf-8"))
+                yaml = edited.read_text(encoding="utf-8")
+                active = [each for each in self._store.versions() if each.state is VersionState.ACTIVE]
+                return bool(active) and active[-1].yaml == yaml
 
             self._wait_for_work(serves)
             self._kill(holder, act)
-            wait_until(lambda: self._look(serves()), "the edited rules", PATIENCE)
+            self._wait(serves, "the edited rules")
             act.worked = time.monotonic()
             self.machines.start_replicator(holder)
         self.say(f"  {self._told(JobKind.REPROCESS)}")
@@ -195,16 +199,10 @@ class Run:
         """The audit finds nothing, and says so."""
         name = WORKERS[self.killed["worker"] % 2]
         with self._act("audit of everything, a Spark worker with its executor killed") as act:
-            audit = subprocess.Popen(
-                [*command("audit", "--config", self.machines.config)],
-                stdout=(log := (self.machines.folder / "audit.log").open("ab")),
-                stderr=log,
-                env=environment(),
-            )
-            log.close()
-            self._wait_for_work(lambda: audit.poll() is not None)
+            audit = start(command("audit", "--config", self.machines.config), self.machines.folder / "audit.log")
+            self._wait_for_work(lambda: not audit.alive)
             self._kill(name, act)
-            assert audit.wait(PATIENCE) == 0, (self.machines.folder / "audit.log").read_text()
+            assert audit.wait(PATIENCE) == 0, audit.output
             act.worked = time.monotonic()
             self.machines.start_worker(name)
 
@@ -218,15 +216,10 @@ class Run:
         time.sleep(_AFTER)  # for figures only: what comes late is seen, too
         self._wait_heard()
         delays = self._delays(act.beat, len(self._devices[0].client.heard))
-        gap = Gap(
-            what,
-            max(delays),
-            median(delays),
-            None if act.killed is None else self._again(act.killed),
-            None if act.worked is None else act.worked - act.started,
-        )
-        self.gaps.append(gap)
-        self.say(f"{what}: the worst commit took {gap.worst:.1f} s")
+        again = None if act.killed is None else self._again(act.killed)
+        work = None if act.worked is None else act.worked - act.started
+        self.gaps.append(Gap(what, max(delays), median(delays), again, work))
+        self.say(f"{what}: the worst commit took {max(delays):.1f} s")
 
     def _delays(self, first: int, last: int) -> list[float]:
         """Of each beat, the seconds until the last device had it."""
@@ -244,7 +237,7 @@ class Run:
     def _wait_heard(self) -> None:
         """Until all devices have what is committed by now."""
         count = len(self._beats.committed) + 1
-        wait_until(lambda: self._look(self._all_heard(count)), "the devices to hear", PATIENCE)
+        self._wait(lambda: self._all_heard(count), "the devices to hear")
 
     def _all_heard(self, count: int) -> bool:
         threads: list[Beats | Writer | Device] = [self._beats, *self._writers, *self._devices]
@@ -253,16 +246,18 @@ class Run:
                 raise each.failure
         return all(len(device.client.heard) >= count for device in self._devices)
 
-    def _look(self, there: bool) -> bool:
-        """Pass on what was seen, if all that should live lives. What asks for it is started again, as a supervisor
-        does."""
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait while all that should live lives. What asks for it is started again, as a supervisor does."""
+        wait_until(lambda: self._all_live() and condition(), what, PATIENCE)
+
+    def _all_live(self) -> bool:
         for name in (*REPLICATORS, *ENDPOINTS, *WORKERS):
             running = self.machines.running(name)
             if name in REPLICATORS and running.process.poll() == EXIT_AGAIN:
                 self.machines.start_replicator(name)
                 continue
             assert running.alive or running.process.returncode < 0, f"{name} ended:\n{running.output}"
-        return there
+        return True
 
     def _follows(self) -> str | None:
         """The replicator that follows the stream."""
@@ -270,25 +265,15 @@ class Run:
         follows = holder is not None and _FOLLOWS in self.machines.running(holder).output
         return holder if follows else None
 
-    def _health(self) -> ReplicatorHealth | None:
-        with closing(open_store(self.machines.address).open_reader()) as reader:
-            return from_json(reader.replicator_status("default").text)
-
     def _wait_for_work(self, done: Callable[[], bool]) -> None:
         """Until Spark works on something, or was so quick that it is done."""
 
         def works() -> bool:
-            health = self._health()
+            with closing(open_store(self.machines.address).open_reader()) as reader:
+                health = from_json(reader.replicator_status("default").text)
             return health is not None and health.done is not None and not health.done.over
 
-        wait_until(lambda: self._look(works() or done()), "work on Spark", PATIENCE)
-
-    def _compares(self) -> bool:
-        return any(table.resync for table in self._store.tables("default"))
-
-    def _serves(self, yaml: str) -> bool:
-        active = [version for version in self._store.versions() if version.state is VersionState.ACTIVE]
-        return bool(active) and active[-1].yaml == yaml
+        self._wait(lambda: works() or done(), "work on Spark")
 
     def _records(self, kind: str) -> list[BulkRecord]:
         return [record for record in self._store.bulk_records() if record.kind == kind]
@@ -327,17 +312,6 @@ class Run:
     def _kill(self, name: str, act: _Act) -> None:
         self.killed[name.rpartition("-")[0]] += 1
         act.killed = self.machines.kill(name)
-
-    def _command(self, *arguments: str) -> None:
-        done = subprocess.run(
-            command(*arguments, "--config", self.machines.config),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment(),
-            timeout=PATIENCE,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @dataclass

@@ -105,9 +105,10 @@ def _swap(chance: random.Random, table: Table) -> str:
 
 
 def _away_and_back(chance: random.Random, table: Table) -> str:
-    return f"alter table {table.name} rename to away; update away set n = n + 1 where n < 20;" * (
-        not table.kind.fixed
-    ) + (f" alter table away rename to {table.name}" if not table.kind.fixed else "")
+    if table.kind.fixed:
+        return ""
+    there = f"alter table {table.name} rename to away; update away set n = n + 1 where n < 20;"
+    return f"{there} alter table away rename to {table.name}"
 
 
 def _published_otherwise(chance: random.Random, table: Table) -> str:
@@ -133,12 +134,8 @@ def _unpublish(chance: random.Random, table: Table) -> str:
 
 
 def _unpublished_for_a_while(chance: random.Random, table: Table) -> str:
-    touch = f"update {table.name} set n = n + 1 where n % 2 = 0;" if not table.kind.fixed else ""
-    return _unpublish(chance, table) and f"{_unpublish(chance, table)}; {touch} {_publish_again(table)}"
-
-
-def _publish_again(table: Table) -> str:
-    return f"alter publication headwater add table {table.name}"
+    again = f"alter publication headwater add table {table.name}"
+    return _unpublish(chance, table) and f"{_unpublish(chance, table)}; {_touch(table)} {again}"
 
 
 def _on_leaf(statement: str) -> Change:

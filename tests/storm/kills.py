@@ -39,8 +39,8 @@ class Kills:
             "the store's Postgres crashed": (2 if stores else 0, lambda: self._crash(stores, StopMode.IMMEDIATE)),
             "walsender ended": (2, self._end_walsenders),
             "all sessions of the replicator ended": (2, self._end_sessions),
-            "Spark's workers killed": (2, self._kill_workers),
-            "Spark killed": (1 if apart else 0, self._kill_jvm),
+            "Spark's workers killed": (2, lambda: self._kill_named("python")),
+            "Spark killed": (1 if apart else 0, lambda: self._kill_named("java")),
             "slot dropped": (1, self._drop_slot),
         }
 
@@ -80,12 +80,9 @@ class Kills:
         self._setup.start(apart=self._chance.random() < self._apart)
 
     def _kill(self) -> None:
-        if self._setup.host is None:
-            self._setup.stop()
-            self._setup.start(apart=True)
-            return
+        is_apart = self._setup.host is not None
         self._setup.kill()
-        self._setup.start(apart=self._chance.random() < self._apart)
+        self._setup.start(apart=not is_apart or self._chance.random() < self._apart)
 
     def _end_walsenders(self) -> None:
         self._setup.source.execute("select pg_terminate_backend(pid) from pg_stat_replication")
@@ -94,12 +91,6 @@ class Kills:
         self._setup.source.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'headwater%'"
         )
-
-    def _kill_workers(self) -> None:
-        self._kill_named("python")
-
-    def _kill_jvm(self) -> None:
-        self._kill_named("java")
 
     def _kill_named(self, name: str) -> None:
         for process in self._spark():

@@ -99,11 +99,9 @@ class Ledger:
         for sight in self.sights:
             if EVERYTHING in sight.excluded:
                 break
-            found += [f"checkpoint {sight.checkpoint}: {what}" for what in self._order(sight, previous)]
-            found += [
-                f"checkpoint {sight.checkpoint}: {what}" for what in reckoning.take(self._new(sight, previous), sight)
-            ]
-            found += [f"checkpoint {sight.checkpoint}: {what}" for what in reckoning.compare(sight)]
+            late = reckoning.take(self._new(sight, previous), sight)
+            wrong = [*self._order(sight, previous), *late, *reckoning.compare(sight)]
+            found += [f"checkpoint {sight.checkpoint}: {what}" for what in wrong]
             previous = sight.names
             if len(found) > 20:
                 break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from functools import lru_cache
 
@@ -16,7 +15,8 @@ from headwater_rules.results import SyncRequest
 from tests.storm.ledger import Ledger
 from tests.storm.secrets import SECRET
 from tests.storm.tables import CONFIG, LEDGER, USERS, Shown, canonical
-from tests.support.model_device import ModelBucket, parse_ops
+from tests.support.model_device import ModelBucket, chunks_of, parse_ops
+from tests.support.working_thread import WorkingThread
 
 _LOOK_SECONDS = 0.01
 
@@ -55,18 +55,14 @@ class Device:
         return {user: _shown([self._buckets[name] for name in every]) for user, every in resolved.items()}
 
     def _read(self, name: str, bucket: ModelBucket, upto: OpId) -> bool:
-        after = OpId(bucket.position)
-        while True:
-            chunk = self._reader.chunk(name, after, upto)
+        for chunk in chunks_of(self._reader, name, bucket.position, upto):
             assert SECRET.encode() not in chunk.ops, f"what a table was under another name is in {name} at {upto}"
             for op in parse_ops(chunk.ops):
                 bucket.apply(op)
-            after = chunk.next_after
             if chunk.overtaken:
                 return False
-            if not chunk.more:
-                bucket.position = max(bucket.position, upto)
-                return True
+        bucket.position = max(bucket.position, upto)
+        return True
 
 
 def _shown(buckets: list[ModelBucket]) -> Shown:
@@ -92,26 +88,17 @@ def names_in(shown: Shown) -> frozenset[str]:
     return frozenset(json.loads(text)["id"] for table, text in shown if table == LEDGER)
 
 
-class Watcher(threading.Thread):
+class Watcher(WorkingThread):
     """Notes every checkpoint in the ledger of the round."""
 
     def __init__(self, device: Device, ledger: Ledger) -> None:
-        super().__init__(name="watcher", daemon=True)
+        super().__init__("watcher")
         self._device = device
         self._ledger = ledger
-        self._ended = threading.Event()
-        self.failure: BaseException | None = None
 
-    def end(self) -> None:
-        self._ended.set()
-        self.join(60)
-
-    def run(self) -> None:
-        try:
-            while not self._ended.wait(_LOOK_SECONDS):
-                self._look()
-        except BaseException as error:  # noqa: BLE001 - told by whoever started the thread
-            self.failure = error
+    def work(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            self._look()
 
     def _look(self) -> None:
         before = self._device.checkpoint

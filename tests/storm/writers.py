@@ -28,6 +28,7 @@ from tests.storm.tables import (
     select_rows,
     version_of,
 )
+from tests.support.working_thread import WorkingThread
 
 IDS = 40
 _LONGEST = 8
@@ -40,7 +41,7 @@ class RolledBack(Exception):
     """The writer thought better of it."""
 
 
-class Writer(threading.Thread):
+class Writer(WorkingThread):
     """Does `count` transactions, all with rows that are `heavy` or none. `published` tells of each table what devices
     can see of it in this round. `pace` is the pause after a transaction, on the average, in seconds."""
 
@@ -57,7 +58,7 @@ class Writer(threading.Thread):
         *,
         heavy: bool = False,
     ) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name)
         self._chance = random.Random(seed)
         self._dsn = dsn
         self.count = count
@@ -66,20 +67,16 @@ class Writer(threading.Thread):
         self._kinds = [kind for name, kind in sorted(KINDS.items()) if name in published and kind.heavy == heavy]
         self._log = log
         self._pace = pace
-        self._patience = threading.Event()
         self._conn: psycopg.Connection[Any] | None = None
         self.tried = 0
         self.committed = 0
-        self.failure: BaseException | None = None
 
-    def run(self) -> None:
+    def work(self) -> None:
         try:
             for number in range(self.count if self._kinds else 0):
                 self._transaction(f"{self.name}-{number}")
                 self.tried += 1
-                self._patience.wait(self._chance.expovariate(1 / self._pace))
-        except BaseException as error:  # noqa: BLE001 - told by whoever started the thread
-            self.failure = error
+                self._ended.wait(self._chance.expovariate(1 / self._pace))
         finally:
             self.tried = self.count
             if self._conn is not None:
@@ -278,14 +275,17 @@ def _lock(conn: Conn, kind: Kind, *ids: object) -> None:
             conn.execute("select pg_advisory_xact_lock(hashtext(%s))", [f"{kind.name} {row_id}"])
 
 
+def _ids(conn: Conn, statement: str, *values: object) -> list[str]:
+    """Run a statement; the ids of the rows that it wrote."""
+    return sorted({str(row[0]) for row in conn.execute(f"{statement} returning id", values).fetchall()})
+
+
 def _insert(conn: Conn, kind: Kind, chance: random.Random, after: str = "") -> Touched:
     values = _values(kind, chance)
     _lock(conn, kind, values["id"])
     marks = ", ".join(["%s"] * len(values))
-    found = conn.execute(
-        f"insert into {kind.name} ({', '.join(values)}) values ({marks}) {after} returning id", list(values.values())
-    ).fetchall()
-    return [row[0] for row in found], f"insert {kind.name} {values['id']} {after}"
+    statement = f"insert into {kind.name} ({', '.join(values)}) values ({marks}) {after}"
+    return _ids(conn, statement, *values.values()), f"insert {kind.name} {values['id']} {after}"
 
 
 def _upsert(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
@@ -297,10 +297,8 @@ def _change(conn: Conn, kind: Kind, chance: random.Random, **changes: object) ->
     row_id = _values(kind, chance)["id"]
     _lock(conn, kind, row_id)
     pairs = ", ".join(f"{column} = %s" for column in changes)
-    found = conn.execute(
-        f"update {kind.name} set {pairs} where id = %s returning id", [*changes.values(), row_id]
-    ).fetchall()
-    return sorted({row[0] for row in found}), f"update {kind.name} {row_id} {','.join(changes)}"
+    touched = _ids(conn, f"update {kind.name} set {pairs} where id = %s", *changes.values(), row_id)
+    return touched, f"update {kind.name} {row_id} {','.join(changes)}"
 
 
 def _update(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
@@ -319,7 +317,7 @@ def _rekey(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
     columns = [column for column in new if column in {"id", "a", "b", "region", "room"}]
     pairs = ", ".join(f"{column} = %s" for column in columns)
     values = [new[column] for column in columns]
-    found = conn.execute(f"update {kind.name} set {pairs} where id = %s returning id", [*values, old["id"]]).fetchall()
+    found = _ids(conn, f"update {kind.name} set {pairs} where id = %s", *values, old["id"])
     touched = sorted({str(old["id"]), str(new["id"])}) if found else []
     return touched, f"rekey {kind.name} {old['id']} to {values}"
 
@@ -328,15 +326,14 @@ def _update_many(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
     if not kind.unique:
         conn.execute(f"lock table {kind.name} in share row exclusive mode")
     rest = chance.randrange(7)
-    found = conn.execute(f"update {kind.name} set n = n + 7 where n %% 7 = %s returning id", [rest]).fetchall()
-    return sorted({row[0] for row in found}), f"update {kind.name} where n % 7 = {rest}"
+    touched = _ids(conn, f"update {kind.name} set n = n + 7 where n %% 7 = %s", rest)
+    return touched, f"update {kind.name} where n % 7 = {rest}"
 
 
 def _delete(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
     row_id = _values(kind, chance)["id"]
     _lock(conn, kind, row_id)
-    found = conn.execute(f"delete from {kind.name} where id = %s returning id", [row_id]).fetchall()
-    return sorted({row[0] for row in found}), f"delete {kind.name} {row_id}"
+    return _ids(conn, f"delete from {kind.name} where id = %s", row_id), f"delete {kind.name} {row_id}"
 
 
 def _twin(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
@@ -346,33 +343,29 @@ def _twin(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
         return _delete(conn, kind, chance)
     _lock(conn, kind, row_id)
     if kind.fixed or chance.random() < 0.6:
-        statement = f"insert into {kind.name} select * from {kind.name} where id = %s limit 1 returning id"
+        statement = f"insert into {kind.name} select * from {kind.name} where id = %s limit 1"
     else:
-        statement = (
-            f"delete from {kind.name} where ctid = (select ctid from {kind.name} where id = %s limit 1) returning id"
-        )
-    found = conn.execute(statement, [row_id]).fetchall()
-    return sorted({row[0] for row in found}), f"twin {kind.name} {row_id}"
+        statement = f"delete from {kind.name} where ctid = (select ctid from {kind.name} where id = %s limit 1)"
+    return _ids(conn, statement, row_id), f"twin {kind.name} {row_id}"
 
 
 def _touch(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
     """Most often a row that is too large, least often one of many MB: what it says is sent again each time."""
     (row_id,) = chance.choices([f"{n:02}" for n in range(len(HEAVY_SIZES))], [30, 30, 15, 15, 15, 15, 4, 1])
-    found = conn.execute(
-        "update heavy set n = %s, body = %s where id = %s returning id", [chance.randrange(100), _word(chance), row_id]
-    ).fetchall()
-    return [row[0] for row in found], f"touch heavy {row_id}"
+    statement = "update heavy set n = %s, body = %s where id = %s"
+    return _ids(conn, statement, chance.randrange(100), _word(chance), row_id), f"touch heavy {row_id}"
 
 
 def _resize(conn: Conn, kind: Kind, chance: random.Random) -> Touched:
     number = chance.randrange(len(HEAVY_SIZES))
     seed, times = chance.randrange(3), chance.choice([10, 1, 1, 1, 1]) * HEAVY_SIZES[number] // 10
-    found = conn.execute(
+    touched = _ids(
+        conn,
         "insert into heavy (id, owner, n, body, big, spec) values (%s, %s, 1, 'sized', repeat(md5(%s), %s), %s)"
-        " on conflict (id) do update set big = excluded.big, spec = excluded.spec returning id",
-        [f"{number:02}", chance.choice(USERS), str(seed), times, f"{seed}:{times}"],
-    ).fetchall()
-    return [row[0] for row in found], f"resize heavy {number} to {times}"
+        " on conflict (id) do update set big = excluded.big, spec = excluded.spec",
+        f"{number:02}", chance.choice(USERS), str(seed), times, f"{seed}:{times}",
+    )  # fmt: skip
+    return touched, f"resize heavy {number} to {times}"
 
 
 _ACTIONS: Mapping[str, Callable[[Conn, Kind, random.Random], Touched]] = {
