@@ -8,11 +8,9 @@ import socket
 import time
 from dataclasses import dataclass
 
-import psutil
-
 from tests.bench import report
 from tests.bench.latency import read_until
-from tests.bench.service import BenchService, Endpoint, Meter, bench_service
+from tests.bench.service import BenchService, Endpoint, Meter, bench_service, resident
 from tests.support.sync_configs import auto_streams
 
 STREAMS = auto_streams(
@@ -91,13 +89,12 @@ def _changes(service: BenchService, endpoint: Endpoint, count: int) -> None:
 
 
 def _memory(service: BenchService, endpoint: Endpoint, count: int) -> None:
-    process = psutil.Process(endpoint.pid)
     with contextlib.ExitStack() as stack:
-        before = process.memory_info().rss
+        before = resident(endpoint.pid)
         for _ in range(STREAMS_HELD):
             stream = stack.enter_context(contextlib.closing(service.stream(f"m{count}", port=endpoint.port)))
             read_until(stream, b"checkpoint_complete")
-        held = (process.memory_info().rss - before) / STREAMS_HELD
+        held = (resident(endpoint.pid) - before) / STREAMS_HELD
         report.line("memory of an idle stream", held / 1000, "KB")
         report.line("  of each of its buckets", held / count, "B")
 

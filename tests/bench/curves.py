@@ -28,8 +28,7 @@ def _measure(name: str, filled: list[str], streams: str, late: str) -> None:
     with bench_service() as service:
         service.execute(*filled)
         service.serve(streams)
-        assert service.process is not None
-        with Meter(service.process.pid).measure() as usage:
+        with Meter(service.pid).measure() as usage:
             service.wait_ready()
         service.caught_up()
         began = time.perf_counter()

@@ -34,9 +34,8 @@ def run(ops: int) -> None:
 
 
 def _measure(service: BenchService, ops: int, encoding: str, name: str) -> None:
-    assert service.process is not None
     stream = service.stream("u0", encoding)
-    with Meter(service.process.pid).measure() as usage:
+    with Meter(service.pid).measure() as usage:
         size = _receive(stream, DECODERS[encoding]())
     yardstick = _over_http(size)
     report.line(f"{name}: until complete", ops / usage.seconds, "ops/s", "file over HTTP", ops / yardstick)

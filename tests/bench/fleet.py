@@ -7,11 +7,9 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
-import psutil
-
 from tests.bench import data, report
 from tests.bench.load import NOTICES, STREAMS
-from tests.bench.service import BenchService, Meter, bench_service
+from tests.bench.service import BenchService, Meter, bench_service, resident
 from tests.support.fix_service import token_for
 from tests.support.many_devices import ManyDevices
 
@@ -24,13 +22,8 @@ _TRANSPORTS: Final[tuple[Literal["http", "websocket"], ...]] = ("http", "websock
 def run(rows: int) -> None:
     """So many rows for each of the devices."""
     with bench_service(fsync="off") as service:
-        service.serve_ready(
-            STREAMS,
-            data.TABLE,
-            NOTICES,
-            data.insert(rows * DEVICES, owners=DEVICES),
-            "create publication headwater for table items, notices",
-        )
+        publication = "create publication headwater for table items, notices"
+        service.serve_ready(STREAMS, data.TABLE, NOTICES, data.insert(rows * DEVICES, owners=DEVICES), publication)
         for transport in _TRANSPORTS:
             report.heading(f"{DEVICES} devices in one process over {transport}, {rows:,} rows for each")
             with tempfile.TemporaryDirectory() as folder:
@@ -41,14 +34,13 @@ def _measure(service: BenchService, folder: Path, transport: Literal["http", "we
     tokens = [token_for(f"u{number}") for number in range(DEVICES)]
     with ManyDevices(folder, f"http://127.0.0.1:{service.port}", tokens, transport) as devices:
         devices.open()
-        process, meter = psutil.Process(devices.pid), Meter(devices.pid)
-        before = process.memory_info().rss
+        meter, before = Meter(devices.pid), resident(devices.pid)
         with meter.measure() as usage:
             devices.connect()
             devices.wait_synced(seconds=600)
         report.line("first syncs, all at once", rows * DEVICES / usage.seconds, "rows/s")
         report.usage(usage, rows * DEVICES / 1e6)
-        report.line("memory of a device, connected", (process.memory_info().rss - before) / DEVICES / 1e6, "MB")
+        report.line("memory of a device, connected", (resident(devices.pid) - before) / DEVICES / 1e6, "MB")
         with meter.measure() as usage:
             time.sleep(_IDLE_SECONDS)
         report.line("CPU of a device that waits", usage.cpu / _IDLE_SECONDS / DEVICES * 1e6, "us/s")

@@ -7,6 +7,9 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Generator
+from itertools import islice
+from typing import LiteralString
 
 import psycopg
 
@@ -20,27 +23,29 @@ def run(samples: int) -> None:
         service.serve_ready(data.STREAMS, data.TABLE, "create publication headwater for table items", data.insert(100))
         first, *taken = _measure(service, samples + 1)
     yardstick = _loopback_and_fsync(200)
-    for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
-        floor = report.percentile(yardstick, share) * 1000
-        report.line(name, report.percentile(taken, share) * 1000, "ms", "loopback + fsync", floor)
+    report.percentiles(taken, "loopback + fsync", yardstick)
     report.line("the first since the start", first * 1000, "ms", "loopback + fsync", max(yardstick) * 1000)
 
 
 def _measure(service: BenchService, samples: int) -> list[float]:
-    stream = service.stream("u1")
-    read_until(stream, b"checkpoint_complete")
-    taken = []
+    insert = "insert into items (owner, title, n) values ('u1', %s, 0)"
+    with service.stream("u1") as stream:
+        read_until(stream, b"checkpoint_complete")
+        return list(islice(commits(service, stream, insert), samples))
+
+
+def commits(service: BenchService, stream: socket.socket, insert: LiteralString) -> Generator[float]:
+    """Commit a row with a text of its own, again and again; seconds until the stream carries each."""
     with psycopg.connect(service.postgres.dsn("bench"), autocommit=True) as conn:
-        for number in range(samples):
-            mark = f"mark-{number}-{os.getpid()}"
-            conn.execute("insert into items (owner, title, n) values ('u1', %s, 0)", [mark])
+        while True:
+            mark = f"mark-{time.monotonic_ns()}-{os.getpid()}"
+            conn.execute(insert, [mark])
             committed = time.perf_counter()
             read_until(stream, mark.encode())
-            taken.append(time.perf_counter() - committed)
+            taken = time.perf_counter() - committed
             read_until(stream, b"checkpoint_complete")
+            yield taken
             time.sleep(0.01)
-    stream.close()
-    return taken
 
 
 _rest: dict[socket.socket, bytes] = {}

@@ -30,14 +30,13 @@ def run(transactions: int) -> None:
 def _shape(service: BenchService, name: str, rows: int, write: Callable[[], None]) -> None:
     """Write while Headwater is stopped, so that what is measured is catching up; then drain the same log barely."""
     report.heading(f"live, {name}")
-    assert service.process is not None
     service.caught_up()
     service.execute("select pg_create_logical_replication_slot('bare', 'pgoutput')")
     for child in _tree(service):
         child.suspend()
     write()
     end = parse_lsn(service.fetch("select pg_current_wal_lsn()::text"))
-    with Meter(service.process.pid).measure() as usage:
+    with Meter(service.pid).measure() as usage:
         for child in _tree(service):
             child.resume()
         service.caught_up()
@@ -48,8 +47,7 @@ def _shape(service: BenchService, name: str, rows: int, write: Callable[[], None
 
 
 def _tree(service: BenchService) -> list[psutil.Process]:
-    assert service.process is not None
-    return [p for p in psutil.Process(service.process.pid).children() if "replicate" in p.cmdline()]
+    return [p for p in psutil.Process(service.pid).children() if "replicate" in p.cmdline()]
 
 
 def _drain(service: BenchService, end: Lsn) -> float:
@@ -89,8 +87,7 @@ def _writers(service: BenchService, rows: int) -> float:
 def _single_rows(service: BenchService, rows: int) -> None:
     report.heading(f"live, {rows:,} single-row transactions by {WRITERS} writers")
     service.caught_up()
-    assert service.process is not None
-    with Meter(service.process.pid).measure() as usage:
+    with Meter(service.pid).measure() as usage:
         writing = _writers(service, rows)
         service.caught_up()
     replicators = _tree(service)

@@ -20,7 +20,7 @@ import uvloop
 
 from tests.bench import data, report
 from tests.bench.devices import FORMS, Device, Form, completed, connect
-from tests.bench.service import BenchService, Endpoint, Meter, Usage, bench_service
+from tests.bench.service import BenchService, Endpoint, Meter, Usage, bench_service, resident
 from tests.support.fix_service import token_for
 
 STREAMS = data.STREAMS + "  notices: {auto_subscribe: true, query: SELECT * FROM notices}\n"
@@ -55,13 +55,8 @@ def run(streams: int, ops: int) -> None:
     """So many idle streams; `ops` are those of all downloads together."""
     _allow_files(2 * streams + 1000)
     with bench_service(fsync="off") as service:
-        service.serve_ready(
-            STREAMS,
-            data.TABLE,
-            NOTICES,
-            data.insert(ops, owners=DOWNLOADS),
-            "create publication headwater for table items, notices",
-        )
+        publication = "create publication headwater for table items, notices"
+        service.serve_ready(STREAMS, data.TABLE, NOTICES, data.insert(ops, owners=DOWNLOADS), publication)
         plain: list[Figure] = []
         for form in FORMS:
             report.heading(f"load over {form.name}: {streams:,} streams, {DOWNLOADS} downloads of {ops:,} ops in all")
@@ -87,12 +82,13 @@ class _Load:
     async def measure(self, streams: int, ops: int) -> list[Figure]:
         users = [f"idle{number}" for number in range(streams)]
         ahead = await self._idle([f"ahead{number}" for number in range(AHEAD)])
-        before = self._memory()
+        before = resident(self.endpoint.pid)
         devices = await self._idle(users[:FEW])
         of_few = await self._commits(devices) if streams > FEW else []
         devices += await self._idle(users[FEW:])
         await asyncio.sleep(1)
-        figures = [Figure("memory of an idle stream", (self._memory() - before) / streams / 1000, "KB", MEMORY)]
+        held = resident(self.endpoint.pid) - before
+        figures = [Figure("memory of an idle stream", held / streams / 1000, "KB", MEMORY)]
         figures += of_few
         figures += await self._commits(devices)
         figures += await self._storm(users, [*ahead, *devices])
@@ -110,15 +106,10 @@ class _Load:
                 await completed(devices, 1)
                 first.append(min(device.at for device in devices) - committed)
                 last.append(max(device.at for device in devices) - committed)
-        cpu = usage.cpu / COMMITS / len(devices)
+        cpu, heard = usage.cpu / COMMITS / len(devices), HEARD * len(devices)
         return [
             Figure(f"commit to the first of {len(devices):,}", report.percentile(first, 0.5) * 1000, "ms"),
-            Figure(
-                f"commit to the last of {len(devices):,}",
-                report.percentile(last, 0.5) * 1000,
-                "ms",
-                HEARD * len(devices),
-            ),
+            Figure(f"commit to the last of {len(devices):,}", report.percentile(last, 0.5) * 1000, "ms", heard),
             Figure("  CPU a device", cpu * 1e6, "us"),
         ]
 
@@ -187,10 +178,6 @@ class _Load:
         while sum(each.laddr.port == self.endpoint.port for each in process.net_connections("tcp")) > 1:  # it listens
             assert time.monotonic() < deadline, "the endpoint lets connections go that are closed"
             await asyncio.sleep(0.1)
-
-    def _memory(self) -> int:
-        memory: int = psutil.Process(self.endpoint.pid).memory_info().rss
-        return memory
 
     def _meter(self) -> AbstractContextManager[Usage]:
         return Meter(self.endpoint.pid).measure()

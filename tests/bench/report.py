@@ -57,5 +57,12 @@ def percentile(samples: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
+def percentiles(taken: list[float], yardstick: str, others: list[float], indent: str = "") -> None:
+    """Of seconds, in milliseconds."""
+    for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
+        its = percentile(others, share) * 1000
+        line(indent + name, percentile(taken, share) * 1000, "ms", yardstick, its)
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}"

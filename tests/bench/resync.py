@@ -3,17 +3,15 @@ meanwhile, beside their latency without."""
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-
-import psycopg
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 from headwater.source.triggers import install
 from tests.bench import report
-from tests.bench.latency import read_until
+from tests.bench.latency import commits, read_until
 from tests.bench.service import BenchService, bench_service
 from tests.support.sync_configs import auto_streams
 
@@ -149,59 +147,55 @@ def _copied(service: BenchService, tables: Sequence[str]) -> float:
 
 def _until_shown(service: BenchService, stream: socket.socket, changes: Sequence[str]) -> tuple[float, float]:
     """Seconds until changes of as many tables, in one transaction, were taken up; and the longest of other commits."""
-    done = threading.Event()
     before = service.shapes()
 
     def waiting() -> bool:
         now = service.shapes()
         return sum(now.get(oid) != shape for oid, shape in before.items()) < len(changes) or service.marked()
 
-    def wait() -> None:
-        while waiting():
-            time.sleep(0.02)
-        done.set()
-
     started = time.perf_counter()
     service.execute("; ".join(changes))
+    taken = _measure_while(service, stream, waiting, 0.02)
+    return time.perf_counter() - started, max(taken, default=0.0)
+
+
+def _measure_while(
+    service: BenchService, stream: socket.socket, waiting: Callable[[], bool], pause: float
+) -> list[float]:
+    """Latencies of commits to the other table for as long as something is waited for."""
+    done = threading.Event()
+
+    def wait() -> None:
+        while waiting():
+            time.sleep(pause)
+        done.set()
+
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     taken = _measure(service, stream, done)
     waiter.join()
-    return time.perf_counter() - started, max(taken, default=0.0)
+    return taken
 
 
 def _while_compared(service: BenchService, stream: socket.socket, alone: list[float], name: str, change: str) -> None:
     known = len(service.bulk_records())
-    done = threading.Event()
 
-    def wait() -> None:
-        while all(record.kind != "re-sync" for record in service.bulk_records()[known:]):
-            time.sleep(0.2)
-        done.set()
+    def waiting() -> bool:
+        return all(record.kind != "re-sync" for record in service.bulk_records()[known:])
 
     service.execute(change)
     started = time.perf_counter()
-    waiter = threading.Thread(target=wait, daemon=True)
-    waiter.start()
-    taken = _measure(service, stream, done)
-    waiter.join()
+    taken = _measure_while(service, stream, waiting, 0.2)
     report.line(f"{name}: commits until it was over", len(taken), "")
     report.line("  which took", time.perf_counter() - started, "s")
-    for share, percentile in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
-        there, without = report.percentile(taken, share) * 1000, report.percentile(alone, share) * 1000
-        report.line(f"  {percentile}", there, "ms", "without", without)
+    report.percentiles(taken, "without", alone, indent="  ")
 
 
 def _measure(service: BenchService, stream: socket.socket, done: threading.Event | None) -> list[float]:
     """Latencies of commits to the other table: SAMPLES of them, or as many as there are until `done`."""
     taken: list[float] = []
-    with psycopg.connect(service.postgres.dsn("bench"), autocommit=True) as conn:
+    insert = "insert into others select mark, mark from (values (%s)) as marks (mark)"
+    with closing(commits(service, stream, insert)) as latencies:
         while len(taken) < SAMPLES if done is None else not done.is_set():
-            mark = f"mark-{time.monotonic_ns()}-{os.getpid()}"
-            conn.execute("insert into others values (%s, %s)", [mark, mark])
-            committed = time.perf_counter()
-            read_until(stream, mark.encode())
-            taken.append(time.perf_counter() - committed)
-            read_until(stream, b"checkpoint_complete")
-            time.sleep(0.01)
+            taken.append(next(latencies))
     return taken

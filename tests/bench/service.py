@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +25,10 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
-from tests.support.command import command as headwater
+from tests.support.command import command
 from tests.support.fix_service import client_auth, connection_to, free_port, token_for
+from tests.support.processes import Running, start
+from tests.support.waiting import wait_until
 
 STORE = "HEADWATER_BENCH_STORE"
 """The variable that names the store that is measured: sqlite (the default), or postgres, in a database of its own."""
@@ -88,6 +87,12 @@ class Meter:
         usage.peak = self._peak
 
 
+def resident(pid: int) -> int:
+    """The bytes of memory that a process has now."""
+    memory: int = psutil.Process(pid).memory_info().rss
+    return memory
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A process that serves devices."""
@@ -102,10 +107,16 @@ class BenchService:
 
     postgres: EmbeddedPostgres
     directory: Path
-    process: subprocess.Popen[bytes] | None = None
+    running: Running | None = None
     port: int = 0
     _readers: list[StoreReader] = field(default_factory=list)
     _config: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that `serve` has started."""
+        assert self.running is not None
+        return self.running.process.pid
 
     @property
     def address(self) -> StoreAddress:
@@ -149,7 +160,7 @@ class BenchService:
             **settings,
         }
         self._config = config
-        self.process = self._start("serve", config)
+        self.running = self._start("serve", config)
 
     def serve_ready(self, streams: str, *statements: str) -> None:
         """Run statements, start `headwater serve`, and wait until it has a checkpoint."""
@@ -161,25 +172,21 @@ class BenchService:
     def endpoint(self, **settings: object) -> Iterator[Endpoint]:
         """One more process that serves devices, with settings of its own, beside what `serve` has started."""
         port = free_port()
-        process = self._start("api", {**self._config, "port": port, **settings})
+        running = self._start("api", {**self._config, "port": port, **settings})
         try:
-            self._wait_until_it_answers(port, process)
-            yield Endpoint(port, process.pid)
+            running.wait_ready(port, "/probes/readiness")
+            yield Endpoint(port, running.process.pid)
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            running.ask_to_end()
+            running.wait()
 
-    def _start(self, command: str, config: dict[str, object]) -> subprocess.Popen[bytes]:
-        path = self.directory / f"{command}.json"
+    def _start(self, name: str, config: dict[str, object]) -> Running:
+        path = self.directory / f"{name}.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        log = (self.directory / "headwater.log").open("ab")
-        return subprocess.Popen(headwater(command, "--config", path), stdout=log, stderr=log)
+        return start(command(name, "--config", path), self.directory / "headwater.log")
 
     def wait_ready(self, seconds: float = 600.0) -> None:
-        deadline = time.monotonic() + seconds
-        while self.reader().newest() is None:
-            self._check_alive(deadline)
-            time.sleep(0.02)
+        self._wait(lambda: self.reader().newest() is not None, "a checkpoint", seconds, pause=0.02)
 
     def reader(self) -> StoreReader:
         if not self._readers:
@@ -190,37 +197,29 @@ class BenchService:
         """Wait until the store has every commit made so far."""
         position = parse_lsn(self.fetch("select pg_current_wal_insert_lsn()::text"))
         self.fetch("select pg_logical_emit_message(false, 'headwater', 'ping')::text")
-        deadline = time.monotonic() + seconds
-        while True:
-            checkpoint = self.reader().newest()
-            if checkpoint is not None and checkpoint.checkpoint.lsns.get("default", 0) >= position:
-                return
-            self._check_alive(deadline)
-            time.sleep(0.002)
 
-    def _wait_until_it_answers(self, port: int, process: subprocess.Popen[bytes] | None) -> None:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5).close()
-                return
-            except OSError:
-                self._check_alive(deadline, process)
-                time.sleep(0.05)
+        def reached() -> bool:
+            newest = self.reader().newest()
+            return newest is not None and newest.checkpoint.lsns.get("default", 0) >= position
 
-    def _check_alive(self, deadline: float, process: subprocess.Popen[bytes] | None = None) -> None:
-        log = (self.directory / "headwater.log").read_text(encoding="utf-8", errors="replace")
-        process = process or self.process
-        if process is None or process.poll() is not None:
-            raise SystemExit(f"headwater ended:\n{log}")
-        if time.monotonic() > deadline:
-            raise SystemExit(f"headwater did not get there:\n{log}")
+        self._wait(reached, "the store to reach the source", seconds, pause=0.002)
+
+    def _wait(self, condition: Callable[[], bool], what: str, seconds: float, pause: float) -> None:
+        """Look again after each pause, which does not grow: it is a part of what is measured."""
+        running = self.running
+        assert running is not None
+
+        def holds() -> bool:
+            assert running.alive, f"headwater ended:\n{running.output}"
+            return condition()
+
+        wait_until(holds, what, seconds, pause, longest=pause)
 
     def bulk_record(self) -> BulkRecord:
         return self.bulk_records()[-1]
 
     def bulk_records(self) -> list[BulkRecord]:
-        with self._store() as store:
+        with self.store() as store:
             return store.bulk_records()
 
     @property
@@ -237,19 +236,19 @@ class BenchService:
         return any(table.resync for table in self._tables())
 
     def _tables(self) -> list[StoredTable]:
-        with self._store() as store:
+        with self.store() as store:
             return store.tables("default")
 
-    @contextmanager
-    def _store(self) -> Iterator[StoreWriter]:
-        with closing(open_store(self.address).open_writer()) as store:
-            yield store
+    def store(self) -> closing[StoreWriter]:
+        """The store as a command has it."""
+        return closing(open_store(self.address).open_writer())
 
     def stream(self, user: str, encoding: str = "identity", port: int | None = None) -> socket.socket:
         """An open sync stream, as a socket to read the response from (chunked transfer encoding included)."""
         if port is None:
             port = self.port
-            self._wait_until_it_answers(port, self.process)
+            assert self.running is not None
+            self.running.wait_ready(port, "/probes/readiness")
         body = json.dumps({"raw_data": True, "include_checksum": True, "client_id": user}).encode()
         connection = socket.create_connection(("127.0.0.1", port), timeout=120)
         head = (
@@ -263,10 +262,10 @@ class BenchService:
         for reader in self._readers:
             reader.close()
         self._readers.clear()
-        if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(60)
-            self.process = None
+        if self.running is not None:
+            self.running.ask_to_end()
+            self.running.wait()
+            self.running = None
 
 
 @contextmanager

@@ -18,9 +18,7 @@ def run(rows: int) -> None:
         service.execute("create publication headwater for table items")
         yardstick = _bare_copy(service)
         service.serve(data.STREAMS)
-        assert service.process is not None
-        meter = Meter(service.process.pid)
-        with meter.measure() as usage:
+        with Meter(service.pid).measure() as usage:
             service.wait_ready()
         record = service.bulk_record()
         read = record.finished - record.started
@@ -33,8 +31,7 @@ def run(rows: int) -> None:
 def _warm(service: BenchService, rows: int, yardstick: float) -> None:
     """With Spark warm: after a lost slot, the running replicator compares all rows with what it has."""
     before = service.bulk_record()
-    assert service.process is not None
-    with Meter(service.process.pid).measure() as usage:
+    with Meter(service.pid).measure() as usage:
         service.execute(
             "select pg_terminate_backend(active_pid) from pg_replication_slots",
             "alter table items add column extra int",

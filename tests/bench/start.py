@@ -12,6 +12,7 @@ import psutil
 from tests.bench import data, report
 from tests.bench.latency import read_until
 from tests.bench.service import BenchService, bench_service
+from tests.support.waiting import wait_until
 
 TABLES = 13
 _SPARK = """
@@ -55,8 +56,7 @@ def _first_result() -> float:
 
 def _memory(service: BenchService) -> int:
     """Of all processes of the service, in bytes; pages that several share count once where the system tells them."""
-    assert service.process is not None
-    root = psutil.Process(service.process.pid)
+    root = psutil.Process(service.pid)
     found = 0
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -68,11 +68,10 @@ def _memory(service: BenchService) -> int:
 
 
 def _memory_when_idle(service: BenchService) -> int:
-    assert service.process is not None
-    root = psutil.Process(service.process.pid)
-    deadline = time.monotonic() + 60 * _IDLE_MINUTES + 60
-    while any(process.name() == "java" for process in root.children(recursive=True)):
-        if time.monotonic() > deadline:
-            raise SystemExit("Spark did not end")
-        time.sleep(0.1)
+    root = psutil.Process(service.pid)
+
+    def is_idle() -> bool:
+        return all(process.name() != "java" for process in root.children(recursive=True))
+
+    wait_until(is_idle, "Spark to end", 60 * _IDLE_MINUTES + 60)
     return _memory(service)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import closing
 
-import apsw
 import orjson
 import psycopg
 
@@ -25,6 +24,8 @@ from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.results import Put
 from tests.bench import report
 from tests.bench.service import Meter, bench_service
+from tests.support.model_device import chunks_of
+from tests.support.store_file import store_file
 
 BUCKET = 'items.1["u0"]'
 RELATION = Relation(1, "public", "items", ReplicaIdentity.DEFAULT, (Column("id", 25, -1, True),))
@@ -43,8 +44,7 @@ def run(ops: int) -> None:
 
 def _bench(name: str, address: StoreAddress, ops: int) -> None:
     report.heading(f"store, {name}: {ops:,} ops, {VERSIONS} for each row")
-    store = open_store(address).open_writer()
-    try:
+    with closing(open_store(address).open_writer()) as store:
         lease = store.acquire("default", f"bench:{os.getpid()}", 600.0)
         table = _empty_table(store, lease)
         rows = ops // VERSIONS
@@ -59,8 +59,6 @@ def _bench(name: str, address: StoreAddress, ops: int) -> None:
         _compact(address, ops)
         _read("compacted history", address, rows)
         report.line("bytes on disk a live row, compacted", size_of(address) / rows, "B", "row as text", raw)
-    finally:
-        store.close()
 
 
 def _empty_table(store: StoreWriter, lease: Lease) -> int:
@@ -97,19 +95,13 @@ def _batches(rows: int) -> Iterator[Sequence[int]]:
 
 
 def _read(what: str, address: StoreAddress, ops: int) -> None:
-    reader = open_store(address).open_reader()
-    try:
+    with closing(open_store(address).open_reader()) as reader:
         found = reader.newest()
         assert found is not None
-        upto, after, size, count = found.checkpoint.op_id, OpId(0), 0, 0
+        size, count = 0, 0
         with Meter(os.getpid()).measure() as usage:
-            while True:
-                chunk = reader.chunk(BUCKET, after, upto)
-                after, size, count = chunk.next_after, size + len(chunk.ops), count + chunk.size
-                if not chunk.more:
-                    break
-    finally:
-        reader.close()
+            for chunk in chunks_of(reader, BUCKET, 0, found.checkpoint.op_id):
+                size, count = size + len(chunk.ops), count + chunk.size
     report.line(f"read of {what}", count / usage.seconds, "ops/s")
     report.line(f"read of {what}", size / usage.seconds / 1e6, "MB/s")
     report.line("  CPU seconds per million", usage.cpu / max(count, 1) * 1e6, "CPU-s")
@@ -117,8 +109,7 @@ def _read(what: str, address: StoreAddress, ops: int) -> None:
 
 
 def _compact(address: StoreAddress, ops: int) -> None:
-    compaction = open_store(address).open_compaction()
-    try:
+    with closing(open_store(address).open_compaction()) as compaction:
         with Meter(os.getpid()).measure() as usage, CompactionPass(compaction, "bench:1", lambda _: False) as work:
             (state,) = [each for each in compaction.buckets(OpId(0)) if each.name == BUCKET]
             done = work.bucket(state, compaction.checkpoint(), CompactionPolicy(), finish=True)
@@ -126,8 +117,6 @@ def _compact(address: StoreAddress, ops: int) -> None:
         report.line("compaction", ops / usage.seconds, "ops/s")
         report.usage(usage, ops / 1e6)
         report.line("ops a live row afterwards", done.after / max(done.live, 1), "")
-    finally:
-        compaction.close()
 
 
 def size_of(address: StoreAddress, *, pack: bool = True) -> int:
@@ -135,12 +124,11 @@ def size_of(address: StoreAddress, *, pack: bool = True) -> int:
     which keeps others from the tables meanwhile."""
     match address:
         case SqliteAddress(directory):
-            db = apsw.Connection(str(Path(directory) / "store.db"))
-            pages, free, size = (
-                int(str(db.execute(f"pragma {name}").fetchall()[0][0]))
-                for name in ("page_count", "freelist_count", "page_size")
-            )
-            db.close()
+            with store_file(directory) as db:
+                pages, free, size = (
+                    int(str(db.execute(f"pragma {name}").fetchall()[0][0]))
+                    for name in ("page_count", "freelist_count", "page_size")
+                )
             return (pages - free) * size
         case PostgresAddress(conninfo, schema):
             with psycopg.connect(conninfo, autocommit=True) as conn:
