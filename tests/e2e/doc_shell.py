@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +15,9 @@ import psycopg
 import pytest
 
 from tests.support.command import environment
+from tests.support.processes import Running, start
 
 _SERVE = re.compile(r"headwater serve\b.*")
-_STOP_SECONDS = 60.0
 
 
 @dataclass
@@ -31,7 +28,7 @@ class Shell:
     replaced: Mapping[str, str]
     port: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    _served: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _served: list[Running] = field(default_factory=list)
 
     def real(self, text: str) -> str:
         """The text with what stands for its examples."""
@@ -62,25 +59,18 @@ class Shell:
     def close(self) -> None:
         """End the services."""
         for each in self._served:
-            each.send_signal(signal.SIGINT)
+            each.ask_to_end()
             try:
-                each.wait(_STOP_SECONDS)
+                each.wait()
             except subprocess.TimeoutExpired:
                 each.kill()
-                each.wait()
 
-    def answers(self) -> bool:
-        """Whether the service is ready."""
-        assert all(each.poll() is None for each in self._served), (self.folder / "serve.log").read_text()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/probes/readiness", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+    def wait_ready(self, seconds: float) -> None:
+        """Wait until the service is ready."""
+        self._served[-1].wait_ready(self.port, "/probes/readiness", seconds)
 
-    def _environment(self) -> dict[str, str]:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return environment(PATH=path, **self.variables)
+    def _variables(self) -> dict[str, str]:
+        return {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **self.variables}
 
     def _bash(self, lines: list[str]) -> str:
         if any(line.startswith("curl ") for line in lines) and shutil.which("curl") is None:
@@ -88,7 +78,7 @@ class Shell:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
             cwd=self.folder,
-            env=self._environment(),
+            env=environment(**self._variables()),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -99,10 +89,8 @@ class Shell:
         return done.stdout
 
     def _serve(self, line: str) -> None:
-        with (self.folder / "serve.log").open("wb") as log:
-            command = ["bash", "-c", f"exec {line}"]
-            process = subprocess.Popen(command, cwd=self.folder, env=self._environment(), stdout=log, stderr=log)
-        self._served.append(process)
+        command, log = ["bash", "-c", f"exec {line}"], self.folder / "serve.log"
+        self._served.append(start(command, log, cwd=self.folder, variables=self._variables()))
 
 
 def _statements(code: str) -> list[str]:

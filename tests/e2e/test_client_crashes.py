@@ -9,7 +9,6 @@ import random
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from headwater_client import ConnectOptions, Credentials, Database
 from headwater_client.cli import findings_in
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_devices import DeviceFactory
+from tests.support.fix_devices import Device, DeviceFactory
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
@@ -46,10 +45,13 @@ def test_kills_of_device_and_server(
     source_db.execute("insert into notes select i::text, 'a', repeat('x', 200), i from generate_series(1, 25000) i")
     service = serve(deploy(OWN_NOTES).start())
     chance = random.Random(kills)
+
+    def opened() -> Device:
+        token, upload_url = service.token("a"), service.upload_url
+        return device_factory(service.endpoint, token, SCHEMA, name="phone", upload_url=upload_url, sdk="python")
+
     for number in range(kills):
-        device = device_factory(
-            service.endpoint, service.token("a"), SCHEMA, name="phone", upload_url=service.upload_url, sdk="python"
-        )
+        device = opened()
         device.execute("INSERT INTO notes (id, owner, n) VALUES (?, 'a', 1)", f"local {number}")
         device.connect()
         operations = "SELECT count(*) > ? AS more FROM ps_oplog"
@@ -59,9 +61,7 @@ def test_kills_of_device_and_server(
         service.stop()
         source_db.execute(f"update notes set n = n + 1 where id = '{number + 1}'")
         service.start()
-    device = device_factory(
-        service.endpoint, service.token("a"), SCHEMA, name="phone", upload_url=service.upload_url, sdk="python"
-    )
+    device = opened()
     device.connect()
     device.wait_confirmed()
     device.wait_for(COUNT, count_of(source_db))  # type: ignore[arg-type]
@@ -160,10 +160,7 @@ def test_asyncio_app_watches(endpoint: Endpoint, tmp_path: Path) -> None:
             else:
                 break
         await asyncio.to_thread(database["todos"].insert, {"id": "mine"})
-        deadline = time.monotonic() + 60
-        while not database.confirmed():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, database.confirmed, "the upload")
         await database.disconnect_async()
         database.close()
         assert connector.loops == {asyncio.get_running_loop()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from headwater_client import Database, UploadConnector
 from tests.e2e.terminal import load_todo_app
+from tests.support.command import output_of
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service, free_port
@@ -42,17 +42,16 @@ def test_sensor_sends_offline_measurements(
     service = serve(deployment, upload={"role": upload_role, "tables": {"readings": {}}})
 
     def run(endpoint: str, wait: float) -> str:
-        command: list[str | Path] = [
-            sys.executable,
-            EXAMPLES / "sensor.py",
+        words: list[str | Path] = [
             "--endpoint",
             endpoint,
             "--token",
             service.token("kitchen"),
+            "--file",
+            tmp_path / "sensor.db",
         ]
-        command += ["--file", tmp_path / "sensor.db", "--count", "3", "--every", "0", "--wait", str(wait)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return str(done.stdout)
+        words += ["--count", "3", "--every", "0", "--wait", str(wait)]
+        return output_of(sys.executable, EXAMPLES / "sensor.py", *words)
 
     assert run(f"http://127.0.0.1:{free_port()}", 0) == "3 readings wait for the network\n"
     assert run(service.endpoint, 30) == "0 readings wait for the network\n"
@@ -83,10 +82,7 @@ def test_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     shown = "\nprint(len(todos), per_list.to_dict('records'))\n"
-    environment = {**os.environ, "DEVICE_FILE": str(file)}
-    done = subprocess.run(
-        [sys.executable, "-c", code + shown], env=environment, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "3 [{'list_id': 'inbox', 'todos': 3, 'done': 0}]\n"
+    printed = output_of(sys.executable, "-c", code + shown, env={**os.environ, "DEVICE_FILE": str(file)})
+    assert printed == "3 [{'list_id': 'inbox', 'todos': 3, 'done': 0}]\n"
     with Database(file) as database:
         assert database["todos"].count == 4

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headwater.embedded.node import find_node
-from tests.support.command import Outcome
+from tests.support.command import Outcome, output_of
 from tests.support.node_process import FOLDER, npm_ci
 
 EXAMPLES = Path(__file__).parents[2] / "sync_rules" / "examples"
@@ -38,20 +37,9 @@ def test_generated_schema_in_stock_sdk(headwater_here: Callable[..., Outcome], t
     (tmp_path / "AppSchema.ts").write_text(generated.out)
     (tmp_path / "check.mjs").write_text(CHECK)
     (tmp_path / "node_modules").symlink_to(FOLDER / "node_modules")
-    command = [str(find_node().node), "check.mjs"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    tables = {table["name"]: table for table in json.loads(done.stdout)["tables"]}
+    printed = output_of(find_node().node, "check.mjs", cwd=tmp_path)
+    tables = {table["name"]: table for table in json.loads(printed)["tables"]}
     assert list(tables) == ["lists", "list_members", "todos", "attachments"]
-    assert {column["name"]: column["type"] for column in tables["list_members"]["columns"]} == {
-        "list_id": "TEXT",
-        "__proto__": "INTEGER",
-        "new": "INTEGER",
-        "a-b": "TEXT",
-    }
-    assert {column["name"]: column["type"] for column in tables["todos"]["columns"]} == {
-        "list_id": "TEXT",
-        "done": "INTEGER",
-        "12": "TEXT",
-        "größe": "TEXT",
-    }
+    columns = {name: {each["name"]: each["type"] for each in table["columns"]} for name, table in tables.items()}
+    assert columns["list_members"] == {"list_id": "TEXT", "__proto__": "INTEGER", "new": "INTEGER", "a-b": "TEXT"}
+    assert columns["todos"] == {"list_id": "TEXT", "done": "INTEGER", "12": "TEXT", "größe": "TEXT"}

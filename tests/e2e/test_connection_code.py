@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.client_schema import client_schema, schema_code
 from headwater_rules.propose.propose import propose
 from headwater_rules.schema import Language
+from tests.support.command import output_of
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
@@ -84,9 +84,7 @@ def printed(deploy: Deploy, source_db: SourceDb, serve: Callable[..., Service]) 
 
 
 def synced(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout) == {"rows": [{"text": "mine"}], "sent": [{"text": "changed"}]}
+    assert json.loads(output_of(*command, cwd=folder)) == {"rows": [{"text": "mine"}], "sent": [{"text": "changed"}]}
 
 
 @pytest.mark.long
@@ -120,9 +118,7 @@ def test_typescript_app_connects(printed: Callable[[Language], App], tmp_path: P
         for name, text in files.items():
             (folder / name).write_text(text)
         (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": OPTIONS, "include": ["*.ts"]}))
-        types = [node, str(WEB / "node_modules" / "typescript" / "bin" / "tsc"), "--project", str(folder)]
-        done = subprocess.run(types, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout
+        output_of(node, WEB / "node_modules" / "typescript" / "bin" / "tsc", "--project", folder)
     for name, other in (("connect.ts", "./AppSchema"), ("app.ts", "./connect")):  # Node wants the ending
         path = tmp_path / "node" / name
         path.write_text(path.read_text().replace(f"'{other}'", f"'{other}.ts'"))

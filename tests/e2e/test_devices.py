@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -67,13 +68,6 @@ FIRST_OFTEN = [("node", "ndjson"), ("node", "websocket"), ("python", "ndjson")]
 MODES_OFTEN = [("node", "ndjson", "requests"), ("python", "ndjson", "legacy")]
 
 
-@pytest.fixture(params=["node", pytest.param("python", marks=pytest.mark.long)])
-def sdk(request: pytest.FixtureRequest) -> Sdk:
-    """Whose device it is, where a test does not say so itself."""
-    chosen: Sdk = request.param
-    return chosen
-
-
 @pytest.fixture
 def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: DeviceFactory) -> Open:
     """`opened("a", …)`: connected devices of these users, once the tables are filled."""
@@ -82,24 +76,19 @@ def opened(tables: SourceDb, deploy: Deploy, serve: Serve, device_factory: Devic
         *users: str, transport: Transport = "ndjson", checkpoint_mode: CheckpointMode = "legacy", sdk: Sdk = "node"
     ) -> Sequence[Device]:
         service = serve(deploy(RULES).start())
-        devices = []
-        for user in users:
-            token, upload = service.token(user), service.upload_url
-            device = device_factory(
-                service.endpoint,
-                token,
-                SCHEMA,
-                upload_url=upload,
-                transport=transport,
-                checkpoint_mode=checkpoint_mode,
-                sdk=sdk,
-            )
-            device.connect()
+        given = {"transport": transport, "checkpoint_mode": checkpoint_mode, "sdk": sdk}
+        devices = [connected(service, device_factory, user, **given) for user in users]
+        for device in devices:
             device.wait_synced()
-            devices.append(device)
         return devices
 
     return start
+
+
+def connected(service: Service, device_factory: DeviceFactory, user: str, **options: Any) -> Device:
+    device = device_factory(service.endpoint, service.token(user), SCHEMA, upload_url=service.upload_url, **options)
+    device.connect()
+    return device
 
 
 def truth(source: SourceDb, query: str, *columns: str) -> list[dict[str, object]]:
@@ -242,8 +231,7 @@ def test_device_survives_replicator_restart(
     tables.execute("insert into notes values ('1', 'a', 'x', 1)")
     deployment = deploy(RULES).start()
     service = serve(deployment)
-    device = device_factory(service.endpoint, service.token("a"), SCHEMA, upload_url=service.upload_url, sdk=sdk)
-    device.connect()
+    device = connected(service, device_factory, "a", sdk=sdk)
     agree(device, tables, "a")
     deployment.stop()
     tables.execute("insert into notes values ('2', 'a', 'while away', 2)")
@@ -258,8 +246,7 @@ def test_device_ahead_of_rebuilt_store(
     tables.execute("insert into notes select i::text, 'a', 'x', i from generate_series(1, 500) i")
     deployment = deploy(RULES).start()
     service = serve(deployment)
-    device = device_factory(service.endpoint, service.token("a"), SCHEMA, upload_url=service.upload_url, sdk=sdk)
-    device.connect()
+    device = connected(service, device_factory, "a", sdk=sdk)
     agree(device, tables, "a")
     tables.execute("update notes set body = 'later' where n > 400")
     agree(device, tables, "a")

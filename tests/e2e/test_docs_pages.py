@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.source.upload.prepare import prepare_uploads
 from headwater.source.upload.settings import TableRule, UploadSettings
 from tests.e2e.doc_shell import Shell
+from tests.support.command import output_of
 from tests.support.doc_blocks import Block, all_blocks
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
@@ -126,12 +126,9 @@ new_token = token_from_my_login
     ending = "" if page == "connect-python.md" else "\nMyConnector().fetch_credentials()\n"
     program = tmp_path / "app.py"
     program.write_text(prelude + shell.real(code) + ending)
-    done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "bread" in done.stdout
-    assert "milk" in done.stdout
+    printed = output_of(sys.executable, program, cwd=tmp_path)
+    assert "bread" in printed
+    assert "milk" in printed
 
 
 def test_rule_tests_page(tmp_path: Path) -> None:
@@ -158,8 +155,7 @@ streams:
     inside = "".join(f"    {line}\n" for line in calls.splitlines())
     (tmp_path / "test_page.py").write_text(f"{story}\n\ndef test_calls(sync_rules):{rows}{inside}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 passed" in output_of(*command, cwd=tmp_path)
 
 
 def test_postgres_settings_page(postgres_with: Callable[..., EmbeddedPostgres], shell: Callable[..., Shell]) -> None:
@@ -200,7 +196,7 @@ def test_quick_start_page(postgres_with: Callable[..., EmbeddedPostgres], shell:
                     (page.folder / written[key]).write_text(page.real(block.code))
             case "sh":
                 printed += page.run(block.code)
-                wait_until(page.answers, "the service to be ready", STARTED)
+                page.wait_ready(STARTED)
                 wait_until(lambda: "lists" in page.run("headwater explain user user-1"), "the rows", STARTED)
             case _:
                 (page.folder / "signed.py").write_text(f"{block.code}\nprint(token)\n")
@@ -242,7 +238,7 @@ def test_migrating_page(postgres_with: Callable[..., EmbeddedPostgres], shell: C
             continue
         printed = page.run(block.code)
         if "serve" in block.code:
-            wait_until(page.answers, "the service to be ready", STARTED)
+            page.wait_ready(STARTED)
             wait_until(lambda: "lists" in page.run(EXPLAIN), "the rows", STARTED)
     assert "lists" in printed
     with psycopg.connect(server.dsn()) as conn:

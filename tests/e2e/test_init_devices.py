@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,7 +119,7 @@ def test_commands_of_init_work(name: str, source_db: SourceDb, launch_module: La
     running = launch_module("headwater", "serve", "--config", str(config))
     wait_until(lambda: "following the stream" in running.output or not running.alive, "the snapshot by Spark", 600)
     assert running.alive, running.output
-    wait_until(lambda: _ready(port), "the endpoint")
+    running.wait_ready(port, "/probes/readiness", 120)
     assert headwater_here("doctor", cwd=tmp_path).code == 0
 
     ann, bob = USERS.get(name, ("1", "2"))
@@ -141,14 +139,6 @@ def _answers(url: str) -> bool:
     try:
         return httpx.get(url).status_code == 200
     except httpx.TransportError:
-        return False
-
-
-def _ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/probes/readiness", timeout=5) as answer:
-            return bool(json.load(answer))
-    except OSError:
         return False
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import headwater
-from tests.support.fix_devices import DEADLINE, Device, DeviceFactory
+from tests.support.fix_devices import Device, DeviceFactory
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_service import Service
+from tests.support.network import Change, Network
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -42,88 +41,30 @@ HELD = (
 )
 
 
-class CountingProxy:
+class CountingProxy(Network):
     """Between a device and the endpoint: counts sync connections, and ops on their way down."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._lock = threading.Lock()
-        self._connections = 0
+        super().__init__(port)
+        self.connections = 0
         self._down: list[bytearray] = []
-        self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._run(self._accept)
-
-    @property
-    def connections(self) -> int:
-        """How many streams were asked for so far."""
-        with self._lock:
-            return self._connections
 
     def ops(self) -> int:
         """How many ops the device was sent so far."""
-        with self._lock:
-            return sum(len(re.findall(rb'"op_id":"', each)) for each in self._down)
+        return sum(each.count(b'"op_id":"') for each in self._down)
 
-    def close(self) -> None:
-        """End it with all its connections."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        with self._lock:
-            open_ones = list(self._open)
-        for each in open_ones:
-            _end(each)
-        for thread in self._threads:
-            thread.join(DEADLINE)
-        self._listener.close()
+    def carried(self) -> tuple[Change, Change]:
+        self._down.append(bytearray())
+        return self._up, partial(self._keep, self._down[-1])
 
-    def _run(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-        return thread
+    def _up(self, data: bytes) -> bytes:
+        self.connections += data.count(b"POST /sync/stream")
+        # Compressed, ops could not be counted
+        return re.sub(rb"(?i)accept-encoding:[^\r\n]*", b"accept-encoding: identity", data)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                self._run(self._connect, self._listener.accept()[0])
-
-    def _connect(self, device: socket.socket) -> None:
-        down = bytearray()
-        with device, socket.create_connection(("127.0.0.1", self._target)) as service:
-            with self._lock:
-                self._down.append(down)
-                self._open |= {device, service}
-            up = self._run(self._pass_up, device, service)
-            self._pass_down(service, device, down)
-            up.join(DEADLINE)
-            with self._lock:
-                self._open -= {device, service}
-
-    def _pass_up(self, device: socket.socket, service: socket.socket) -> None:
-        with suppress(OSError):
-            while data := device.recv(1 << 16):
-                # Compressed, ops could not be counted
-                data = re.sub(rb"(?i)accept-encoding:[^\r\n]*", b"accept-encoding: identity", data)
-                with self._lock:
-                    self._connections += data.count(b"POST /sync/stream")
-                service.sendall(data)
-        _end(service)
-
-    def _pass_down(self, service: socket.socket, device: socket.socket, down: bytearray) -> None:
-        with suppress(OSError):
-            while data := service.recv(1 << 16):
-                with self._lock:
-                    down += data
-                device.sendall(data)
-        _end(device)
-
-
-def _end(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+    def _keep(self, down: bytearray, data: bytes) -> bytes:
+        down += data
+        return data
 
 
 class Connected:
@@ -172,13 +113,12 @@ def connected(
     source_db.execute(f"insert into notes select i::text, 'a', 'note ' || i from generate_series(1, {ROWS}) i")
     source_db.execute("insert into notes select 'b' || i, 'b', 'note ' || i from generate_series(1, 50) i")
     service = serve(deploy(HEAD + NOTES).start())
-    proxy = CountingProxy(service.port)
-    device = device_factory(f"http://127.0.0.1:{proxy.port}", service.token("a"), SCHEMA)
-    device.connect()
-    device.wait_for("SELECT count(*) AS n FROM notes", [{"n": ROWS}])
-    assert proxy.ops() == ROWS + 1, "the proxy sees every op"
-    yield Connected(service, proxy, device, source_db, tmp_path)
-    proxy.close()
+    with CountingProxy(service.port) as proxy:
+        device = device_factory(f"http://127.0.0.1:{proxy.port}", service.token("a"), SCHEMA)
+        device.connect()
+        device.wait_for("SELECT count(*) AS n FROM notes", [{"n": ROWS}])
+        assert proxy.ops() == ROWS + 1, "the proxy sees every op"
+        yield Connected(service, proxy, device, source_db, tmp_path)
 
 
 @pytest.mark.timeout(400)

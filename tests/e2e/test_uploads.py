@@ -33,12 +33,6 @@ SHOWN = "SELECT id, title, n FROM notes ORDER BY id"
 Open = Callable[..., Device]
 
 
-@pytest.fixture(params=["node", pytest.param("python", marks=pytest.mark.long)])
-def sdk(request: pytest.FixtureRequest) -> Sdk:
-    chosen: Sdk = request.param
-    return chosen
-
-
 @pytest.fixture
 def opened(
     source_db: SourceDb,

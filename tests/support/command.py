@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -45,6 +45,13 @@ def command(*arguments: str | Path) -> list[str]:
 def environment(**changes: str) -> dict[str, str]:
     """The environment of a run."""
     return {**_CLEAN, **changes}
+
+
+def output_of(*program: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    """What a program prints, within two minutes; it has to succeed."""
+    done = subprocess.run(program, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def headwater(*arguments: str | Path, cwd: Path | None = None, seconds: float = 120.0, **changes: str) -> Outcome:

@@ -149,10 +149,6 @@ class Device:
                 f"status: {self.status()}\n{difference}"
             )
 
-    def wait_uploaded(self, deadline: float = DEADLINE) -> None:
-        """Wait until the upload queue is empty. Raises `NotSeen`."""
-        self.wait_for("select count(*) as waiting from ps_crud", [{"waiting": 0}], deadline=deadline)
-
     def wait_confirmed(self, deadline: float = DEADLINE) -> None:
         """Wait until every local write is uploaded and its write checkpoint applied. Raises `NotSeen`."""
         self.wait_for(_CONFIRMED, [{"confirmed": 1}], deadline=deadline)
@@ -263,6 +259,13 @@ def _in_browser(path: Path) -> dict[str, Json]:
         "profile": str(path.with_suffix(".profile")),
         "folder": str(built_page()),
     }
+
+
+@pytest.fixture(params=["node", pytest.param("python", marks=pytest.mark.long)])
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    """Whose device it is, where a test does not say so itself."""
+    chosen: Sdk = request.param
+    return chosen
 
 
 @pytest.fixture

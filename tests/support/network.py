@@ -1,4 +1,4 @@
-"""The network between a replicator and its source, which a test cuts, or has swallow everything."""
+"""The network between two processes, which a test cuts, or has swallow everything."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import re
 import socket
 import threading
-from types import TracebackType
+from collections.abc import Callable
 from typing import Self
+
+Change = Callable[[bytes], bytes]
 
 _READY = b"Z\0\0\0\5"  # Postgres: ReadyForQuery
 
@@ -32,7 +34,7 @@ class Network:
         self._accept()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._flows.set()
         self.cut()
 
@@ -76,29 +78,37 @@ class Network:
                 continue
             with self._lock:
                 self._ends += [near, far]
-            back = self._translate if self.foreign else self._carry
-            for carry, here, there in ((self._carry, near, far), (back, far, near)):
-                threading.Thread(target=carry, args=(here, there), daemon=True).start()
+            up, down = self.carried()
+            for change, here, there in ((up, near, far), (down, far, near)):
+                threading.Thread(target=self._carry, args=(change, here, there), daemon=True).start()
 
-    def _carry(self, here: socket.socket, there: socket.socket) -> None:
+    def carried(self) -> tuple[Change, Change]:
+        """What becomes of the bytes of a new connection, on their way up and down."""
+        return self._count, _translator() if self.foreign else self._count
+
+    def _count(self, data: bytes) -> bytes:
+        self.round_trips += data.count(_READY)
+        return data
+
+    def _carry(self, change: Change, here: socket.socket, there: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := here.recv(65536):
                 self._flows.wait()
-                self.round_trips += data.count(_READY)
-                there.sendall(data)
+                there.sendall(change(data))
         _end(here)
         _end(there)
 
-    def _translate(self, here: socket.socket, there: socket.socket) -> None:
-        """Carry messages of Postgres, without TLS."""
-        rest = b""
-        with contextlib.suppress(OSError):
-            while data := here.recv(65536):
-                self._flows.wait()
-                translated, rest = _translated(rest + data)
-                there.sendall(translated)
-        _end(here)
-        _end(there)
+
+def _translator() -> Change:
+    """Changes messages of Postgres, without TLS."""
+    rest = b""
+
+    def translate(data: bytes) -> bytes:
+        nonlocal rest
+        translated, rest = _translated(rest + data)
+        return translated
+
+    return translate
 
 
 def _translated(data: bytes) -> tuple[bytes, bytes]:
