@@ -94,6 +94,9 @@ class LittleServer:
         send_answer(handler, json.dumps({"data": body}).encode(), connection="close")
 
 
+Start = Callable[[LittleServer], LittleServer]
+
+
 @contextmanager
 def serving(server: LittleServer) -> Iterator[LittleServer]:
     """The server on a port of its own, until the block ends."""

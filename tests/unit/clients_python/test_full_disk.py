@@ -13,7 +13,7 @@ import pytest
 from headwater_client import ConnectOptions, Database
 from headwater_client.errors import FileError
 from tests.support.waiting import wait_until
-from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, checkpoint, noted_pauses, row, serving
+from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, Start, checkpoint, noted_pauses, row
 
 SCHEMA = {"todos": {"title": "text"}}
 
@@ -38,7 +38,7 @@ def test_open_without_room(tmp_path: Path, room: int) -> None:
         assert database.rows("SELECT title FROM todos") == [{"title": "milk"}]
 
 
-def test_start_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_is_retried(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, failures = Database._open_store, [sqlite3.OperationalError("database or disk is full")] * 3
 
     def open_store(*arguments: object) -> object:
@@ -47,18 +47,18 @@ def test_start_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return opened(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Database, "_open_store", open_store)
-    with serving(LittleServer([])) as server, Database(tmp_path / "device.db", SCHEMA) as database:
-        database.connect(App(server.endpoint), ConnectOptions(retry_delay=0.01))
+    with Database(tmp_path / "device.db", SCHEMA) as database:
+        database.connect(App(start(LittleServer([])).endpoint), ConnectOptions(retry_delay=0.01))
         database.wait_for_status(lambda status: status.connected, 20)
 
 
-def test_download_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_without_room(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = noted_pauses(monkeypatch)
     rows = [row(number, '{"title": "%s"}' % ("x" * 5000), row_id=str(number)) for number in range(1, 201)]
     lines = [checkpoint(checksum=200, count=200), *rows, COMPLETE]
-    with serving(LittleServer(lines)) as server, Database(tmp_path / "device.db", SCHEMA) as database:
+    with Database(tmp_path / "device.db", SCHEMA) as database:
         with full(500_000):
-            database.connect(App(server.endpoint), ConnectOptions(retry_delay=0.01))
+            database.connect(App(start(LittleServer(lines)).endpoint), ConnectOptions(retry_delay=0.01))
             wait_until(lambda: len(waits) > 4, "five waits")
             assert isinstance(database.status.download_error, sqlite3.OperationalError)
         assert waits[4] > 8 * waits[0]

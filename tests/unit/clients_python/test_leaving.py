@@ -19,7 +19,7 @@ from headwater_client.database.database import CrudBatch
 from headwater_client.errors import ClientError, ConnectError, NotSyncedError
 from headwater_client.storage import connection as connections
 from tests.support.waiting import wait_until
-from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, checkpoint, row, serving
+from tests.unit.clients_python.little_server import COMPLETE, App, LittleServer, Start, checkpoint, row
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT ?, max(i) FROM n"
 
@@ -28,16 +28,14 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     monkeypatch.setattr(app_calls, "_GRACE", 0.05)
     endless = RawTable(put=Statement(f"INSERT INTO endless {ENDLESS}", ["Id"]))
-    opened = Database(tmp_path / "device.db", Schema.of({"todos": {"title": "text"}, "endless": endless}))
-    opened.execute("CREATE TABLE endless(id TEXT PRIMARY KEY, n INTEGER)")
-    yield opened
-    opened.close()
+    with Database(tmp_path / "device.db", {"todos": {"title": "text"}, "endless": endless}) as opened:
+        opened.execute("CREATE TABLE endless(id TEXT PRIMARY KEY, n INTEGER)")
+        yield opened
 
 
 @pytest.fixture
-def server() -> Iterator[LittleServer]:
-    with serving(LittleServer([{"token_expires_in": 3600}])) as running:
-        yield running
+def server(start: Start) -> LittleServer:
+    return start(LittleServer([{"token_expires_in": 3600}]))
 
 
 def leave(database: Database) -> None:
@@ -99,30 +97,21 @@ def test_disconnect_waits_for_an_upload(
     assert ended.is_set()
 
 
-def test_leave_a_hanging_token(database: Database, hanging: threading.Event) -> None:
-    asked = threading.Event()
+@pytest.mark.parametrize(
+    ("owner", "name"), [(App, "fetch_credentials"), (socket, "getaddrinfo")], ids=["token", "look-up of a name"]
+)
+def test_leave_what_hangs(
+    database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    asked, work = threading.Event(), getattr(owner, name)
 
-    class Waiting(App):
-        def fetch_credentials(self) -> Credentials:
-            asked.set()
-            hanging.wait(60)
-            return super().fetch_credentials()
-
-    database.connect(Waiting("http://127.0.0.1:1"))
-    assert asked.wait(20)
-    leave(database)
-
-
-def test_leave_a_hanging_lookup(database: Database, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = threading.Event()
-
-    def look_up(*_: object, **__: object) -> list[object]:
+    def hang(*given: object, **options: object) -> object:
         asked.set()
         hanging.wait(60)
-        return []
+        return work(*given, **options)
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    database.connect(App("http://sync.example.com"))
+    monkeypatch.setattr(owner, name, hang)
+    database.connect(App("http://localhost:1"))
     assert asked.wait(20)
     leave(database)
 

@@ -19,16 +19,16 @@ from tests.unit.clients_python.little_server import (
     App,
     Line,
     LittleServer,
+    Start,
     checkpoint,
     noted_pauses,
     row,
-    serving,
     upload_all,
 )
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path, start: Start) -> Iterator[Database]:  # whose end comes first
     kept = RawTable(clear="DELETE FROM kept")
     with Database(tmp_path / "device.db", Schema.of({"todos": {"title": "text"}, "kept": kept})) as opened:
         opened.execute("CREATE TABLE kept(id TEXT PRIMARY KEY, title TEXT)")
@@ -40,15 +40,14 @@ EAGER = ConnectOptions(retry_delay=0.01)
 
 @pytest.mark.parametrize("data", ["{", "", '"\\'])
 @pytest.mark.parametrize("table", ["todos", "kept"])
-def test_row_that_is_not_json(database: Database, data: str, table: str) -> None:
-    with serving(LittleServer([checkpoint(), row(1, data, table), COMPLETE])) as server:
-        database.connect(App(server.endpoint), EAGER)
-        database.wait_for_status(lambda status: isinstance(status.download_error, ProtocolError), 20)
-        assert database.rows(f"SELECT * FROM {table}") == []
-        server.lines = [checkpoint(checksum=2), row(1, data, table), row(2, '{"title": "right"}', table), COMPLETE]
-        database.wait_for_first_sync(20)
-        assert database.rows(f"SELECT id, title FROM {table}") == [{"id": "1", "title": "right"}]
-        database.disconnect()
+def test_row_that_is_not_json(database: Database, start: Start, data: str, table: str) -> None:
+    server = start(LittleServer([checkpoint(), row(1, data, table), COMPLETE]))
+    database.connect(App(server.endpoint), EAGER)
+    database.wait_for_status(lambda status: isinstance(status.download_error, ProtocolError), 20)
+    assert database.rows(f"SELECT * FROM {table}") == []
+    server.lines = [checkpoint(checksum=2), row(1, data, table), row(2, '{"title": "right"}', table), COMPLETE]
+    database.wait_for_first_sync(20)
+    assert database.rows(f"SELECT id, title FROM {table}") == [{"id": "1", "title": "right"}]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +62,11 @@ def test_row_that_is_not_json(database: Database, data: str, table: str) -> None
     ],
     ids=json.dumps,
 )
-def test_numbers_beyond_the_file(database: Database, lines: list[Line]) -> None:
-    with serving(LittleServer([*lines, COMPLETE])) as server:
-        database.connect(App(server.endpoint), EAGER)
-        database.wait_for_status(lambda status: isinstance(status.download_error, ProtocolError), 20)
-        assert not database.status.has_synced
-        database.disconnect()
+def test_numbers_beyond_the_file(database: Database, start: Start, lines: list[Line]) -> None:
+    server = start(LittleServer([*lines, COMPLETE]))
+    database.connect(App(server.endpoint), EAGER)
+    database.wait_for_status(lambda status: isinstance(status.download_error, ProtocolError), 20)
+    assert not database.status.has_synced
 
 
 @pytest.mark.parametrize(
@@ -82,22 +80,23 @@ def test_numbers_beyond_the_file(database: Database, lines: list[Line]) -> None:
     ids=["wrong checksums", "nonsense", "always expired", "broken off in a download"],
 )
 def test_misleading_server_is_asked_less(
-    database: Database, monkeypatch: pytest.MonkeyPatch, lines: list[Line], grows: bool
+    database: Database, start: Start, monkeypatch: pytest.MonkeyPatch, lines: list[Line], grows: bool
 ) -> None:
     waits = noted_pauses(monkeypatch)
     little = LittleServer(lines)
     little.ended.set()
-    with serving(little) as server:
-        database.connect(App(server.endpoint), EAGER)
-        wait_until(lambda: len(waits) > 4, "five waits")
-        database.disconnect()
+    server = start(little)
+    database.connect(App(server.endpoint), EAGER)
+    wait_until(lambda: len(waits) > 4, "five waits")
     assert (waits[4] > 8 * waits[0]) == grows
 
 
 @pytest.mark.parametrize(
     ("token", "streams"), [(lambda _: "the same", 1), (str, 2)], ids=["the same token", "another token each time"]
 )
-def test_token_that_always_ends_soon(database: Database, token: Callable[[int], str], streams: int) -> None:
+def test_token_that_always_ends_soon(
+    database: Database, start: Start, token: Callable[[int], str], streams: int
+) -> None:
     ends_soon: Line = {"token_expires_in": 5}
 
     class Numbering(LittleServer):
@@ -106,19 +105,18 @@ def test_token_that_always_ends_soon(database: Database, token: Callable[[int], 
             self.lines = [checkpoint(), ends_soon, *([row(1, "{}"), ends_soon, COMPLETE] if last else [])]
             super().line_up(handler)
 
-    with serving(Numbering([])) as server:
-        connector = App(server.endpoint, token=token)
-        database.connect(connector, EAGER)
-        database.wait_for_first_sync(20)
-        wait_until(lambda: connector.fetched == 2, "a token")
-        until = time.monotonic() + 0.3
-        wait_until(lambda: server.streams > streams or time.monotonic() > until, "what should not come")
-        assert (server.streams, connector.fetched) == (streams, 2)
-        database.disconnect()
+    server = start(Numbering([]))
+    connector = App(server.endpoint, token=token)
+    database.connect(connector, EAGER)
+    database.wait_for_first_sync(20)
+    wait_until(lambda: connector.fetched == 2, "a token")
+    until = time.monotonic() + 0.3
+    wait_until(lambda: server.streams > streams or time.monotonic() > until, "what should not come")
+    assert (server.streams, connector.fetched) == (streams, 2)
 
 
 @pytest.mark.parametrize("path", ["stream", "write checkpoint"])
-def test_endless_answer(database: Database, path: str) -> None:
+def test_endless_answer(database: Database, start: Start, path: str) -> None:
     class Dripping(LittleServer):
         def line_up(self, handler: BaseHTTPRequestHandler) -> None:
             self._drip(handler) if path == "stream" else super().line_up(handler)
@@ -135,56 +133,52 @@ def test_endless_answer(database: Database, path: str) -> None:
                 except OSError:
                     return
 
-    with serving(Dripping([checkpoint()])) as server:
-        database.connect(App(server.endpoint, upload_all), EAGER)
-        database["todos"].insert({"title": "x"})
-        database.wait_for_status(
-            lambda status: isinstance(status.download_error if path == "stream" else status.upload_error, RefusedError),
-            20,
-        )
-        database.disconnect()
+    server = start(Dripping([checkpoint()]))
+    database.connect(App(server.endpoint, upload_all), EAGER)
+    database["todos"].insert({"title": "x"})
+    database.wait_for_status(
+        lambda status: isinstance(status.download_error if path == "stream" else status.upload_error, RefusedError),
+        20,
+    )
 
 
-def test_server_that_always_knows_a_later_request(database: Database) -> None:
+def test_server_that_always_knows_a_later_request(database: Database, start: Start) -> None:
     asked: list[int] = []
 
     def later(number: int) -> int:
         asked.append(number)
         return number + 1
 
-    with serving(LittleServer([checkpoint()], later)) as server:
-        database.connect(App(server.endpoint, upload_all), ConnectOptions(retry_delay=30, checkpoint_mode="requests"))
-        database["todos"].insert({"title": "x"})
-        database.wait_for_status(lambda status: isinstance(status.upload_error, ProtocolError), 20)
-        assert len(asked) < 10
-        database.disconnect()
+    server = start(LittleServer([checkpoint()], later))
+    database.connect(App(server.endpoint, upload_all), ConnectOptions(retry_delay=30, checkpoint_mode="requests"))
+    database["todos"].insert({"title": "x"})
+    database.wait_for_status(lambda status: isinstance(status.upload_error, ProtocolError), 20)
+    assert len(asked) < 10
 
 
 @pytest.mark.parametrize("escape", ["\\ud83d", "\\uDE00", "\\ud83d\\ud83d\\ude00"])
 @pytest.mark.parametrize("table", ["todos", "kept"])
-def test_half_a_surrogate_pair(database: Database, escape: str, table: str) -> None:
+def test_half_a_surrogate_pair(database: Database, start: Start, escape: str, table: str) -> None:
     data = f'{{"title": "a{escape}b \\ud83d\\ude00 \\\\ud83d", "more": "c"}}'
-    with serving(LittleServer([checkpoint(), row(1, data, table), COMPLETE])) as server:
-        database.connect(App(server.endpoint), EAGER)
-        database.wait_for_first_sync(20)
-        ((title,),) = [each.values() for each in database.rows(f"SELECT title FROM {table}")]
-        whole = "\ufffd\U0001f600" if escape.endswith("\\ude00") else "\ufffd"
-        assert title == f"a{whole}b \U0001f600 \\ud83d"
-        database.disconnect()
+    server = start(LittleServer([checkpoint(), row(1, data, table), COMPLETE]))
+    database.connect(App(server.endpoint), EAGER)
+    database.wait_for_first_sync(20)
+    ((title,),) = [each.values() for each in database.rows(f"SELECT title FROM {table}")]
+    whole = "\ufffd\U0001f600" if escape.endswith("\\ude00") else "\ufffd"
+    assert title == f"a{whole}b \U0001f600 \\ud83d"
 
 
 @pytest.mark.parametrize(("number", "read"), [(2**63 - 1, 2**63 - 1), (10**30, 1e30), (-(2**64), -(2.0**64))])
-def test_number_beyond_a_column_is_a_real(database: Database, number: int, read: float) -> None:
-    with serving(LittleServer([checkpoint(), row(1, f'{{"title": {number}}}', "numbers"), COMPLETE])) as server:
-        database.execute("CREATE TABLE numbers(id TEXT PRIMARY KEY, title)")
-        database.update_schema(Schema.of({"numbers": RawTable()}))
-        database.connect(App(server.endpoint), EAGER)
-        database.wait_for_first_sync(20)
-        assert database.rows("SELECT title FROM numbers") == [{"title": read}]
-        database.disconnect()
+def test_number_beyond_a_column_is_a_real(database: Database, start: Start, number: int, read: float) -> None:
+    server = start(LittleServer([checkpoint(), row(1, f'{{"title": {number}}}', "numbers"), COMPLETE]))
+    database.execute("CREATE TABLE numbers(id TEXT PRIMARY KEY, title)")
+    database.update_schema(Schema.of({"numbers": RawTable()}))
+    database.connect(App(server.endpoint), EAGER)
+    database.wait_for_first_sync(20)
+    assert database.rows("SELECT title FROM numbers") == [{"title": read}]
 
 
-def test_failing_upload(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_upload(database: Database, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[int] = []
 
     class Failing(App):
@@ -192,16 +186,15 @@ def test_failing_upload(database: Database, monkeypatch: pytest.MonkeyPatch) -> 
             failed.append(database.uploads_waiting)
             raise OSError("no backend")
 
-    with serving(LittleServer([])) as server:
-        database.connect(Failing(server.endpoint), ConnectOptions(retry_delay=60, upload_throttle=0))
+    server = start(LittleServer([]))
+    database.connect(Failing(server.endpoint), ConnectOptions(retry_delay=60, upload_throttle=0))
+    database["todos"].insert({"title": "x"})
+    database.wait_for_status(lambda status: status.upload_error is not None, 20)
+    waited = threading.Event()
+    for _ in range(20):
         database["todos"].insert({"title": "x"})
-        database.wait_for_status(lambda status: status.upload_error is not None, 20)
-        waited = threading.Event()
-        for _ in range(20):
-            database["todos"].insert({"title": "x"})
-            waited.wait(0.01)
-        assert failed == [1]
-        server.lines = [{"token_expires_in": 3600}]
-        database.connect(Failing(server.endpoint), EAGER)
-        wait_until(lambda: len(failed) > 1, "the next connection")
-        database.disconnect()
+        waited.wait(0.01)
+    assert failed == [1]
+    server.lines = [{"token_expires_in": 3600}]
+    database.connect(Failing(server.endpoint), EAGER)
+    wait_until(lambda: len(failed) > 1, "the next connection")
