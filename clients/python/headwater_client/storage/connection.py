@@ -8,6 +8,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     Parameters = Sequence[Any] | Mapping[str, Any]
-import time
 
 OLDEST_SQLITE: Final = (3, 38, 0)
 BUSY_SECONDS: Final = 120.0
@@ -364,21 +364,17 @@ def _begin(connection: sqlite3.Connection, retired: threading.Event) -> None:
     until = time.monotonic() + BUSY_SECONDS
     _set_busy(connection, _LOOK_SECONDS)
     try:
-        while not _begun(connection, last=time.monotonic() > until):
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except connection.OperationalError as error:
+                if time.monotonic() > until or "locked" not in str(error):
+                    raise
             if retired.is_set():
                 raise RetiredError("sync was ended while it waited to write")
     finally:
         _set_busy(connection, BUSY_SECONDS)
-
-
-def _begun(connection: sqlite3.Connection, *, last: bool) -> bool:
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except connection.OperationalError as error:
-        if last or "locked" not in str(error):
-            raise
-        return False
-    return True
 
 
 def _set_busy(connection: sqlite3.Connection, seconds: float) -> None:

@@ -76,17 +76,13 @@ def keep_alive(connection: sqlite3.Connection, held: Collection[StreamKey], now:
 
 def drop_expired(connection: sqlite3.Connection, held: Collection[StreamKey], now: float) -> None:
     """Forget subscriptions whose time is over and that nobody holds."""
-    keys = {(key.name, key.params) for key in held}
     with writing(connection):
-        for each in stored(connection):
-            over = each.explicit and each.expires_at is not None and each.expires_at <= now
-            if not over or (each.key.name, each.key.params) in keys:
-                continue
-            connection.execute(
-                "UPDATE ps_stream_subscriptions SET ttl = NULL, expires_at = NULL, local_priority = NULL"
-                " WHERE stream_name = ? AND local_params = ?",
-                (each.key.name, each.key.params),
-            )
+        connection.execute(
+            "UPDATE ps_stream_subscriptions SET ttl = NULL, expires_at = NULL, local_priority = NULL"
+            " WHERE ttl IS NOT NULL AND expires_at <= ? AND (stream_name, local_params) NOT IN"
+            " (SELECT value ->> 0, value ->> 1 FROM json_each(?))",
+            (int(now * _MICRO), json.dumps([(key.name, key.params) for key in held])),
+        )
         connection.execute("DELETE FROM ps_stream_subscriptions WHERE ttl IS NULL AND NOT is_default")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -158,16 +158,8 @@ def _put(connection: sqlite3.Connection, key: str, value: int) -> None:
     )
 
 
-def _entry(row: Sequence[object]) -> CrudEntry:
+def _entry(row: tuple[int, int | None, str]) -> CrudEntry:
     number, transaction, text = row
-    fields = json.loads(str(text))
-    return CrudEntry(
-        op_id=int(str(number)),
-        transaction_id=None if transaction is None else int(str(transaction)),
-        op=fields["op"],
-        table=fields["type"],
-        id=fields["id"],
-        data=fields.get("data"),
-        previous=fields.get("old"),
-        metadata=fields.get("metadata"),
-    )
+    fields = json.loads(text)
+    values = fields.get("data"), fields.get("old"), fields.get("metadata")
+    return CrudEntry(number, transaction, fields["op"], fields["type"], fields["id"], *values)
