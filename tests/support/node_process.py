@@ -9,6 +9,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -105,31 +106,21 @@ class LineProcess:
     def stop(self, grace: float = 10.0) -> None:
         """Close its stdin, which ends the script; kill it when it takes more than `grace` seconds."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close_pipes()
+        self.kill()
 
     def kill(self) -> None:
-        """End the script at once, as a crash would."""
+        """End the script at once, as a crash would, if it has not ended."""
         self._process.kill()
         self._process.wait()
-        self._close_pipes()
-
-    def _close_pipes(self) -> None:
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
 
     def _read(self) -> None:
         assert self._process.stdout is not None
