@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests.support.bundled_chromium import FOLDER
+from tests.support.chromium import FOLDER
 from tests.support.dev_run import Run, running
 from tests.support.fix_browser import Browser, open_browser
 

@@ -19,8 +19,7 @@ from headwater.cli.init.hosts import WRITER
 from headwater.embedded.node import find_node
 from headwater_client import Database, DownloadConnector
 from tests.support.command import headwater_here
-from tests.support.django_tables import make_django_tables
-from tests.support.example_schemas import GIVEN, NAMED, USERS, make_example
+from tests.support.example_schemas import GIVEN, NAMED, USERS, make_django_tables, make_example
 from tests.support.fix_browser import Browser
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb

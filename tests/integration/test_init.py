@@ -22,8 +22,7 @@ from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleCode
 from headwater_rules.propose.propose import Proposal, propose
 from tests.support.command import headwater_here
-from tests.support.django_tables import make_django_tables
-from tests.support.example_schemas import GIVEN, NAMED, USERS, make_example
+from tests.support.example_schemas import GIVEN, NAMED, USERS, make_django_tables, make_example
 from tests.support.fix_headwater import Deploy
 from tests.support.fix_postgres import SourceDb
 

@@ -22,10 +22,10 @@ from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import config_of, free_port
+from tests.support.local_bulk import Waiting
 from tests.support.store_file import nobody_writes, store_file, store_tables
 from tests.support.sync_configs import NOTES, OWN_NOTES
 from tests.support.waiting import wait_until
-from tests.support.waiting_bulk import Waiting
 
 LARGE = 40_000
 INSERT = (

@@ -11,9 +11,9 @@ import pytest
 from tests.support.changed_source import Device, ask_beside, compared, locked, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.local_bulk import Waiting
 from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
-from tests.support.waiting_bulk import Waiting
 
 CONFIG = auto_streams(all="SELECT * FROM live", others="SELECT * FROM others")
 SHOWN = {"public.live": "true"}

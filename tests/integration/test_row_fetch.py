@@ -16,9 +16,9 @@ from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.support.changed_source import Device, ask_beside, compared, given, held_back, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.local_bulk import Waiting
 from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
-from tests.support.waiting_bulk import Waiting
 
 Rows = dict[tuple[str, str], tuple[object, ...]]
 

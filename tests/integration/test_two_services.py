@@ -14,9 +14,9 @@ from headwater.replication.own_slot import slot_note
 from headwater.source.slot import SlotForeignError, SnapshotKeeper, claim_slot, slot_name
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
+from tests.support.local_bulk import Waiting
 from tests.support.sync_configs import NOTES
 from tests.support.waiting import wait_until
-from tests.support.waiting_bulk import Waiting
 
 Service = Callable[[SourceDb, str], Deployment]
 

@@ -17,12 +17,13 @@ from typing import Final, Generic
 
 import pytest
 
-from headwater.bulk.contract import CompareJob, GivenUpError
+from headwater.bulk.contract import CompareJob, CompareOutcome, GivenUpError, Report, ReprocessJob, SnapshotJob, Stop
 from headwater.errors import HeadwaterError
 from headwater.pipeline.compare import BothSides, RowsTask, SourceRows
 from headwater.pipeline.engine import Found, Job, Result, Task
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.spark.tasks import explained, finished, outcome_of
+from headwater.storage.contract.parts import BulkOutcome
 
 APPLICATION: Final = "local"
 EVERYTHING_ON_SPARK: Final = os.environ.get("HEADWATER_TEST_BULK") == "spark"
@@ -108,3 +109,30 @@ def _sent(value: Result) -> Result:
 def local_bulk(seconds: float = 0.0) -> BulkJobs:
     """Bulk work in this process; see `LocalEngine`."""
     return BulkJobs(LocalEngine(seconds))
+
+
+class Waiting(BulkJobs):
+    """Bulk work of which the jobs that are `held` begin when they are let go: `compare`, `snapshot` or `reprocess`."""
+
+    def __init__(self, *held: str) -> None:
+        super().__init__(LocalEngine())
+        self._held = held or ("compare",)
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def _wait(self, job: str, stop: Stop = None) -> None:
+        if job in self._held:
+            self.begun.set()
+            while not self.go.wait(0.01) and not (stop is not None and stop.is_set()):
+                pass
+
+    def snapshot(self, job: SnapshotJob, progress: Report) -> BulkOutcome:
+        self._wait("snapshot")
+        return super().snapshot(job, progress)
+
+    def reprocess(self, job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
+        self._wait("reprocess", stop)
+        return super().reprocess(job, progress, stop)
+
+    def compare(self, job: CompareJob, progress: Report, found: Found, stop: Stop = None) -> CompareOutcome:
+        self._wait("compare", stop)
+        return super().compare(job, progress, found, stop)
