@@ -55,9 +55,11 @@ def wait_synced(page: Browser, panel: str) -> None:
     page.wait_for(part(panel, "status", "[data-state=synced]"), deadline=60)
 
 
-def add_todo(page: Browser, panel: str, title: str) -> None:
+def add_todo(page: Browser, panel: str, title: str, seen_on: str = "") -> None:
     page.type(part(panel, "new-todo"), title)
     page.press("Enter")
+    if seen_on:
+        page.wait_for(part(seen_on, "todo-title"), title)
 
 
 def rename(page: Browser, panel: str, title: str, to: str) -> None:
@@ -80,8 +82,7 @@ def test_people_see_each_others_writes(page: Browser) -> None:
     page.wait_for(part(LEFT, "list-name"))
     assert page.texts(part(LEFT, "list-name")) == page.texts(part(RIGHT, "list-name")), "both begin with a common list"
 
-    add_todo(page, LEFT, "Paint the fence")
-    page.wait_for(part(RIGHT, "todo-title"), "Paint the fence")
+    add_todo(page, LEFT, "Paint the fence", seen_on=RIGHT)
     assert page.focused() == "new-todo"
     page.wait_for(f"{NEWEST} [data-testid=what]", "Ada: insert “Paint the fence”")
     page.wait_for(f"{NEWEST} [data-testid=time-right]")
@@ -104,8 +105,7 @@ def test_people_see_each_others_writes(page: Browser) -> None:
 def test_offline_phone_syncs_and_hears_of_conflict(page: Browser) -> None:
     page.resize(*PHONE)
     for title in ("Bring a rope", "Bring a map"):
-        add_todo(page, LEFT, title)
-        page.wait_for(part(RIGHT, "todo-title"), title)
+        add_todo(page, LEFT, title, seen_on=RIGHT)
     wait_synced(page, LEFT)
     page.click(part(RIGHT, "offline"))
     page.wait_for(part(RIGHT, "status", "[data-state=offline]"))
@@ -244,8 +244,7 @@ def test_axe_finds_nothing(page: Browser, size: tuple[int, int]) -> None:
 
 @pytest.mark.long
 def test_title_is_edited_in_place(page: Browser, demo: Run) -> None:
-    add_todo(page, LEFT, "Mend the tent")
-    page.wait_for(part(RIGHT, "todo-title"), "Mend the tent")
+    add_todo(page, LEFT, "Mend the tent", seen_on=RIGHT)
     wait_synced(page, LEFT)
     page.click(part(RIGHT, "todo", ":has([aria-label='Delete Mend the tent']) [data-testid=todo-title]"))
     with psycopg.connect(demo.wait_for(r"postgresql://\S+"), autocommit=True) as conn:
@@ -321,8 +320,7 @@ def terminal(demo: Run, tmp_path: Path) -> Iterator[Terminal]:
 def test_terminal_and_page_edit_one_list(page: Browser, terminal: Terminal) -> None:
     """What is written offline arrives later, and a conflict ends everywhere as the docs say."""
     for title in ("Ticked offline, deleted on the page", "Deleted offline, ticked on the page"):
-        add_todo(page, LEFT, title)
-        page.wait_for(part(RIGHT, "todo-title"), title)
+        add_todo(page, LEFT, title, seen_on=RIGHT)
     database = terminal.database
     wait_until(lambda: terminal.shows("Deleted offline, ticked on the page"), "the page's to-dos in the terminal")
     terminal.chooses("Deleted offline, ticked on the page")
@@ -359,8 +357,7 @@ def test_two_devices_and_page_with_one_offline(page: Browser, demo: Run, tmp_pat
     page.wait_for(part(LEFT, "list-name"))
     titles = ("Ticked and renamed", "Renamed by both", "Deleted and renamed", "Left alone")
     for title in titles:
-        add_todo(page, LEFT, title)
-        page.wait_for(part(RIGHT, "todo-title"), title)
+        add_todo(page, LEFT, title, seen_on=RIGHT)
     refused: list[Refusal] = []
     with demo_device(demo, tmp_path / "laptop.db", refused) as laptop, demo_device(demo, tmp_path / "pi.db") as pi:
         ids = {}

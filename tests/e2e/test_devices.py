@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.type_cases import CASES, CUSTOM_TYPES
-from tests.support.fix_devices import CheckpointMode, Device, DeviceFactory, Sdk, Transport
+from tests.support.fix_devices import WAYS, CheckpointMode, Device, DeviceFactory, Sdk, Transport
 from tests.support.fix_headwater import Deploy, Deployment
 from tests.support.fix_postgres import SourceDb, skip_without
 from tests.support.fix_service import Service
@@ -60,10 +60,7 @@ def tables(source_db: SourceDb) -> SourceDb:
     return source_db
 
 
-SDKS: tuple[Sdk, ...] = ("node", "web", "python")
-TRANSPORTS: tuple[Transport, ...] = ("ndjson", "bson", "websocket")
 MODES: tuple[CheckpointMode, ...] = ("legacy", "requests")
-WAYS = list(product(SDKS, TRANSPORTS))
 FIRST_OFTEN = [("node", "ndjson"), ("node", "websocket"), ("python", "ndjson")]
 MODES_OFTEN = [("node", "ndjson", "requests"), ("python", "ndjson", "legacy")]
 

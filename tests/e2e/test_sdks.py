@@ -20,7 +20,7 @@ from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync import ticks
 from tests.support.fix_api import Endpoint, make_token
-from tests.support.fix_devices import Device, DeviceFactory, Sdk, Transport
+from tests.support.fix_devices import WAYS, Device, DeviceFactory, Sdk, Transport
 from tests.support.fix_logs import facts_said
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_until
@@ -43,13 +43,8 @@ Open = Callable[..., Device]
 
 def ways(*often: tuple[Sdk, Transport]) -> pytest.MarkDecorator:
     """Every SDK over every transport, of which some are tested often."""
-    every: list[tuple[Sdk, Transport]] = [
-        ("node", "ndjson"), ("node", "bson"), ("node", "websocket"),
-        ("web", "ndjson"), ("web", "bson"), ("web", "websocket"),
-        ("python", "ndjson"), ("python", "bson"), ("python", "websocket"),
-    ]  # fmt: skip
     return pytest.mark.parametrize(
-        ("sdk", "transport"), [pytest.param(*way, marks=[] if way in often else pytest.mark.long) for way in every]
+        ("sdk", "transport"), [pytest.param(*way, marks=[] if way in often else pytest.mark.long) for way in WAYS]
     )
 
 

@@ -18,8 +18,9 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import pytest
 
@@ -178,6 +179,9 @@ CheckpointMode = Literal["legacy", "requests"]
 Transport = Literal["ndjson", "bson", "websocket"]
 
 Sdk = Literal["node", "python", "web"]
+
+WAYS: Final[Sequence[tuple[Sdk, Transport]]] = tuple(product(get_args(Sdk), get_args(Transport)))
+"""Every SDK over every transport."""
 
 
 class DeviceFactory:

@@ -78,6 +78,16 @@ def payload(data: bytes, flags: int = rsocket.NEXT) -> bytes:
     return rsocket.frame(1, rsocket.PAYLOAD, flags, data)
 
 
+def sending(*messages: bytes | str) -> Play:
+    """Sends these, and nothing else."""
+
+    def play(connection: ServerConnection) -> None:
+        for message in messages:
+            connection.send(message)
+
+    return play
+
+
 def credit_of(frame: str | bytes) -> int:
     """The number in a frame that asks for more."""
     assert isinstance(frame, bytes)
@@ -115,27 +125,22 @@ def test_credit_follows_storage() -> None:
 
 
 def test_fragments() -> None:
-    def play(connection: ServerConnection) -> None:
-        for document in DOCUMENTS[:2]:
-            connection.send(payload(document[:3], rsocket.NEXT | rsocket.FOLLOWS))
-            connection.send(payload(document[3:5], rsocket.FOLLOWS))
-            connection.send(payload(document[5:], rsocket.NEXT))
-        connection.send(payload(DOCUMENTS[2], rsocket.NEXT | rsocket.COMPLETE))
-
-    with playing(play) as endpoint:
+    frames = [payload(DOCUMENTS[2], rsocket.NEXT | rsocket.COMPLETE)]
+    for document in reversed(DOCUMENTS[:2]):
+        first, middle = payload(document[:3], rsocket.NEXT | rsocket.FOLLOWS), payload(document[3:5], rsocket.FOLLOWS)
+        frames = [first, middle, payload(document[5:], rsocket.NEXT), *frames]
+    with playing(sending(*frames)) as endpoint:
         assert read(endpoint) == DOCUMENTS[:3]
 
 
 def test_foreign_frames() -> None:
-    def play(connection: ServerConnection) -> None:
-        connection.send(rsocket.frame(3, rsocket.PAYLOAD, rsocket.NEXT, b"of another stream"))
-        connection.send(rsocket.frame(0, 0x0C, rsocket.METADATA, b"a push of metadata"))
-        connection.send(rsocket.frame(0, 0x3F, 0x200, b"an extension"))
-        with_metadata = b"\0\0\2{}" + DOCUMENTS[0]
-        connection.send(payload(with_metadata, rsocket.NEXT | rsocket.METADATA))
-        connection.send(COMPLETE)
-
-    with playing(play) as endpoint:
+    frames = [
+        rsocket.frame(3, rsocket.PAYLOAD, rsocket.NEXT, b"of another stream"),
+        rsocket.frame(0, 0x0C, rsocket.METADATA, b"a push of metadata"),
+        rsocket.frame(0, 0x3F, 0x200, b"an extension"),
+        payload(b"\0\0\2{}" + DOCUMENTS[0], rsocket.NEXT | rsocket.METADATA),
+    ]
+    with playing(sending(*frames, COMPLETE)) as endpoint:
         assert read(endpoint) == DOCUMENTS[:1]
 
 
@@ -208,10 +213,8 @@ def test_server_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_error_codes(stream: int, text: str, kind: type[ClientError]) -> None:
-    def play(connection: ServerConnection) -> None:
-        connection.send(rsocket.frame(stream, rsocket.ERROR, 0, struct.pack(">I", 0x201) + text.encode()))
-
-    with playing(play) as endpoint, pytest.raises(ClientError) as caught:
+    frame = rsocket.frame(stream, rsocket.ERROR, 0, struct.pack(">I", 0x201) + text.encode())
+    with playing(sending(frame)) as endpoint, pytest.raises(ClientError) as caught:
         read(endpoint)
     assert type(caught.value) is kind
     assert text in str(caught.value)
@@ -232,27 +235,18 @@ def test_broken_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
+    "message",
     [
-        [b"\0"],
-        ["a text"],
-        [payload(b"\xff\xff\xff{}", rsocket.NEXT | rsocket.METADATA)],
-        [rsocket.frame(1, rsocket.ERROR, 0, b"\0")],
+        b"\0",
+        "a text",
+        payload(b"\xff\xff\xff{}", rsocket.NEXT | rsocket.METADATA),
+        rsocket.frame(1, rsocket.ERROR, 0, b"\0"),
     ],
     ids=["short", "text", "metadata", "error"],
 )
-def test_protocol_violation(messages: list[bytes | str]) -> None:
-    def play(connection: ServerConnection) -> None:
-        for message in messages:
-            connection.send(message)
-
-    async def read_nothing(endpoint: str) -> None:
-        async with Websocket("tests/1") as transport, transport.stream(Credentials(endpoint, "t"), b"{}") as stream:
-            requested = [piece async for piece in stream.pieces]
-            raise AssertionError(requested)
-
-    with playing(play) as endpoint, pytest.raises(ProtocolError):
-        asyncio.run(read_nothing(endpoint))
+def test_protocol_violation(message: bytes | str) -> None:
+    with playing(sending(message)) as endpoint, pytest.raises(ProtocolError):
+        read(endpoint)
 
 
 FRAMES = st.one_of(
