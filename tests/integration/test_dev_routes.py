@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from headwater.api.app import ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind
 from headwater.dev import DemoFiles
@@ -46,7 +47,7 @@ def demo(demo_db: SourceDb) -> Demo:
 @contextmanager
 def demo_client(demo: Demo, files: DemoFiles) -> Iterator[httpx.Client]:
     """The endpoint with the demo's routes on a real port."""
-    settings = ApiSettings(StaticKeys((KEY,)), frozenset({AUDIENCE}))
+    settings = ApiSettings(KeyRing((KEY,)), frozenset({AUDIENCE}))
     app = create_app(settings, MemoryStore(), PlayedHead(), demo_routes(demo, files))
     with served(app, [bind("127.0.0.1", 0)]) as (_, _, client):
         yield client
@@ -73,7 +74,7 @@ def test_token_of_person(client: httpx.Client) -> None:
     user = client.get("/demo/users").json()[1]["id"]
     answer = client.get("/demo/token", params={"user": user}).json()
     assert answer["endpoint"] == str(client.base_url).rstrip("/")
-    verifier = Verifier(StaticKeys((KEY,)), frozenset({AUDIENCE}))
+    verifier = Verifier(KeyRing((KEY,)), frozenset({AUDIENCE}))
     principal = asyncio.run(verifier.verify(answer["token"]))
     assert principal.user_id == user
     assert 3500 < principal.expires_in() <= 3600

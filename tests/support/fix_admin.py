@@ -16,7 +16,8 @@ from jsonschema import Draft202012Validator
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
 from headwater.source.connect import SourceSettings
@@ -78,7 +79,7 @@ def running_admin(
         settings = replace(settings, port=sockets[1].getsockname()[1])
     public, port = sockets[0].getsockname()[1], sockets[-1].getsockname()[1]
     with closing(open_store(settings.storage).open_reader()) as reader:
-        held = StaticKeys((parse_key(jwk(SECRET)),))
+        held = KeyRing((parse_key(jwk(SECRET)),))
         app = create_app(
             ApiSettings(held, frozenset({audience}), admin=settings, http=limits or HttpLimits()), reader, PlayedHead()
         )

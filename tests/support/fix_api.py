@@ -17,7 +17,8 @@ import pytest
 from starlette.routing import BaseRoute
 
 from headwater.api.app import ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
 from headwater.api.streams.traffic import Traffic
@@ -214,7 +215,7 @@ class Endpoint:
 def running(store: MemoryStore, extra_routes: Sequence[BaseRoute] = (), **settings: Any) -> Iterator[Endpoint]:
     """The endpoint over this store, in a thread."""
     head = PlayedHead()
-    accepted = {"keys": StaticKeys((parse_key(jwk()),)), "audience": frozenset({AUDIENCE})}
+    accepted = {"keys": KeyRing((parse_key(jwk()),)), "audience": frozenset({AUDIENCE})}
     usual = {**accepted, "http": HttpLimits(drain_seconds=0)}
     app = create_app(ApiSettings(**{**usual, **settings}), store, head, extra_routes)
     with served(app, [bind("127.0.0.1", 0)]) as (server, thread, http):

@@ -17,7 +17,7 @@ from headwater.api.admin.clients import CLIENTS
 from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.admin.routes import Administration
 from headwater.api.auth.claims import TrustedIssuer
-from headwater.api.auth.keys import KeySource
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointBatcher, WriteCheckpointRoute
@@ -56,7 +56,7 @@ class ApiSettings:
     the probe routes on; without `admin` the admin API refuses every request, without `upload` there is no route for
     uploads. `sources` are the tags of the sources."""
 
-    keys: KeySource
+    keys: KeyRing
     audience: frozenset[str]
     sources: tuple[str, ...] = ("default",)
     streams: StreamLimits = field(default_factory=StreamLimits)

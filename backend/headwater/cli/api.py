@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.fetch import JwksClient
-from headwater.api.auth.keys import KeySource
 from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.auth.settings import ClientAuth
 from headwater.api.http.server import Shared, bind, serve_app
@@ -98,7 +97,7 @@ def upload_share(settings: UploadSettings | None, workers: int) -> UploadSetting
     return replace(settings, max_connections=connections, max_per_user=per_user)
 
 
-def key_source(auth: ClientAuth) -> KeySource:
+def key_source(auth: ClientAuth) -> KeyRing:
     """The keys in a config, and those published at the addresses that it names."""
     clients = [JwksClient(address, auth.rules) for address in auth.addresses]
     return KeyRing(auth.keys, [RemoteKeys(client.fetch, client.address.shown) for client in clients])

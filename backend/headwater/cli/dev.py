@@ -24,7 +24,7 @@ from psycopg import sql
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.admin.rules import ExplainHandler
-from headwater.api.auth.keys import StaticKeys
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind, reachable_host, serve_app
 from headwater.cli.api import build
@@ -315,7 +315,7 @@ def _own(config: ServiceConfig, named: str) -> Demo:
 def _backstage(config: ServiceConfig, reader: StoreReader, files: DemoFiles, session: str) -> Backstage:
     limits, rules = config.api.parameters.requests, RuleText(config.sync_text())
     return Backstage(
-        Verifier(StaticKeys(config.auth.keys), frozenset({AUDIENCE})),
+        Verifier(KeyRing(config.auth.keys), frozenset({AUDIENCE})),
         Tracer(reader, config.storage, config.source(), limits, rules, has_notes=files.page == "index.html"),
         ExplainHandler(AdminSettings((), config.storage, config.sources), reader),
         rules,

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from headwater.api.auth.keys import StaticKeys, sign
+from headwater.api.auth.keys import sign
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.settings import ClientAuth
 from headwater.api.auth.verify import Verifier
 from headwater.errors import HeadwaterError
@@ -30,5 +31,5 @@ def run(auth: ClientAuth, user: str, claims: Mapping[str, object], audience: Seq
     audience = [*audience] or sorted(key.audience or auth.audience)
     aud = audience[0] if len(audience) == 1 else audience
     token = sign({**claims, "sub": user, "aud": aud, "iat": now, "exp": now + seconds}, key)
-    asyncio.run(Verifier(StaticKeys((key,)), auth.audience).verify(token))
+    asyncio.run(Verifier(KeyRing((key,)), auth.audience).verify(token))
     click.echo(token)

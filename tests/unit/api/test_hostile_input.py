@@ -17,7 +17,8 @@ import uvloop
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.limits import HttpLimits, StreamLimits
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads
@@ -49,7 +50,7 @@ def app(ruled: RuledStore, source_db: SourceDb, upload_role: str) -> Iterator[Ap
     uploads = UploadSettings(login, upload_role, {"notes": TableRule("public", "notes")})
     prepare_uploads(uploads)
     with closing(open_store(ruled.store.address).open_reader()) as reader:
-        keys = StaticKeys((parse_key(jwk()), parse_key(signer().jwk()), parse_key(signer("Ed25519", None).jwk())))
+        keys = KeyRing((parse_key(jwk()), parse_key(signer().jwk()), parse_key(signer("Ed25519", None).jwk())))
         settings = ApiSettings(
             keys,
             frozenset({AUDIENCE}),

@@ -1,6 +1,4 @@
-"""The keys that tokens are signed with, how they are read from JWKs, and which of them may verify a token.
-
-Each place that keys come from implements `KeySource`."""
+"""The keys that tokens are signed with, how they are read from JWKs, and which of them may verify a token."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -167,48 +165,6 @@ class Unfetched:
     address: str
     error: JwksError
     since: float
-
-
-class KeySource(Protocol):
-    """A place that keys come from: the config, or an address. Not thread-safe: use it in one event loop."""
-
-    def known(self) -> Sequence[Key]:
-        """All keys that are trusted now. Does not wait."""
-
-    async def look_again(self) -> bool:
-        """Look for new keys, because no known key signed a token. Returns whether there may be new ones. Raises
-        JwksError."""
-
-    def unfetched(self) -> Sequence[Unfetched]:
-        """The addresses whose keys can't be fetched now. May be called in any thread."""
-
-    def start(self) -> None:
-        """Start to refresh the keys in the background."""
-
-    async def close(self) -> None:
-        """Stop refreshing."""
-
-
-@dataclass(frozen=True, slots=True)
-class StaticKeys:
-    """Keys from the config."""
-
-    held: tuple[Key, ...]
-
-    def known(self) -> Sequence[Key]:
-        return self.held
-
-    async def look_again(self) -> bool:
-        return False
-
-    def unfetched(self) -> Sequence[Unfetched]:
-        return ()
-
-    def start(self) -> None:
-        """Do nothing: these keys never change."""
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 def parse_key(jwk: Mapping[str, object]) -> Key:

@@ -1,4 +1,5 @@
-"""Keys that are fetched: refreshed in the background, and at once when a token names an unknown key."""
+"""All keys that are trusted. Those that are fetched are refreshed in the background, and at once when a token names an
+unknown key."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 
 from headwater.api.auth.errors import JwksError
 from headwater.api.auth.fetch import CHECK_ADDRESS, SEE_LOG, KeySet
-from headwater.api.auth.keys import Key, KeySource, Unfetched
+from headwater.api.auth.keys import Key, Unfetched
 from headwater.telemetry.log_facts import log_extra
 
 REFRESH_SECONDS = 300.0
@@ -100,10 +101,13 @@ class RemoteKeys:
             raise again(self._unfetched.error)
         return True
 
-    def unfetched(self) -> Sequence[Unfetched]:
-        return () if self._unfetched is None else (self._unfetched,)
+    @property
+    def unfetched(self) -> Unfetched | None:
+        """Why the keys can't be fetched now, if they can't. May be read in any thread."""
+        return self._unfetched
 
     def start(self) -> None:
+        """Start to refresh the keys in the background."""
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep())
 
@@ -173,17 +177,19 @@ class RemoteKeys:
 
 
 class KeyRing:
-    """All keys of a config: its own, and those of its addresses."""
+    """All keys of a config: its own, and those of its addresses. Not thread-safe: use it in one event loop."""
 
-    def __init__(self, fixed: Sequence[Key], remote: Sequence[KeySource]) -> None:
+    def __init__(self, fixed: Sequence[Key], remote: Sequence[RemoteKeys] = ()) -> None:
         self._fixed = tuple(fixed)
         self._remote = tuple(remote)
 
     def known(self) -> Sequence[Key]:
+        """All keys that are trusted now. Does not wait."""
         return (*self._fixed, *(key for each in self._remote for key in each.known()))
 
     async def look_again(self) -> bool:
-        """Look at all addresses at once. Raises JwksError only when no fetch succeeded."""
+        """Look for new keys at all addresses at once, because no known key signed a token. Returns whether there may be
+        new ones. Raises JwksError only when no fetch succeeded."""
         looks = await asyncio.gather(*(each.look_again() for each in self._remote), return_exceptions=True)
         failures = [each for each in looks if isinstance(each, BaseException)]
         if failures and not any(each is True for each in looks):
@@ -191,7 +197,8 @@ class KeyRing:
         return True in looks
 
     def unfetched(self) -> Sequence[Unfetched]:
-        return [found for each in self._remote for found in each.unfetched()]
+        """The addresses whose keys can't be fetched now. May be called in any thread."""
+        return [each.unfetched for each in self._remote if each.unfetched is not None]
 
     def start(self) -> None:
         for each in self._remote:

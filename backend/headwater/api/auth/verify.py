@@ -14,8 +14,8 @@ from cachetools import LRUCache
 
 from headwater.api.auth.claims import Principal, TrustedIssuer, is_over, principal_of
 from headwater.api.auth.errors import AuthError, TokenExpiredError
-from headwater.api.auth.keys import HMAC, SIGNATURES, Key, KeySource, candidates, decoded
-from headwater.api.auth.remote import again
+from headwater.api.auth.keys import HMAC, SIGNATURES, Key, candidates, decoded
+from headwater.api.auth.remote import KeyRing, again
 from headwater.api.auth.revocations import Revocations
 
 _AS_TEXT = (
@@ -140,7 +140,7 @@ class Verifier:
     keys with an audience of their own are accepted, and those of `issuers`, which may come without one. Verified tokens
     are remembered while their key is trusted; revocations are checked at every use."""
 
-    keys: KeySource
+    keys: KeyRing
     audience: frozenset[str]
     revocations: Revocations = field(default_factory=Revocations)
     remembered: RememberedTokens = field(default_factory=RememberedTokens)

@@ -19,7 +19,8 @@ from websockets.exceptions import InvalidStatus
 
 from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.app import ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.limits import HttpLimits
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
@@ -104,7 +105,7 @@ def test_admin_routes_with_odd_tokens(tokens: tuple[str, ...], header: str | Non
     async def inside(_: Request) -> PlainTextResponse:
         raise AssertionError
 
-    app = create_app(ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE})), MemoryStore(), PlayedHead())
+    app = create_app(ApiSettings(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE})), MemoryStore(), PlayedHead())
     app.router.routes.insert(0, AdminRoutes(tokens, [Route("/secret", inside)]))
     headers = {} if header is None else {"authorization": header}
 

@@ -13,14 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import InvalidKeyError, StaticKeys, parse_key
+from headwater.api.auth.keys import InvalidKeyError, parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import jwk as secret_jwk
 from tests.support.signers import PUBLIC_KINDS, Signer, signer
 
 
 def verify(token: str, *keys: Mapping[str, object]) -> Principal:
-    held = StaticKeys(tuple(parse_key(key) for key in keys))
+    held = KeyRing(tuple(parse_key(key) for key in keys))
     return asyncio.run(Verifier(held, frozenset({"app"})).verify(token))
 
 

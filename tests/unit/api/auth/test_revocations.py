@@ -11,7 +11,8 @@ from httpx import ASGITransport, AsyncClient
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.errors import TokenRevokedError
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.revocations import Revocations, Revoked, TokenRevocation
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.source.upload.settings import UploadSettings
@@ -25,7 +26,7 @@ NOW = int(time.time())
 
 
 def verifier(*held: TokenRevocation) -> Verifier:
-    return Verifier(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), Revocations(held))
+    return Verifier(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), Revocations(held))
 
 
 def accepts(checks: Verifier, token: str) -> bool:
@@ -113,7 +114,7 @@ def test_no_token_before_revocations_are_read(memory_store: MemoryStore) -> None
     now = time.time()
     memory_store.revoked.append(Stored(1, RevokedKind.USER, "u1", now + 60, now + 600))
     settings = ApiSettings(
-        StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UploadSettings(NOWHERE, "nobody")
+        KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UploadSettings(NOWHERE, "nobody")
     )
 
     async def story() -> list[list[str]]:

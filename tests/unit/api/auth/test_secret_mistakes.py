@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import HMAC, Key, StaticKeys, parse_key
+from headwater.api.auth.keys import HMAC, Key, parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Verifier
 from tests.support.fix_api import AUDIENCE, make_token
 
@@ -29,7 +30,7 @@ def raw(text: bytes) -> Key:
 def details(key: Key, signed_with: bytes) -> str:
     token = make_token(secret=signed_with)
     with pytest.raises(AuthError, match="the token's signature is wrong") as refused:
-        asyncio.run(Verifier(StaticKeys((key,)), frozenset({AUDIENCE})).verify(token))
+        asyncio.run(Verifier(KeyRing((key,)), frozenset({AUDIENCE})).verify(token))
     assert refused.value.code == "PSYNC_S2101"
     return refused.value.fix
 

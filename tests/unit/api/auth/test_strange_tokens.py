@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from headwater.api.auth.errors import AuthError
 from headwater.api.auth.fetch import read_set
-from headwater.api.auth.keys import KeyAddress, StaticKeys, parse_key
+from headwater.api.auth.keys import KeyAddress, parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
 from tests.support.signers import signer
 
 VERIFIER = Verifier(
-    StaticKeys((parse_key(jwk()), parse_key(signer().jwk()), parse_key(signer("ES256", "k2").jwk()))),
+    KeyRing((parse_key(jwk()), parse_key(signer().jwk()), parse_key(signer("ES256", "k2").jwk()))),
     frozenset({AUDIENCE}),
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

@@ -14,7 +14,8 @@ import pytest
 
 from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.errors import AuthError
-from headwater.api.auth.keys import DAY, InvalidKeyError, Key, StaticKeys, parse_key
+from headwater.api.auth.keys import DAY, InvalidKeyError, Key, parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
 
@@ -35,7 +36,7 @@ def token_with(claims: Mapping[str, object]) -> str:
 
 
 def authorize(header: str | None, *keys: Mapping[str, object], audience: Sequence[str] = (AUDIENCE,)) -> Principal:
-    held = StaticKeys(tuple(parse_key(key) for key in keys or [jwk()]))
+    held = KeyRing(tuple(parse_key(key) for key in keys or [jwk()]))
     return asyncio.run(Verifier(held, frozenset(audience)).authorize(header))
 
 
@@ -253,7 +254,7 @@ def test_trusted_issuers(claims: Mapping[str, object], accepted: bool) -> None:
     def verified(key: Key) -> Principal:
         now = int(time.time())
         payload = {"sub": "u1", "iat": now, "exp": now + 60, **claims}
-        verifier = Verifier(StaticKeys((key,)), frozenset({AUDIENCE}), issuers=issuers)
+        verifier = Verifier(KeyRing((key,)), frozenset({AUDIENCE}), issuers=issuers)
         return asyncio.run(verifier.authorize(f"Token {signed(json.dumps(payload).encode())}"))
 
     if accepted:
@@ -273,7 +274,7 @@ def test_no_audience() -> None:
 
 def test_audience_of_the_key() -> None:
     key = replace(parse_key(jwk()), audience=frozenset({"authenticated"}))
-    verifier = Verifier(StaticKeys((key,)), frozenset({AUDIENCE}))
+    verifier = Verifier(KeyRing((key,)), frozenset({AUDIENCE}))
     assert asyncio.run(verifier.verify(make_token(aud="authenticated"))).user_id == "u1"
     with pytest.raises(AuthError):
         asyncio.run(verifier.verify(make_token()))

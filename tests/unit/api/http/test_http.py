@@ -12,7 +12,8 @@ import pytest
 
 from headwater.api import app
 from headwater.api.app import ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
 from headwater.api.streams import hub
@@ -248,7 +249,7 @@ def test_readiness_ignores_wall_clock_jumps(endpoint: Endpoint, monkeypatch: pyt
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_probes_setting(memory_store: MemoryStore, answered: bool) -> None:
-    settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), probes=answered)
+    settings = ApiSettings(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), probes=answered)
     routes = {getattr(route, "path", "") for route in create_app(settings, memory_store, PlayedHead()).routes}
     assert "/sync/stream" in routes
     assert ("/probes/readiness" in routes) is answered

@@ -69,7 +69,8 @@ def test_draining_process_accepts_no_connection(start_endpoint: StartEndpoint, m
 _SERVER = """
 import socket, sys
 from headwater.api.app import ApiSettings, create_app
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.limits import HttpLimits
 from headwater.api.http.server import serve_app
 from tests.support.fix_api import AUDIENCE, RULES, PlayedHead, jwk
@@ -79,7 +80,7 @@ store.replace_config(RULES)
 store.put("unrelated", "1")
 store.commit()
 http = HttpLimits(drain_seconds=float(sys.argv[1]))
-settings = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), http=http)
+settings = ApiSettings(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), http=http)
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 serve_app(create_app(settings, store, PlayedHead()), [listening])

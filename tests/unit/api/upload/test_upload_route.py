@@ -17,7 +17,8 @@ from starlette.types import Message
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth import claims
-from headwater.api.auth.keys import StaticKeys, parse_key
+from headwater.api.auth.keys import parse_key
+from headwater.api.auth.remote import KeyRing
 from headwater.api.errors import ApiError
 from headwater.api.upload import route
 from headwater.api.upload.messages import MAX_TRANSACTIONS, UploadRequest, parse_upload
@@ -36,7 +37,7 @@ LARGE = json.dumps({"client_id": "phone", "transactions": [{"crud": [], "tx_id":
 SMALL = b'{"client_id":"phone","transactions":[]}'
 MIDDLING = SMALL + b" " * (200 * 1024)
 UPLOADS = UploadSettings(NOWHERE, "nobody", max_body_bytes=MEBIBYTE)
-SETTINGS = ApiSettings(StaticKeys((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UPLOADS)
+SETTINGS = ApiSettings(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UPLOADS)
 
 
 def test_bytes_in_all_and_per_user() -> None:
