@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from headwater.api.errors import RETRY_SECONDS, ApiError, TooManyRequestsError
@@ -26,48 +26,43 @@ UNEXPECTED_CODE: Final = "PSYNC_S2001"
 """The code of errors that have none of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorBody:
-    """What a client may know of an error. `status` is the HTTP status."""
+class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error. `code` is stable, `name` is not; `details` says what to do."""
 
+    name: str
     code: str
     status: int
     description: str
     details: str = ""
 
 
-def error_body(error: Exception) -> ErrorBody:
-    """Messages of inner errors stay in the log, since they may name hosts and files."""
+def error_details(error: Exception) -> ErrorDetails:
+    """What a client may know of an error. Messages of inner errors stay in the log, since they may name hosts and
+    files."""
     match error:
         case ApiError():
-            return ErrorBody(error.code, error.status, error.what, error.fix)
+            known = error.code, error.status, error.what, error.fix
         case InvalidRequestError():
-            return ErrorBody(error.code, 400, error.what, ": ".join(filter(None, (error.where, error.fix))))
+            known = error.code, 400, error.what, ": ".join(filter(None, (error.where, error.fix)))
         case HTTPException():
-            return ErrorBody(UNEXPECTED_CODE, error.status_code, error.detail)
+            known = UNEXPECTED_CODE, error.status_code, error.detail, ""
         case HeadwaterError(kind=Kind.RETRY):
-            return ErrorBody(error.code, 503, "the service can't reach a database it needs", "try again")
+            known = error.code, 503, "the service can't reach a database it needs", "try again"
         case HeadwaterError():
-            return ErrorBody(error.code, 500, "the service is not able to answer", "see its log")
+            known = error.code, 500, "the service is not able to answer", "see its log"
         case _:
-            return ErrorBody(UNEXPECTED_CODE, 500, "Something went wrong", "see the service's log")
+            known = UNEXPECTED_CODE, 500, "Something went wrong", "see the service's log"
+    return ErrorDetails(type(error).__name__, *known)
 
 
 def error_response(error: Exception, beside: Mapping[str, object] = MappingProxyType({})) -> Response:
     """The answer to a request that failed with `error`. Its JSON also has the keys of `beside`."""
-    known = error_body(error)
+    known = error_details(error)
     headers = _headers(error, known.status)
     if isinstance(error, TooManyRequestsError):
         return Response(status_code=known.status, headers=headers)
-    body: dict[str, object] = {
-        "name": type(error).__name__,
-        "code": known.code,
-        "status": known.status,
-        "description": known.description,
-    }
-    if known.details:
-        body["details"] = known.details
-    return JSONResponse({"error": body, **beside}, status_code=known.status, headers=headers)
+    body = msgspec.json.encode({"error": known, **beside})
+    return Response(body, known.status, headers, media_type="application/json")
 
 
 def _headers(error: Exception, status: int) -> dict[str, str]:

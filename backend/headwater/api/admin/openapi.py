@@ -14,23 +14,13 @@ import msgspec
 from starlette.responses import Response
 
 from headwater.api.admin.route import BUSY, REFUSED, YAML, AdminRoute, InvalidAdminRequestError
+from headwater.api.error_answers import ErrorDetails
 from headwater.api.errors import BodyTooLargeError, UnsupportedMediaTypeError
 from headwater.codes import CODES
 
 _REF = "#/components/schemas/{name}"
 _ANYTHING = {"description": "any JSON value"}
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorDetails:
-    """An error. `code` is stable, `name` is not; `details` says what to do."""
-
-    name: str
-    code: str
-    status: int
-    description: str
-    details: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from headwater.api.auth.verify import Principal, Verifier
-from headwater.api.error_answers import error_body
+from headwater.api.error_answers import error_details
 from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.requests import RequestName, name_of
 from headwater.api.http.takeover import take_over
@@ -344,7 +344,7 @@ class Connection:
 
     def _note(self, failure: HeadwaterError) -> None:
         user = None if self._client is None else self._client.user.user_id
-        facts = {"status": error_body(failure).status, "reason": failure.what, **self.facts}
+        facts = {"status": error_details(failure).status, "reason": failure.what, **self.facts}
         self.refusals.note(failure.code, user, "request refused", facts)
 
     async def _close(self) -> None:

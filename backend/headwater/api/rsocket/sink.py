@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from headwater.api.auth.errors import TokenExpiredError
-from headwater.api.error_answers import UNEXPECTED_CODE, error_body
+from headwater.api.error_answers import UNEXPECTED_CODE, error_details
 from headwater.api.rsocket.frames import MAX_CREDIT, ErrorCode, complete, error, payload
 from headwater.api.streams.encoding import EncodedPiece
 from headwater.api.tasks import Waiters
@@ -130,7 +130,7 @@ class RSocketSink:
 def message_of(failure: Exception) -> str:
     """The text of an error for clients, which look for its code in brackets. At an error without a published code the
     stock SDKs drop their credentials, so each code of our own has one beside it."""
-    known = error_body(failure)
+    known = error_details(failure)
     code = known.code if known.code.startswith("PSYNC_") else f"{known.code}, {UNEXPECTED_CODE}"
     return f"[{code}] {known.description}" + (f"\n  {known.details}" if known.details else "")
 
