@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from headwater.codes import CODES
 from headwater.errors import HeadwaterError
 
 RETRY_SECONDS = 5
 """The default Retry-After of errors with status 429 and 503."""
-
-
-REFUSALS: Final = frozenset({
-    "HW_6002", "HW_6003", "HW_6006", "HW_6020", "HW_6021", "HW_6022", "HW_6023", "HW_6024", "HW_6025", "HW_6026",
-    "HW_6027", "HW_6028", "HW_6029", "HW_6030", "HW_6031", "HW_6032", "HW_6101", "HW_6102", "HW_6103", "HW_6104",
-    "HW_6131", "HW_6201", "HW_6202", "HW_6203", "HW_6204", "HW_6205", "PSYNC_R0001", "PSYNC_S2001", "PSYNC_S2002",
-    "PSYNC_S2003", "PSYNC_S2004", "PSYNC_S2101", "PSYNC_S2103", "PSYNC_S2104", "PSYNC_S2105", "PSYNC_S2106",
-    "PSYNC_S2202", "PSYNC_S2203", "PSYNC_S2204", "PSYNC_S2302", "PSYNC_S2304", "PSYNC_S2305", "PSYNC_S4104",
-    "PSYNC_S4105", "PSYNC_S4106",
-})  # fmt: skip
-"""The codes with which the API refuses requests, and leaves out or cuts off streams."""
 
 
 class ApiError(HeadwaterError):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,7 +26,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from headwater.api.auth.keys import Unfetched
-from headwater.api.errors import REFUSALS
 from headwater.api.http.requests import RequestCounts
 from headwater.api.refusals import Refusals
 from headwater.api.streams.hub import REPLACED
@@ -33,6 +33,7 @@ from headwater.api.streams.service import REVOKED, SHUTTING_DOWN, TERMINATED
 from headwater.api.streams.stream import EXPIRED, OTHER_STREAMS
 from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READING, Delays, Traffic
 from headwater.api.workers import Workers
+from headwater.codes import CODES, Refusal
 from headwater.errors import HeadwaterError
 from headwater.replication.health import ReplicationState, SourceStatus, SourceStatuses
 from headwater.replication.meters import Totals
@@ -44,6 +45,8 @@ SECONDS = 60.0
 
 _SHARE = 0.01
 """The most of all time that measuring may take: it reads a part of every page of an embedded store."""
+
+Labels = TypeVar("Labels", bound=str | tuple[str, ...])
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +82,6 @@ class StoreSizes:
             self._due = self._now() + max(SECONDS, took / _SHARE)
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, eq=False)
 class SourceCollector(Collector):
     """Reads the store each time Prometheus asks. Only one process may be given `totals` and `sizes`, the replicator or
@@ -91,19 +91,18 @@ class SourceCollector(Collector):
     totals: Callable[[SourceStatus], Totals] | None = None
     sizes: StoreSizes | None = None
 
-    def describe(self) -> list[Metric]:
-        """Return nothing. Without this method, registration would call `collect`, which reads the store."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         try:
             found = self.standings.find()
         except HeadwaterError as error:
-            _log.warning("metrics lack the sources: %s", error)
+            log.warning("metrics lack the sources: %s", error)
             return
         yield from source_metrics(found)
         if self.totals is not None:
-            yield from _totals({each.source: self.totals(each) for each in found})
+            totals = {each.source: self.totals(each) for each in found}
+            for name, (text, total) in _TOTALS.items():
+                figures = {tag: total(each) for tag, each in totals.items()}
+                yield _labelled(CounterMetricFamily, name, text, ["source"], figures)
         if self.sizes is not None and (disk := self.sizes.known()) is not None:
             yield from _sizes(disk)
 
@@ -113,12 +112,19 @@ def reported_totals(standing: SourceStatus) -> Totals:
     return standing.totals
 
 
-def _totals(totals: Mapping[str, Totals]) -> Iterator[Metric]:
-    for name, (help_text, figure) in _TOTALS.items():
-        family = CounterMetricFamily(name, help_text, labels=["source"])
-        for tag, each in totals.items():
-            family.add_metric([tag], figure(each))
-        yield family
+def _labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    help_text: str,
+    labels: Sequence[str],
+    values: Mapping[Labels, float | None],
+) -> Metric:
+    """A metric with a value for each set of labels, without the values that are None."""
+    family = kind(name, help_text, labels=labels)
+    for of, value in values.items():
+        if value is not None:
+            family.add_metric([of] if isinstance(of, str) else of, value)
+    return family
 
 
 def _sizes(disk: Disk) -> Iterator[Metric]:
@@ -131,24 +137,23 @@ def _sizes(disk: Disk) -> Iterator[Metric]:
 
 def source_metrics(sources: Sequence[SourceStatus]) -> Iterator[Metric]:
     """The metrics of sources."""
-    for name, (help_text, figure) in _FIGURES.items():
-        family = GaugeMetricFamily(name, help_text, labels=["source"])
-        for each in sources:
-            value = figure(each)
-            if value is not None:
-                family.add_metric([each.source], value)
-        yield family
-    states = GaugeMetricFamily("headwater_source_state", "1 for the current state, else 0", labels=["source", "state"])
-    findings = GaugeMetricFamily(
-        "headwater_source_findings", "Findings about the source, by code", labels=["source", "code", "fatal"]
+    for name, (text, figure) in _FIGURES.items():
+        values = {each.source: figure(each) for each in sources}
+        yield _labelled(GaugeMetricFamily, name, text, ["source"], values)
+    states = {(each.source, state.value): float(each.state is state) for each in sources for state in ReplicationState}
+    findings = Counter(
+        (each.source, found.code, str(found.fatal).lower()) for each in sources for found in each.findings
     )
-    for each in sources:
-        for state in ReplicationState:
-            states.add_metric([each.source, state.value], float(each.state is state))
-        for (code, fatal), count in Counter((f.code, f.fatal) for f in each.findings).items():
-            findings.add_metric([each.source, code, str(fatal).lower()], count)
-    yield states
-    yield findings
+    yield _labelled(
+        GaugeMetricFamily, "headwater_source_state", "1 for the current state, else 0", ["source", "state"], states
+    )
+    yield _labelled(
+        GaugeMetricFamily,
+        "headwater_source_findings",
+        "Findings about the source, by code",
+        ["source", "code", "fatal"],
+        findings,
+    )
 
 
 def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[SourceStatus], float | None]:
@@ -159,28 +164,22 @@ def _slot(figure: Callable[[SlotHealth], float | None]) -> Callable[[SourceStatu
 _FIGURES: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
     "powersync_replication_lag_seconds": (
         "Age of the oldest commit that the store may lack",
-        lambda standing: standing.lag_seconds,
+        lambda each: each.lag_seconds,
     ),
     "headwater_source_noted_timestamp_seconds": (
         "When the replicator last reported its state, in seconds since 1970",
-        lambda standing: standing.at,
+        lambda each: each.at,
     ),
     "headwater_source_errors_in_a_row": (
         "Failed attempts since replication last worked",
-        lambda standing: float(standing.cause.attempts) if standing.cause else 0.0,
+        lambda each: float(each.cause.attempts) if each.cause else 0.0,
     ),
     "headwater_source_tables_in_resync": (
         "Tables that are being compared with the source",
-        lambda standing: float(len(standing.compared)),
+        lambda each: float(len(each.compared)),
     ),
-    "headwater_slot_behind_bytes": (
-        "WAL of the source that is not in the store yet",
-        lambda standing: standing.lag_bytes,
-    ),
-    "headwater_slot_held_bytes": (
-        "WAL that the source keeps because of the slot",
-        _slot(lambda slot: slot.held),
-    ),
+    "headwater_slot_behind_bytes": ("WAL of the source that is not in the store yet", lambda each: each.lag_bytes),
+    "headwater_slot_held_bytes": ("WAL that the source keeps because of the slot", _slot(lambda slot: slot.held)),
     "headwater_slot_left_bytes": (
         "WAL that may still be written before the slot is lost; absent without a limit",
         _slot(lambda slot: slot.left),
@@ -194,26 +193,17 @@ _FIGURES: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
 _TOTALS: dict[str, tuple[str, Callable[[Totals], int]]] = {
     "powersync_rows_replicated": ("Changes of rows, and rows that bulk work brought", lambda totals: totals.rows),
     "powersync_transactions_replicated": ("Transactions of the source", lambda totals: totals.transactions),
-    "powersync_data_replicated_bytes": (
-        "Bytes of the source's stream, not of snapshots",
-        lambda totals: totals.bytes,
-    ),
+    "powersync_data_replicated_bytes": ("Bytes of the source's stream, not of snapshots", lambda totals: totals.bytes),
     "powersync_chunks_replicated": ("Parts of the stream, and tasks of snapshots", lambda totals: totals.chunks),
 }
 
 
 ENDS = (
-    CLIENT_GONE,
-    FAILED,
-    NOT_READING,
-    OTHER_STREAMS,
-    REPLACED,
-    REVOKED,
-    SHUTTING_DOWN,
-    TERMINATED,
-    EXPIRED,
-)
+    CLIENT_GONE, FAILED, NOT_READING, OTHER_STREAMS, REPLACED, REVOKED, SHUTTING_DOWN, TERMINATED, EXPIRED,
+)  # fmt: skip
 """The reasons why streams end. Each starts at 0, so that Prometheus sees the first one as an increase."""
+
+REFUSALS = sorted(code for code, each in CODES.items() if isinstance(each, Refusal))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,10 +217,6 @@ class EndpointCollector(Collector):
     unknown_columns: Callable[[], Mapping[tuple[str, str, str], int]] = dict
     unfetched: Callable[[], Sequence[Unfetched]] = tuple
 
-    def describe(self) -> list[Metric]:
-        """Return nothing: labels depend on what was counted."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         traffic = self.traffic
         yield GaugeMetricFamily("powersync_concurrent_connections", "Streams that are open", self.open_streams())
@@ -240,38 +226,36 @@ class EndpointCollector(Collector):
         )
         yield CounterMetricFamily("powersync_data_sent_bytes", "Bytes of streams as they went out", traffic.sent_bytes)
         yield _delays(traffic.delays)
-        ends = CounterMetricFamily("headwater_streams_ended", "Streams that have ended, by why", labels=["reason"])
-        for reason, count in {**dict.fromkeys(ENDS, 0), **traffic.ended()}.items():
-            ends.add_metric([reason], count)
-        yield ends
+        ends = {**dict.fromkeys(ENDS, 0), **traffic.ended()}
+        yield _labelled(
+            CounterMetricFamily, "headwater_streams_ended", "Streams that have ended, by why", ["reason"], ends
+        )
         yield GaugeMetricFamily(
             "headwater_jwks_failing_seconds",
             "For how long keys of tokens could not be fetched from an address; 0 when all can be",
             max((time.time() - each.since for each in self.unfetched()), default=0.0),
         )
-        yield from self._requests()
-
-    def _requests(self) -> Iterator[Metric]:
-        answered = CounterMetricFamily(
-            "headwater_requests", "Requests answered, by route and class of status", labels=["route", "status"]
+        yield _labelled(
+            CounterMetricFamily,
+            "headwater_requests",
+            "Requests answered, by route and class of status",
+            ["route", "status"],
+            self.requests.counts(),
         )
-        for (route, status), count in self.requests.counts().items():
-            answered.add_metric([route, status], count)
-        yield answered
-        refused = CounterMetricFamily(
-            "headwater_requests_refused", "Requests refused, and streams left out or cut off", labels=["code"]
+        yield _labelled(
+            CounterMetricFamily,
+            "headwater_requests_refused",
+            "Requests refused, and streams left out or cut off",
+            ["code"],
+            {**dict.fromkeys(REFUSALS, 0), **self.refusals.counts()},
         )
-        for code, count in {**dict.fromkeys(sorted(REFUSALS), 0), **self.refusals.counts()}.items():
-            refused.add_metric([code], count)
-        yield refused
-        unknown = CounterMetricFamily(
+        yield _labelled(
+            CounterMetricFamily,
             "headwater_upload_unknown_columns",
             "Uploaded writes that named a column which the table lacks, and which was left out or renamed",
-            labels=["table", "column", "version"],
+            ["table", "column", "version"],
+            self.unknown_columns(),
         )
-        for labels, count in self.unknown_columns().items():
-            unknown.add_metric(labels, count)
-        yield unknown
 
 
 def _delays(delays: Delays) -> HistogramMetricFamily:
@@ -295,21 +279,15 @@ class WorkersCollector(Collector):
 
     workers: Workers
 
-    def describe(self) -> list[Metric]:
-        """Return nothing: registration would ask all processes."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for number, answer in self.workers.ask(METRICS):
             for found in text_string_to_metric_families(answer.decode()):
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
-                family.samples += [_labelled(sample, number) for sample in found.samples]
+                family.samples += [
+                    Sample(each.name, {**each.labels, "worker": str(number)}, each.value) for each in found.samples
+                ]
         yield from families.values()
-
-
-def _labelled(sample: Sample, number: int) -> Sample:
-    return Sample(sample.name, {**sample.labels, "worker": str(number)}, sample.value)
 
 
 PATH = "/metrics"
