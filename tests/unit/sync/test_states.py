@@ -6,15 +6,15 @@ import pytest
 
 from headwater.sync.states import TRANSITIONS, StreamAction, StreamEvent, StreamState
 
-FROM_OUTSIDE = (
-    StreamEvent.NEWS, StreamEvent.LOOKUPS, StreamEvent.TICK, StreamEvent.END, StreamEvent.GONE,
+IN_ANY_STATE = (
+    StreamEvent.NEWS, StreamEvent.LOOKUPS, StreamEvent.TICK, StreamEvent.FAILED, StreamEvent.END, StreamEvent.GONE,
 )  # fmt: skip
 SLEEPING = {StreamState.RESTING, StreamState.AHEAD}
 
 
 @pytest.mark.parametrize("state", StreamState)
-@pytest.mark.parametrize("event", FROM_OUTSIDE)
-def test_outside_events_in_any_state(state: StreamState, event: StreamEvent) -> None:
+@pytest.mark.parametrize("event", IN_ANY_STATE)
+def test_events_that_may_come_in_any_state(state: StreamState, event: StreamEvent) -> None:
     assert event in TRANSITIONS[state]
 
 
