@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.admin.rules import Text
@@ -24,8 +24,7 @@ CLIENTS = "clients"
 _STREAMS_KEPT = 3600.0  # seconds within which each process of the endpoint has to read it from the store
 
 
-@dataclass(frozen=True, slots=True)
-class ClientResponse:
+class ClientResponse(Struct, frozen=True):
     """A device with an open stream to a process of the endpoint. Times are in seconds since 1970. `operations` and
     `bytes` were sent over this stream; `checkpoint` is the op id of the checkpoint that the device has or is being
     sent."""
@@ -43,8 +42,7 @@ class ClientResponse:
     checkpoint: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientsResponse:
+class ClientsResponse(Struct, frozen=True):
     """The open streams of this endpoint, oldest first. `processes` are those that answered. Other endpoints have
     streams of their own."""
 
@@ -53,16 +51,14 @@ class ClientsResponse:
     clients: tuple[ClientResponse, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TerminateRequest:
+class TerminateRequest(Struct, frozen=True):
     """A user, or one client of the user."""
 
     user: Text
     client: Text | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeRequest:
+class RevokeRequest(Struct, frozen=True):
     """Which tokens to revoke: those of a user (`sub`) that were issued until now, all of a session (claim `session_id`
     or `sid`), or the one with this `jti`."""
 
@@ -70,8 +66,7 @@ class RevokeRequest:
     value: Text
 
 
-@dataclass(frozen=True, slots=True)
-class RevocationsResponse:
+class RevocationsResponse(Struct, frozen=True):
     """The revocations in force, oldest first. With kind `streams`, only open streams were ended, and `value` is the
     user and the client."""
 

@@ -6,11 +6,11 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib.metadata import version
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 
 from headwater.api.admin.route import BUSY, REFUSED, YAML, AdminRoute, InvalidAdminRequestError
@@ -23,8 +23,7 @@ _ANYTHING = {"description": "any JSON value"}
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorResponse:
+class ErrorResponse(Struct, frozen=True):
     """The answer to a request that was refused, or failed."""
 
     error: ErrorDetails
@@ -75,7 +74,8 @@ def _operation(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
     if route.takes is not None and route.method == "GET":
         operation["parameters"] = _parameters(route, route.takes)
     elif route.takes is not None:
-        operation["requestBody"] = {"required": _required(route.takes), "content": _body(route, schemas[route.takes])}
+        required = any(each.required for each in msgspec.structs.fields(route.takes))
+        operation["requestBody"] = {"required": required, "content": _body(route, schemas[route.takes])}
     return operation
 
 
@@ -109,16 +109,14 @@ def _refusals(route: AdminRoute, schemas: Mapping[type, Json]) -> Json:
 
 
 def _parameters(route: AdminRoute, kind: type) -> list[Json]:
-    hints = get_type_hints(kind)
-    assert is_dataclass(kind)
     return [
         {
             "name": each.name,
             "in": "path" if f"{{{each.name}}}" in route.path else "query",
-            "required": each.default is MISSING,
-            "schema": msgspec.json.schema(hints[each.name], schema_hook=_hook),
+            "required": each.required,
+            "schema": msgspec.json.schema(each.type, schema_hook=_hook),
         }
-        for each in fields(kind)
+        for each in msgspec.structs.fields(kind)
     ]
 
 
@@ -127,9 +125,3 @@ def _body(route: AdminRoute, schema: Json) -> Json:
     if route.yaml:
         content[YAML[0]] = {"schema": {"type": "string"}}
     return content
-
-
-def _required(kind: type) -> bool:
-    return is_dataclass(kind) and any(
-        each.default is MISSING and each.default_factory is MISSING for each in fields(kind)
-    )

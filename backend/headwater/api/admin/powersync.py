@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 
 import psycopg
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from headwater.api.admin.powersync_sql import SqlHandler
 from headwater.api.admin.route import (
@@ -57,16 +57,14 @@ from headwater_rules.plan import SyncPlan, TablePattern
 from headwater_rules.schema import SourceSchema, ValueKind
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(Struct, frozen=True):
     """A place in the text of the sync config."""
 
     start_offset: int
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class StatusMessage:
+class StatusMessage(Struct, frozen=True):
     """An error. `level` is warning or fatal."""
 
     level: str
@@ -75,8 +73,7 @@ class StatusMessage:
     ts: str | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionStatus:
+class ConnectionStatus(Struct, frozen=True):
     """The connection to the source. The URI never contains credentials."""
 
     id: str
@@ -86,8 +83,7 @@ class ConnectionStatus:
     errors: tuple[StatusMessage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TableStatus:
+class TableStatus(Struct, frozen=True):
     """A table that the sync config names. `pattern` is the wildcard that matched it, if one did."""
 
     schema: str
@@ -99,8 +95,7 @@ class TableStatus:
     pattern: str | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicationStatus:
+class ReplicationStatus(Struct, frozen=True):
     """The state of replication under a version of the sync config."""
 
     id: str
@@ -117,8 +112,7 @@ class ReplicationStatus:
     max_slot_wal_keep_size: int | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class RulesStatus:
+class RulesStatus(Struct, frozen=True):
     """A version of the sync config. `errors` are those of tables, replication, its text and the slot's WAL limit."""
 
     connections: tuple[ReplicationStatus, ...]
@@ -126,15 +120,13 @@ class RulesStatus:
     content: str | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosticsRequest:
+class DiagnosticsRequest(Struct, frozen=True):
     """Whether to include the text of the sync config."""
 
     sync_rules_content: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostics:
+class Diagnostics(Struct, frozen=True):
     """The source, the active version of the sync config and the one that is being processed."""
 
     connections: tuple[ConnectionStatus, ...]
@@ -142,15 +134,13 @@ class Diagnostics:
     deploying_sync_rules: RulesStatus | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class ValidateRulesRequest:
+class ValidateRulesRequest(Struct, frozen=True):
     """The text of a sync config."""
 
     sync_rules: str
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnResponse:
+class ColumnResponse(Struct, frozen=True):
     """A column. `sqlite_type` is blob 1, text 2, integer 4 or real 8."""
 
     name: str
@@ -160,24 +150,21 @@ class ColumnResponse:
     pg_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class TableResponse:
+class TableResponse(Struct, frozen=True):
     """A table of the source."""
 
     name: str
     columns: tuple[ColumnResponse, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaResponse:
+class SchemaResponse(Struct, frozen=True):
     """A schema of the source."""
 
     name: str
     tables: tuple[TableResponse, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionSchema:
+class ConnectionSchema(Struct, frozen=True):
     """All schemas of a source."""
 
     id: str
@@ -193,8 +180,7 @@ class DatabaseSchema(Struct, frozen=True, rename="camel"):
     default_schema: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionSlot:
+class ConnectionSlot(Struct, frozen=True):
     """A source and its slot."""
 
     id: str
@@ -202,22 +188,19 @@ class ConnectionSlot:
     slot_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reprocessed:
+class Reprocessed(Struct, frozen=True):
     """The sources whose tables will be compared."""
 
     connections: tuple[ConnectionSlot, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotName:
+class SlotName(Struct, frozen=True):
     """The replication slot of the source."""
 
     slot_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class BucketDefinitionResponse:
+class BucketDefinitionResponse(Struct, frozen=True):
     """A bucket definition, the streams that it belongs to and the tables that it reads."""
 
     name: str
@@ -225,8 +208,7 @@ class BucketDefinitionResponse:
     source_tables: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SyncRulesResponse:
+class SyncRulesResponse(Struct, frozen=True):
     """Whether a sync config is valid, the tables that it reads and those that devices get."""
 
     valid: bool
@@ -236,16 +218,14 @@ class SyncRulesResponse:
     data_tables: tuple[str, ...] | UnsetType = UNSET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentRulesResponse(SyncRulesResponse):
+class CurrentRulesResponse(SyncRulesResponse, frozen=True, kw_only=True):
     """A version of the sync config, the tables that it reads and those that devices get."""
 
     slot_name: str
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentResponse:
+class CurrentResponse(Struct, frozen=True):
     """The active version, and the one that is being processed, if any."""
 
     current: CurrentRulesResponse
@@ -371,8 +351,8 @@ _LATE, _TOO_LATE = 300.0, 900.0
 _EPOCH_2000 = 946_684_800
 
 
-class DiagnosticsHandler:
-    """Reports the state of everything, in the words of the PowerSync service."""
+class PowerSyncHandler:
+    """Reports the state of everything, and deploys sync configs, in the words of the PowerSync service."""
 
     def __init__(self, settings: AdminSettings, reader: StoreReader) -> None:
         self._settings = settings
@@ -417,8 +397,54 @@ class DiagnosticsHandler:
 
     def reprocess(self) -> Reprocessed:
         """Compare all tables with the source, and send devices what differs."""
-        slot = reprocess(self._settings)
-        return Reprocessed((ConnectionSlot(self._settings.source.tag, self._settings.source.tag, slot),))
+        tag = self._settings.source.tag
+        return Reprocessed((ConnectionSlot(tag, tag, self._resync()),))
+
+    def deploy(self, request: SyncConfigRequest) -> SlotName:
+        """Deploy a sync config. Refused when the service config names one."""
+        if self._settings.from_file:
+            raise ApiError(
+                "Sync config API disabled: the service config names the sync config",
+                fix="change that file, or use /api/headwater/v1/deploy",
+                code=DEPLOY_CLOSED,
+            )
+        seen = see_schema(self._settings.sources)
+        checked = compared_rules(request.content, seen.schema)
+        with self._settings.store() as store:
+            deploy(store, request.content, seen.note, checked)
+            return SlotName(slot_of(self._settings.source, store))
+
+    def check(self, request: SyncConfigRequest) -> SyncRulesResponse:
+        """Check a sync config, and list the tables that it reads and those that devices get."""
+        return _checked(request.content, see_schema(self._settings.sources).schema)
+
+    def resync(self) -> SlotName:
+        """Compare all tables with the source, and send devices what differs."""
+        return SlotName(self._resync())
+
+    def current(self) -> CurrentResponse:
+        """Show the active sync config, and the one that is being processed."""
+        with self._settings.store() as store:
+            active, following = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
+            if active is None:
+                raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
+            return CurrentResponse(
+                self._rules(store, active), None if following is None else self._rules(store, following)
+            )
+
+    def _rules(self, store: StoreWriter, version: ConfigVersion) -> CurrentRulesResponse:
+        slot, checked = slot_of(self._settings.source, store), structs.asdict(_checked(version.yaml, None))
+        return CurrentRulesResponse(slot_name=slot, content=version.yaml, **checked)
+
+    def _resync(self) -> str:
+        """Ask the replicator to compare all tables. Returns the slot. Raises PSYNC_S4104 or PSYNC_S4106."""
+        with self._settings.store() as store:
+            if in_state(store, VersionState.PROCESSING) is not None:
+                raise ApiError("Busy processing sync config", fix="wait until it is served", code=DEPLOY_BUSY)
+            if in_state(store, VersionState.ACTIVE) is None:
+                raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
+            store.submit(RequestKind.RESYNC, self._settings.source.tag, '{"tables":[]}')
+            return slot_of(self._settings.source, store)
 
     def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
         """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
@@ -451,27 +477,22 @@ class DiagnosticsHandler:
         *,
         active: bool,
     ) -> ReplicationStatus:
-        tag = seen.settings.tag
-        slot = slot_of(seen.settings, store)
-        status = ReplicationStatus(tag, tag, slot, initial_replication_done=active, tables=tables)
-        state, checkpoint = store.source_state(tag), self._reader.newest()
-        if state is not None:
-            status = replace(status, last_lsn=format_lsn(state.lsn))
-        if standing.at is not None:
-            status = replace(status, last_keepalive_ts=iso(standing.at))
-        if checkpoint is not None:
-            status = replace(status, last_checkpoint_ts=self._committed(checkpoint.checkpoint.op_id))
-        if seen.slot is not None:
-            limits = UNSET if seen.slot.limit is None else seen.slot.limit
-            left = UNSET if seen.slot.left is None else seen.slot.left
-            status = replace(
-                status,
-                replication_lag_bytes=seen.slot.behind if standing.lag_bytes is None else standing.lag_bytes,
-                wal_status=seen.slot.wal_status,
-                safe_wal_size=left,
-                max_slot_wal_keep_size=limits,
-            )
-        return status
+        tag, slot, lag = seen.settings.tag, seen.slot, standing.lag_bytes
+        state, newest = store.source_state(tag), self._reader.newest()
+        return ReplicationStatus(
+            tag,
+            tag,
+            slot_of(seen.settings, store),
+            initial_replication_done=active,
+            tables=tables,
+            last_lsn=UNSET if state is None else format_lsn(state.lsn),
+            last_keepalive_ts=UNSET if standing.at is None else iso(standing.at),
+            last_checkpoint_ts=UNSET if newest is None else self._committed(newest.checkpoint.op_id),
+            replication_lag_bytes=UNSET if slot is None else slot.behind if lag is None else lag,
+            wal_status=UNSET if slot is None else slot.wal_status,
+            safe_wal_size=UNSET if slot is None or slot.left is None else slot.left,
+            max_slot_wal_keep_size=UNSET if slot is None or slot.limit is None else slot.limit,
+        )
 
     def _committed(self, op_id: int) -> str | UnsetType:
         """When the source committed the newest flushed transaction. Not known for bulk work."""
@@ -479,17 +500,6 @@ class DiagnosticsHandler:
         if not flushes or not flushes[-1].committed_us:
             return UNSET
         return iso(_EPOCH_2000 + flushes[-1].committed_us / 1e6)
-
-
-def reprocess(settings: AdminSettings) -> str:
-    """Ask the replicator to compare all tables. Returns the slot. Raises PSYNC_S4104 or PSYNC_S4106."""
-    with settings.store() as store:
-        if in_state(store, VersionState.PROCESSING) is not None:
-            raise ApiError("Busy processing sync config", fix="wait until it is served", code=DEPLOY_BUSY)
-        if in_state(store, VersionState.ACTIVE) is None:
-            raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
-        store.submit(RequestKind.RESYNC, settings.source.tag, '{"tables":[]}')
-        return slot_of(settings.source, store)
 
 
 def _schemas(tables: list[SeenTable]) -> Iterator[SchemaResponse]:
@@ -536,50 +546,6 @@ def _of_lag(status: ReplicationStatus) -> list[StatusMessage]:
     return [StatusMessage(level, f"No replicated commit in more than {seconds:.0f}s")]
 
 
-class DeploysHandler:
-    """Deploys and shows sync configs."""
-
-    def __init__(self, settings: AdminSettings) -> None:
-        self._settings = settings
-
-    def deploy(self, request: SyncConfigRequest) -> SlotName:
-        """Deploy a sync config. Refused when the service config names one."""
-        if self._settings.from_file:
-            raise ApiError(
-                "Sync config API disabled: the service config names the sync config",
-                fix="change that file, or use /api/headwater/v1/deploy",
-                code=DEPLOY_CLOSED,
-            )
-        seen = see_schema(self._settings.sources)
-        checked = compared_rules(request.content, seen.schema)
-        with self._settings.store() as store:
-            deploy(store, request.content, seen.note, checked)
-            return SlotName(slot_of(self._settings.source, store))
-
-    def validate(self, request: SyncConfigRequest) -> SyncRulesResponse:
-        """Check a sync config, and list the tables that it reads and those that devices get."""
-        return _checked(request.content, see_schema(self._settings.sources).schema)
-
-    def reprocess(self) -> SlotName:
-        """Compare all tables with the source, and send devices what differs."""
-        return SlotName(reprocess(self._settings))
-
-    def current(self) -> CurrentResponse:
-        """Show the active sync config, and the one that is being processed."""
-        with self._settings.store() as store:
-            active, following = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
-            if active is None:
-                raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
-            return CurrentResponse(
-                self._rules(store, active), None if following is None else self._rules(store, following)
-            )
-
-    def _rules(self, store: StoreWriter, version: ConfigVersion) -> CurrentRulesResponse:
-        checked = _checked(version.yaml, None)
-        same = {each.name: getattr(checked, each.name) for each in fields(checked)}
-        return CurrentRulesResponse(slot_name=slot_of(self._settings.source, store), content=version.yaml, **same)
-
-
 def _checked(text: str, schema: SourceSchema | None) -> SyncRulesResponse:
     try:
         plan = compile_config(text, schema=schema).plan
@@ -608,15 +574,14 @@ _ADMIN, _RULES = "/api/admin/v1", "/api/sync-rules/v1"
 
 
 def powersync_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[AdminRoute]:
-    """All of them."""
-    desk, deploys, sql = DiagnosticsHandler(settings, reader), DeploysHandler(settings), SqlHandler(settings)
+    handler, sql = PowerSyncHandler(settings, reader), SqlHandler(settings)
     again = (DEPLOY_BUSY, NOTHING_SERVED)
-    yield AdminRoute("POST", f"{_ADMIN}/diagnostics", desk.diagnostics)
-    yield AdminRoute("POST", f"{_ADMIN}/schema", desk.schema)
-    yield AdminRoute("POST", f"{_ADMIN}/validate", desk.validate)
-    yield AdminRoute("POST", f"{_ADMIN}/reprocess", desk.reprocess, again)
+    yield AdminRoute("POST", f"{_ADMIN}/diagnostics", handler.diagnostics)
+    yield AdminRoute("POST", f"{_ADMIN}/schema", handler.schema)
+    yield AdminRoute("POST", f"{_ADMIN}/validate", handler.validate)
+    yield AdminRoute("POST", f"{_ADMIN}/reprocess", handler.reprocess, again)
     yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)
-    yield AdminRoute("POST", f"{_RULES}/deploy", deploys.deploy, (DEPLOY_CLOSED, INVALID_RULES), yaml="content")
-    yield AdminRoute("POST", f"{_RULES}/validate", deploys.validate, bare=True, pretty=True, yaml="content")
-    yield AdminRoute("POST", f"{_RULES}/reprocess", deploys.reprocess, again)
-    yield AdminRoute("GET", f"{_RULES}/current", deploys.current, (NOTHING_SERVED,), pretty=True)
+    yield AdminRoute("POST", f"{_RULES}/deploy", handler.deploy, (DEPLOY_CLOSED, INVALID_RULES), yaml="content")
+    yield AdminRoute("POST", f"{_RULES}/validate", handler.check, bare=True, pretty=True, yaml="content")
+    yield AdminRoute("POST", f"{_RULES}/reprocess", handler.resync, again)
+    yield AdminRoute("GET", f"{_RULES}/current", handler.current, (NOTHING_SERVED,), pretty=True)

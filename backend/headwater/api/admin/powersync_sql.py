@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 
 import orjson
 import psycopg
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from psycopg.types.string import TextLoader
 
 from headwater.api.admin.route import AdminSettings
@@ -24,24 +23,21 @@ _AS_TEXT = ("json", "jsonb", "date", "time", "timetz", "timestamp", "timestamptz
 """Types with values that Python lacks, such as infinity, JSON nested thousands of levels deep, and numbers in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sql:
+class Sql(Struct, frozen=True):
     """A statement, and the values of its parameters $1, $2 and so on."""
 
     query: str
     args: tuple[str | float | bool, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SqlRequest:
+class SqlRequest(Struct, frozen=True):
     """A statement for a source."""
 
     sql: Sql
     connection_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SqlResults:
+class SqlResults(Struct, frozen=True):
     """Rows. `truncated` means that there are more."""
 
     columns: tuple[str, ...]
@@ -49,8 +45,7 @@ class SqlResults:
     truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SqlResponse:
+class SqlResponse(Struct, frozen=True):
     """Rows, or why there are none."""
 
     success: bool

@@ -20,6 +20,7 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 import orjson
+from msgspec import Struct
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -192,8 +193,7 @@ MOST_BYTES = 16 * 1024 * 1024
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Struct, frozen=True):
     """An empty body or answer."""
 
 
@@ -226,7 +226,6 @@ class AdminRoute:
 
     @cached_property
     def gives(self) -> type:
-        """The type of the answer."""
         found: type = get_type_hints(self.answer)["return"]
         return found
 

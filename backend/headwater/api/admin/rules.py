@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from headwater.api.admin.route import (
     MOST_BYTES,
@@ -39,29 +39,20 @@ from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleError, Severity
 from headwater_rules.plan import ConversionOptions, SyncPlan
 from headwater_rules.results import StreamSubscription, SyncRequest
+from headwater_rules.versions import StreamChange
 
 Text = Annotated[str, Meta(max_length=10_000, pattern=r"^[^\x00]*$")]
 """Text without NUL, which no store can hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """A stream that the client subscribes to."""
-
-    stream: str
-    parameters: Mapping[str, object] | None = None
-    override_priority: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
+class ClientRequest(Struct, frozen=True):
     """A client and its request. `user` is the token's claim sub, `claims` are the other ones, and `parameters` are the
     client parameters."""
 
     user: Text
     claims: Mapping[str, object] | None = None
     parameters: Mapping[str, object] | None = None
-    subscriptions: tuple[Subscribed, ...] = ()
+    subscriptions: tuple[StreamSubscription, ...] = ()
     include_defaults: bool = True
 
 
@@ -70,25 +61,17 @@ def request_of(client: ClientRequest) -> SyncRequest:
     claims = dict(client.claims or {})
     if claims.get("sub", client.user) != client.user:
         raise InvalidAdminRequestError("the claim sub names another user than `user`", fix="leave it out")
-    return SyncRequest(
-        {**claims, "sub": client.user},
-        client.parameters,
-        client.include_defaults,
-        tuple(
-            StreamSubscription(each.stream, each.parameters, each.override_priority) for each in client.subscriptions
-        ),
-    )
+    claims["sub"] = client.user
+    return SyncRequest(claims, client.parameters, client.include_defaults, client.subscriptions)
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainUserRequest:
+class ExplainUserRequest(Struct, frozen=True):
     """A client, as an operator describes it."""
 
     client: ClientRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainRowRequest:
+class ExplainRowRequest(Struct, frozen=True):
     """A client and a row. `table` is the table's name on devices, or its schema and name in the source; `id` is the
     row's id there."""
 
@@ -135,15 +118,13 @@ _NOTHING = SyncPlan((), (), (), ConversionOptions())
 _FILE = "the sync config of the request"
 
 
-@dataclass(frozen=True, slots=True)
-class SyncConfigRequest:
+class SyncConfigRequest(Struct, frozen=True):
     """The text of a sync config."""
 
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class ValidateRequest:
+class ValidateRequest(Struct, frozen=True):
     """The text of a sync config. With `allow_missing`, tables and columns that the source lacks are no error: a
     migration will add them."""
 
@@ -151,8 +132,7 @@ class ValidateRequest:
     allow_missing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RuleFinding:
+class RuleFinding(Struct, frozen=True):
     """An error or warning in a sync config. `place` has the offsets, lines and columns in its text."""
 
     code: str
@@ -162,8 +142,7 @@ class RuleFinding:
     place: Mapping[str, object] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ValidateResponse:
+class ValidateResponse(Struct, frozen=True):
     """Whether a sync config can be deployed. `schema` says whether it was compared with the source's tables, and
     `note` with which and as of when, or why not."""
 
@@ -173,8 +152,7 @@ class ValidateResponse:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiffRequest:
+class DiffRequest(Struct, frozen=True):
     """A sync config, and how many rows of each table to sample for estimates of new buckets. With `allow_missing`,
     tables and columns that the source lacks are no error."""
 
@@ -183,8 +161,7 @@ class DiffRequest:
     allow_missing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DefinitionChangeResponse:
+class DefinitionChangeResponse(Struct, frozen=True):
     """A bucket definition or lookup, and what becomes of it. `before` is the name of the one that it replaces. `stored`
     is what the store has of it, `to_download` what each device that gets it would download."""
 
@@ -197,21 +174,7 @@ class DefinitionChangeResponse:
     to_download: Estimate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamChangeResponse:
-    """A stream, what becomes of it, and how it differs."""
-
-    name: str
-    change: str
-    rows: bool
-    lookups: bool
-    request: bool
-    priority: bool
-    auto_subscribe: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DiffResponse:
+class DiffResponse(Struct, frozen=True):
     """What a sync config would change, compared with the active version."""
 
     file: str
@@ -219,7 +182,7 @@ class DiffResponse:
     same: bool
     definitions: tuple[DefinitionChangeResponse, ...]
     lookups: tuple[DefinitionChangeResponse, ...]
-    streams: tuple[StreamChangeResponse, ...]
+    streams: tuple[StreamChange, ...]
     missing_tables: tuple[str, ...]
     one_bucket_per_row: tuple[Mapping[str, object], ...]
     for_everybody: tuple[Mapping[str, object], ...]
@@ -227,8 +190,7 @@ class DiffResponse:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewRequest:
+class PreviewRequest(Struct, frozen=True):
     """A sync config, a client, and how many rows of each bucket to show."""
 
     content: str
@@ -236,8 +198,7 @@ class PreviewRequest:
     rows: int = 5
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewRow:
+class PreviewRow(Struct, frozen=True):
     """A row as a device would have it."""
 
     table: str
@@ -245,8 +206,7 @@ class PreviewRow:
     data: object
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewBucket:
+class PreviewBucket(Struct, frozen=True):
     """A bucket that the client would get, why, and its first rows. `size` is in bytes of JSON."""
 
     name: str
@@ -257,8 +217,7 @@ class PreviewBucket:
     first: tuple[PreviewRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewResponse:
+class PreviewResponse(Struct, frozen=True):
     """What a client would get."""
 
     user: str
@@ -322,5 +281,4 @@ class RulesHandler:
 
 
 def finding_of(error: RuleError) -> RuleFinding:
-    """A finding in the form of the API."""
     return msgspec.convert(error.to_dict(), RuleFinding)

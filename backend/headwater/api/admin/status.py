@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 
 import msgspec
+from msgspec import Struct
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -24,8 +25,7 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.sql.writer import StoreWriter
 
 
-@dataclass(frozen=True, slots=True)
-class KeysStatus:
+class KeysStatus(Struct, frozen=True):
     """An address whose keys of tokens this process can't fetch: why, and since when, in seconds since 1970."""
 
     address: str
@@ -33,8 +33,7 @@ class KeysStatus:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """The state of this deployment. `versions` of the sync config are those that are active or being processed, and
     `served` says which devices are served and why. `keys` are those of tokens that can't be fetched."""
 
@@ -85,8 +84,7 @@ BEAT_SECONDS = 15.0
 MOST_WATCHERS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class SourceProgress:
+class SourceProgress(Struct, frozen=True):
     """Progress of bulk work on one source. `compared` are the tables whose rows devices may still see as they were
     before."""
 
@@ -97,8 +95,7 @@ class SourceProgress:
     compared: tuple[Compared, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressResponse:
+class ProgressResponse(Struct, frozen=True):
     """One event: all sources, and the versions of the sync config that are active or being processed."""
 
     sources: tuple[SourceProgress, ...]
@@ -130,7 +127,6 @@ class ProgressHandler:
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """End all streams of events."""
         self._closing.set()
 
     async def events(self) -> ProgressEvents:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from headwater.api.admin.route import INVALID_RULES, NOT_FOUND, AdminSettings
 from headwater.api.errors import ApiError
@@ -16,8 +16,7 @@ from headwater_rules.schema import SourceSchema
 from headwater_rules.versions import check_names
 
 
-@dataclass(frozen=True, slots=True)
-class VersionResponse:
+class VersionResponse(Struct, frozen=True):
     """A version of the sync config. Times are in seconds since 1970, null for what has not happened."""
 
     id: int
@@ -29,30 +28,26 @@ class VersionResponse:
     note: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class VersionsResponse:
+class VersionsResponse(Struct, frozen=True):
     """All versions, newest first."""
 
     versions: tuple[VersionResponse, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRequest:
+class VersionRequest(Struct, frozen=True):
     """A version by its id."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class VersionTextResponse:
+class VersionTextResponse(Struct, frozen=True):
     """A version and its text."""
 
     version: VersionResponse
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeployRequest:
+class DeployRequest(Struct, frozen=True):
     """The text of a sync config. With `allow_missing` it may name tables and columns that the source lacks: nobody gets
     rows by them until a migration has added them."""
 
@@ -60,15 +55,13 @@ class DeployRequest:
     allow_missing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RollbackRequest:
+class RollbackRequest(Struct, frozen=True):
     """The version to go back to. By default it is the one that was active before the present one."""
 
     id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeployResponse:
+class DeployResponse(Struct, frozen=True):
     """The deployed version. `new` is false when a version with this text was already active or being processed. `note`
     says whether it was compared with the source's tables, and `findings` what the source lacks."""
 
@@ -79,7 +72,6 @@ class DeployResponse:
 
 
 def version_response(version: ConfigVersion) -> VersionResponse:
-    """A version in the form of the API."""
     return VersionResponse(
         version.id,
         version.state,
