@@ -86,7 +86,6 @@ class PieceBudget:
         self._used_up_at: float | None = None
 
     def spend(self, pieces: float, now: float) -> None:
-        """Count pieces."""
         earned = (now - self._counted_at) * MOST_PER_SECOND
         self._left = min(self._left + earned, MOST_AT_ONCE) - pieces
         self._counted_at = now
@@ -114,7 +113,6 @@ class Turns:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` in a later turn."""
         self._waiting.append(go_on)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._next)

@@ -20,13 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from headwater.api.error_answers import error_response
-from headwater.api.errors import (
-    ApiError,
-    GoneError,
-)
+from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.connections import LimitedConfig, PieceBudget
 from headwater.api.http.takeover import StreamingResponseProtocol, TakenConnection, offer
 from headwater.api.http.websocket import BoundedWebSocket
+from headwater.api.limits import HttpLimits
 
 MOST_AHEAD = 16
 """The most pipelined requests that may wait on a connection for the answer to an earlier one."""
@@ -75,10 +73,13 @@ class _Received:
 class _Flow(FlowControl):
     """Reads while uvicorn wants to, unless something that was received waits to be parsed."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, now: float) -> None:
         super().__init__(transport)
         self._plain = transport
         self.held = False
+        self.unparsed = memoryview(b"")
+        self.calls = 0  # of the parser, in this turn
+        self.pace = PieceBudget(now)
 
     def resume_reading(self) -> None:
         super().resume_reading()
@@ -100,6 +101,9 @@ class _Flow(FlowControl):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A test of its own checks the methods of uvicorn that this class overrides or calls."""
 
+    config: LimitedConfig
+    flow: _Flow
+
     def __init__(
         self,
         config: uvicorn.Config,
@@ -108,18 +112,12 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        assert isinstance(config, LimitedConfig)
-        self._config = config
-        self._limiter = config.limiter
-        self._limits = config.limiter.limits
+        self._limiter = self.config.limiter
         self._running: RequestResponseCycle | None = None
         self._leave: Callable[[], None] | None = None  # releases the limits
         self._clock: asyncio.TimerHandle | None = None
         self._over = False
         self._received = _Received(self.loop.time())
-        self._unparsed = memoryview(b"")
-        self._calls = 0  # of the parser, in this turn
-        self._pace = PieceBudget(self.loop.time())
 
     # the connection
 
@@ -127,11 +125,11 @@ class BoundedProtocol(HttpToolsProtocol):
         # Not uvicorn's own method: it makes two Python sockets for each connection, only to learn its addresses
         self.connections.add(self)
         self.transport = transport
-        self.flow = self._flow = _Flow(transport)
+        self.flow = _Flow(transport, self.loop.time())
         self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
         self.scheme = "http"
         host = self.client[0] if self.client else ""
-        self._limiter = self._config.limiter_at(self.server)
+        self._limiter = self.config.limiter_at(self.server)
         try:
             key = self._limiter.enter(host)
         except ApiError as error:
@@ -156,29 +154,29 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._clock is None and not self._answering:
             self._start_clock(self._limits.header_seconds)
-        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
-        if not self._flow.held:
+        self.flow.unparsed = memoryview(bytes(self.flow.unparsed) + data if self.flow.unparsed else data)
+        if not self.flow.held:
             self._parse()
 
     def _parse(self) -> None:
         """Parse what was received, as far as one turn and the connection's pace allow it."""
-        self._calls = 0
-        while self._unparsed and self._calls < MOST_CALLS and not self._over:
-            part, self._unparsed = self._unparsed[:_SLICE], self._unparsed[_SLICE:]
+        self.flow.calls = 0
+        while self.flow.unparsed and self.flow.calls < MOST_CALLS and not self._over:
+            part, self.flow.unparsed = self.flow.unparsed[:_SLICE], self.flow.unparsed[_SLICE:]
             self._feed(part)
         now = self.loop.time()
-        pause = 0.0 if self._over else self._pace.pause(now, more=bool(self._unparsed))
+        pause = 0.0 if self._over else self.flow.pace.pause(now, more=bool(self.flow.unparsed))
         if pause is None:
             self._refuse(ApiError("the body comes in too many small chunks", fix="send larger ones", code="HW_6032"))
-        if self._over or not (pause or self._unparsed):
-            self._unparsed = memoryview(b"")
-            self._flow.release()
+        if self._over or not (pause or self.flow.unparsed):
+            self.flow.unparsed = memoryview(b"")
+            self.flow.release()
             return
-        self._flow.hold()
+        self.flow.hold()
         if pause:
             self.loop.call_later(pause, self._parse)
         else:
-            self._config.turns.wait(self._parse)
+            self.config.turns.wait(self._parse)
 
     def _feed(self, part: memoryview) -> None:
         before = self._received
@@ -196,8 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over = self._running.response_complete = True
         self._stop_clock()
         self.pipeline.clear()
-        self._unparsed = memoryview(b"")
-        self._flow.release()
+        self.flow.unparsed = memoryview(b"")
+        self.flow.release()
         self.flow.resume_reading()
         self.connections.discard(self)
         body = StreamingResponseProtocol(self.transport, self.server_state, full=self.flow.write_paused)
@@ -208,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # callbacks of the parser; an error raised here leads to send_400_response
 
     def on_message_begin(self) -> None:
-        self._calls += 1
+        self.flow.calls += 1
         self._received = _Received(self.loop.time(), _Reading.HEAD)
         self._start_clock(self._limits.header_seconds)
         super().on_message_begin()
@@ -219,17 +217,14 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._stop(ApiError(f"the address is longer than {self._limits.max_url_bytes} bytes", code="HW_6023"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._calls += 1
-        self._received.head += len(name) + len(value) + _FIELD_OVERHEAD
-        self._received.fields += 1
-        if (
-            self._received.head > self._limits.max_header_bytes
-            or self._received.fields > self._limits.max_header_fields
-        ):
+        self.flow.calls += 1
+        received, limits = self._received, self._limits
+        received.head += len(name) + len(value) + _FIELD_OVERHEAD
+        received.fields += 1
+        if received.head > limits.max_header_bytes or received.fields > limits.max_header_fields:
             raise self._stop(self._headers_too_large())
-        if self._received.state is _Reading.HEAD and name.lower() == b"host":
-            self._received.hosts += 1
-        if self._received.state is _Reading.HEAD:  # after a body they are trailers, which are ignored
+        if received.state is _Reading.HEAD:  # after a body they are trailers, which are ignored
+            received.hosts += name.lower() == b"host"
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -245,11 +240,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_clock(self._limits.body_seconds)
 
     def on_body(self, body: bytes) -> None:
-        self._calls += 1
+        self.flow.calls += 1
         if len(body) < SMALL and self._received.body:  # the first part may be a whole body, which is small
-            self._pace.spend(1, self.loop.time())
+            self.flow.pace.spend(1, self.loop.time())
         elif not self._answering:
-            self._pace.spend(len(body) / _UNREAD_PIECE, self.loop.time())
+            self.flow.pace.spend(len(body) / _UNREAD_PIECE, self.loop.time())
         self._received.body += len(body)
         self._received.overhead -= len(body) * (1 + _OVERHEAD)
         super().on_body(body)
@@ -293,6 +288,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Log nothing: a client that offers an upgrade to HTTP/2 is answered in HTTP/1.1."""
 
     @property
+    def _limits(self) -> HttpLimits:
+        return self._limiter.limits
+
+    @property
     def _answering(self) -> bool:
         return bool(self.cycle and not self.cycle.response_complete)
 
@@ -322,7 +321,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._over = True
         self._unset_keepalive_if_required()
         self._notify_gone()
-        self._flow.release()
+        self.flow.release()
         self.flow.resume_reading()
         self.flow.resume_writing()
         if not self.transport.is_closing():
@@ -365,7 +364,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._received.state is _Reading.NOTHING:
             if not self._answering:
                 self.transport.close()
-        elif self.flow.read_paused or self._flow.held or self._goes_on():
+        elif self.flow.read_paused or self.flow.held or self._goes_on():
             self._start_clock(1.0)
         else:
             part = "headers" if self._received.state is _Reading.HEAD else "body"

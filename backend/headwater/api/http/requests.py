@@ -58,7 +58,6 @@ class RequestCounts:
         self._counts.update({(route, status): 0 for route in routes for status in ("2xx", "4xx", "5xx")})
 
     def note(self, route: str | None, status: int) -> None:
-        """Count an answer."""
         key = (route or UNKNOWN, f"{status // 100}xx")
         self._counts[key] = self._counts.get(key, 0) + 1
 

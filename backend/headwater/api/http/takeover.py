@@ -19,11 +19,25 @@ from headwater.api.tasks import Waiters
 _EXTENSION, _TRANSPORT, _TAKEN = "headwater", "transport", "taken"  # names in an ASGI scope
 
 
-class TakenConnection(Protocol):
+class TakenConnection:
     """A connection that was taken over."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self) -> None:
+        self._then: tuple[Callable[[], None], ...] | None = ()  # None once the connection is lost
 
     def on_close(self, then: Callable[[], None]) -> None:
         """Call `then` once the connection is lost, or now if it is lost already."""
+        if self._then is None:
+            then()
+        else:
+            self._then += (then,)
+
+    def _closed(self) -> None:
+        then, self._then = self._then, None
+        for each in then or ():
+            each()
 
 
 class RequestConnection(Protocol):
@@ -37,7 +51,7 @@ Taken = TypeVar("Taken", bound=TakenConnection)
 
 
 def offer(scope: HTTPScope | WebSocketScope, transport: asyncio.BaseTransport) -> None:
-    """Allow `take_over` for a request. The transport's protocol must be an RequestConnection."""
+    """Allow `take_over` for a request. The transport's protocol must be a RequestConnection."""
     scope.setdefault("extensions", {})[_EXTENSION] = {_TRANSPORT: transport}
 
 
@@ -70,29 +84,22 @@ MOST_IGNORED = 64 * 1024
 """Bytes that are read and thrown away of what a client sends behind its request."""
 
 
-class StreamingResponseProtocol(asyncio.Protocol):
+class StreamingResponseProtocol(TakenConnection, asyncio.Protocol):
     """The body of an answer, in HTTP/1.1 chunks. It takes the connection over after the head, which must have
     `transfer-encoding: chunked` and `connection: close`. Whatever the client sends is ignored."""
 
-    __slots__ = ("_connections", "_full", "_ignored", "_lost", "_room", "_then", "_transport")
+    __slots__ = ("_connections", "_full", "_ignored", "_lost", "_room", "_transport")
 
     def __init__(self, transport: asyncio.Transport, state: ServerState, *, full: bool) -> None:
         """`full` says whether the transport's buffer is full, so that `send` has to wait."""
+        TakenConnection.__init__(self)
         self._transport = transport
         self._connections = state.connections
         self._connections.add(self)  # type: ignore[arg-type]  # uvicorn's shutdown waits for these
         self._full = full
         self._ignored = 0
         self._room = Waiters()
-        self._then: tuple[Callable[[], None], ...] = ()
         self._lost = False
-
-    def on_close(self, then: Callable[[], None]) -> None:
-        """Call `then` once the connection is lost, or now if it is lost already."""
-        if self._lost:
-            then()
-        else:
-            self._then += (then,)
 
     @property
     def has_room(self) -> bool:
@@ -147,9 +154,7 @@ class StreamingResponseProtocol(asyncio.Protocol):
         self._lost = True
         self._connections.discard(self)
         self._room.wake()
-        then, self._then = self._then, ()
-        for each in then:
-            each()
+        self._closed()
 
     def shutdown(self) -> None:
         """Do nothing: streams are ended by the application."""

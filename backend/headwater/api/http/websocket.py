@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -25,7 +25,7 @@ from websockets.streams import StreamReader
 from headwater.api.errors import ApiError, GoneError
 from headwater.api.http.connections import LimitedConfig, PieceBudget
 from headwater.api.http.requests import MAX_BODY
-from headwater.api.http.takeover import offer
+from headwater.api.http.takeover import TakenConnection, offer
 from headwater.api.tasks import Waiters
 
 MAX_FIRST_MESSAGE = 64 * 1024
@@ -147,11 +147,12 @@ class _Gate:
             await self._opened.next()
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocket(TakenConnection, WebSocketsSansIOProtocol):
     """One websocket connection, upgraded from HTTP. Once taken over, it stays open after its request, until
     `finish`."""
 
-    __slots__ = ("_alive_at", "_held", "_pace", "_queue", "_taken", "_then", "_turn_due")
+    __slots__ = ("_alive_at", "_held", "_pace", "_queue", "_taken", "_turn_due")
+    config: LimitedConfig
 
     def __init__(
         self,
@@ -160,7 +161,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        TakenConnection.__init__(self)
+        WebSocketsSansIOProtocol.__init__(self, config, server_state, app_state, _loop)
         self.conn: _Conversation = _Conversation()
         self.queue = self._queue = _Queue()  # type: ignore[assignment]
         self.writable = _Gate()  # type: ignore[assignment]
@@ -169,20 +171,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._held = False  # whether nothing is read until the frames that wait are parsed
         self._turn_due = False  # whether they are parsed once the application has taken the messages before them
         self._taken = False
-        self._then: tuple[Callable[[], None], ...] = ()
-
-    def on_close(self, then: Callable[[], None]) -> None:
-        """Call `then` once the connection is lost, or now if it is lost already."""
-        if self.disconnected:
-            then()
-        else:
-            self._then += (then,)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        lost, self._then = self._then, ()
-        for then in lost:
-            then()
+        self._closed()
 
     # after it was taken over
 
@@ -228,7 +220,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     async def close(self) -> None:
-        """Send a close frame."""
         if not self.disconnected and not self.close_sent:
             await self.send({"type": "websocket.close"})
 
@@ -249,7 +240,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().handle_parser_exception()
 
     def _note(self, error: ApiError) -> None:
-        assert isinstance(self.config, LimitedConfig)
         self.config.limiter_at(self.server).refusals.note_refused(error, self.client[0] if self.client else None)
 
     async def run_asgi(self) -> None:
@@ -293,7 +283,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if pause:
             self.loop.call_later(pause, self._go_on)
         else:
-            assert isinstance(self.config, LimitedConfig)
             self.config.turns.wait(self._go_on)
 
     def _go_on(self) -> None:
@@ -374,7 +363,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Close the connection after the drain. Until then its streams end by themselves."""
-        assert isinstance(self.config, LimitedConfig)
         drain = self.config.limiter.limits.drain_seconds + LAST_SECONDS
         self.loop.call_later(drain if self.handshake_complete else 0, self._end)
 

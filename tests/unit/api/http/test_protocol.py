@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import ip_network
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from starlette.routing import Route
 
 from headwater.api import checkpoints
 from headwater.api.http import connections
+from headwater.api.http.connections import ConnectionLimiter, LimitedConfig
 from headwater.api.http.protocol import MOST_CALLS, BoundedProtocol
 from headwater.api.limits import HttpLimits, StreamLimits
 from tests.support.fix_api import Endpoint, make_token
@@ -235,10 +237,12 @@ def test_http_1_0_needs_no_host(endpoint: Endpoint) -> None:
 # time
 
 
-def hurry(endpoint: Endpoint, **limits: float) -> None:
+def hurry(endpoint: Endpoint, **limits: Any) -> None:
     """Whoever connects from here on has to be quick. Connections that there are keep the limits they came in by."""
-    limiter = endpoint.server.config.limiter  # type: ignore[attr-defined]  # it is a LimitedConfig
-    limiter.limits = replace(limiter.limits, **limits)
+    config = endpoint.server.config
+    assert isinstance(config, LimitedConfig)
+    limiter = config.limiter
+    config.limiter = ConnectionLimiter(replace(limiter.limits, **limits), limiter.refusals)
 
 
 @pytest.fixture
