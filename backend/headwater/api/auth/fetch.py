@@ -31,7 +31,6 @@ class AddressRules:
     ipv4_only: bool = False
 
     def refuse(self, address: str) -> bool:
-        """Whether an address is refused."""
         found = ip_address(address)
         if self.ipv4_only and found.version == 6:
             return True

@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 
 from headwater.api.auth.claims import TOLERANCE, Principal
 from headwater.api.auth.errors import TokenRevokedError
 from headwater.api.errors import ApiError
+from headwater.storage.contract.store import Revocation, RevokedKind
 
-
-class Revoked(Enum):
-    """What a revocation applies to."""
-
-    USER = "sub"
-    SESSION = "session"
-    TOKEN = "jti"  # noqa: S105 - the name of a claim
-
-
-_CLAIMS: Mapping[Revoked, tuple[str, ...]] = {
-    Revoked.SESSION: ("session_id", "sid"),  # as Supabase and as OpenID Connect call it
-    Revoked.TOKEN: ("jti",),
+_CLAIMS: Mapping[RevokedKind, tuple[str, ...]] = {
+    RevokedKind.SESSION: ("session_id", "sid"),  # as Supabase and as OpenID Connect call it
+    RevokedKind.TOKEN: ("jti",),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRevocation:
-    """A revocation made at `since`, in seconds since 1970. That of a user applies to tokens issued until then, so that
-    the user can sign in again; that of a session or a token applies for ever."""
-
-    kind: Revoked
-    value: str
-    since: float
-
-
 class Revocations:
-    """The revocations in force. The verifier checks them each time a token is used. Whoever keeps something open for a
-    token, such as a stream, has to call `of` again after a change. Each change is atomic for other threads."""
+    """The revocations of tokens in force. That of a user applies to tokens issued until then, so that the user can sign
+    in again; that of a session or a token applies for ever. The verifier checks them each time a token is used. Whoever
+    keeps something open for a token, such as a stream, has to call `of` again after a change. Each change is atomic for
+    other threads."""
 
-    def __init__(self, held: Iterable[TokenRevocation] = (), *, complete: bool = True) -> None:
+    def __init__(self, held: Iterable[Revocation] = (), *, complete: bool = True) -> None:
         """Unless `complete`, no token is accepted until `known` was called."""
-        self._held: Mapping[tuple[Revoked, str], TokenRevocation] = {}
+        self._held: Mapping[tuple[RevokedKind, str], Revocation] = {}
         self._complete = complete
         self.replace(held)
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def replace(self, held: Iterable[TokenRevocation]) -> None:
-        """Replace all revocations. Of several with the same kind and value, the latest counts."""
-        merged: dict[tuple[Revoked, str], TokenRevocation] = {}
+    def replace(self, held: Iterable[Revocation]) -> None:
+        """Replace all revocations. Of several with the same kind and value, the latest counts. Leaves out those of
+        streams."""
+        merged: dict[tuple[RevokedKind, str], Revocation] = {}
         for each in held:
             known = merged.get((each.kind, each.value))
-            if known is None or known.since < each.since:
+            if each.kind is not RevokedKind.STREAMS and (known is None or known.since < each.since):
                 merged[each.kind, each.value] = each
         self._held = merged
 
-    def add(self, *revocations: TokenRevocation) -> None:
+    def add(self, *revocations: Revocation) -> None:
         """Add revocations. The time that this takes grows with the number of all, so add many in one call."""
         self.replace([*self._held.values(), *revocations])
 
@@ -69,12 +52,12 @@ class Revocations:
         """Drop revocations whose tokens have all expired, since no token is valid for over `longest_life` seconds."""
         self.replace(each for each in self._held.values() if each.since + longest_life + 2 * TOLERANCE > now)
 
-    def of(self, user: Principal) -> TokenRevocation | None:
+    def of(self, user: Principal) -> Revocation | None:
         """The revocation that applies to the user's token, or None."""
         held = self._held
         if not held:
             return None
-        for_user = held.get((Revoked.USER, user.user_id))
+        for_user = held.get((RevokedKind.USER, user.user_id))
         if for_user is not None and _issued(user) <= for_user.since:
             return for_user
         asked = ((kind, user.claims.get(name)) for kind, names in _CLAIMS.items() for name in names)

@@ -90,7 +90,6 @@ class RememberedTokens:
         return entry.user
 
     def keep(self, token: str, key: Key, user: Principal) -> None:
-        """Remember the user of a token that this key signed."""
         entry = _Entry(key, user, _ENTRY_BYTES + _size(user.claims))
         if len(token) <= LONGEST_KEPT and entry.size <= self._held.maxsize:
             self._held[_name(token)] = entry

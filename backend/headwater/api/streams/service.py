@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from headwater.api.auth.claims import Principal
-from headwater.api.auth.revocations import Revocations, Revoked, TokenRevocation
+from headwater.api.auth.revocations import Revocations
 from headwater.api.errors import ApiError
 from headwater.api.http.requests import RequestName
 from headwater.api.limits import StreamLimits
@@ -72,7 +72,6 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """How many streams are open."""
         return self._quota.used
 
     def raise_unless_admitted(self, user_id: str) -> None:
@@ -87,7 +86,7 @@ class Streams:
 
     def revoke(self, revocations: Sequence[Revocation]) -> None:
         """Refuse the revoked tokens from their next use on, and end the streams that revocations are about."""
-        self._revocations.add(*of_tokens(revocations))
+        self._revocations.add(*revocations)
         self._revocations.forget(time.time(), TOKENS_KEPT)
         self._revocations.known()
         for stream in list(self._open):
@@ -135,28 +134,14 @@ class Streams:
         return SyncStream(session, client, self._context)
 
 
-def of_tokens(revocations: Iterable[Revocation]) -> list[TokenRevocation]:
-    """The revocations that apply to tokens, in the form that the verifier takes."""
-    return [
-        TokenRevocation(Revoked(each.kind.value), each.value, each.since)
-        for each in revocations
-        if each.kind is not RevokedKind.STREAMS
-    ]
-
-
 def terminates(revocation: Revocation, client: ClientInfo) -> bool:
     """Whether a revocation of streams ends those of this client. Those of tokens are up to `Revocations`."""
     if revocation.kind is not RevokedKind.STREAMS:
         return False
     user = client.user.user_id
-    return _named(revocation.value) in {(user, None), (user, client.client_id)}
+    return revocation.value in {streams_of(user, None), streams_of(user, client.client_id)}
 
 
 def streams_of(user: str, client: str | None) -> str:
     """The value of a revocation that ends the streams of a user, or of one client of the user."""
     return orjson.dumps([user, client]).decode()
-
-
-def _named(value: str) -> tuple[str, str | None]:
-    user, client = orjson.loads(value)
-    return user, client

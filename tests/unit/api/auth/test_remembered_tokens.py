@@ -11,8 +11,8 @@ import pytest
 from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenRevokedError
 from headwater.api.auth.keys import Key, parse_key
 from headwater.api.auth.remote import KeyRing
-from headwater.api.auth.revocations import Revoked, TokenRevocation
 from headwater.api.auth.verify import LONGEST_KEPT, Principal, RememberedTokens, Verifier
+from headwater.storage.contract.store import Revocation, RevokedKind
 from tests.support.fix_api import AUDIENCE, jwk, make_token
 
 NOW = time.time()
@@ -79,7 +79,7 @@ def test_known_token_is_revoked() -> None:
     checks, _ = verifier(KEY)
     token = make_token("u1", iat=int(NOW) - 10)
     user(checks, token)
-    checks.revocations.add(TokenRevocation(Revoked.USER, "u1", NOW))
+    checks.revocations.add(Revocation(1, RevokedKind.USER, "u1", NOW, NOW + 600))
     with pytest.raises(TokenRevokedError):
         user(checks, token)
 

@@ -13,11 +13,10 @@ from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.errors import TokenRevokedError
 from headwater.api.auth.keys import parse_key
 from headwater.api.auth.remote import KeyRing
-from headwater.api.auth.revocations import Revocations, Revoked, TokenRevocation
+from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.source.upload.settings import UploadSettings
-from headwater.storage.contract.store import Revocation as Stored
-from headwater.storage.contract.store import RevokedKind, StoreUnreachableError
+from headwater.storage.contract.store import Revocation, RevokedKind, StoreUnreachableError
 from tests.support.fix_admin import NOWHERE
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
@@ -25,7 +24,11 @@ from tests.support.memory_store import MemoryStore
 NOW = int(time.time())
 
 
-def verifier(*held: TokenRevocation) -> Verifier:
+def revoked(kind: RevokedKind, value: str, since: float) -> Revocation:
+    return Revocation(1, kind, value, since, since + 600)
+
+
+def verifier(*held: Revocation) -> Verifier:
     return Verifier(KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), Revocations(held))
 
 
@@ -39,7 +42,7 @@ def accepts(checks: Verifier, token: str) -> bool:
 
 def test_refusal() -> None:
     with pytest.raises(TokenRevokedError) as refused:
-        asyncio.run(verifier(TokenRevocation(Revoked.TOKEN, "t1", NOW)).verify(make_token(jti="t1")))
+        asyncio.run(verifier(revoked(RevokedKind.TOKEN, "t1", NOW)).verify(make_token(jti="t1")))
     assert (refused.value.code, refused.value.status) == ("PSYNC_S2101", 401)
     assert "t1" not in str(refused.value)
 
@@ -48,12 +51,12 @@ def test_token_is_refused_from_its_revocation_on() -> None:
     checks = verifier()
     token = make_token("u1", iat=NOW - 10, jti="t1")
     assert accepts(checks, token)
-    checks.revocations.add(TokenRevocation(Revoked.USER, "u1", NOW - 5))
+    checks.revocations.add(revoked(RevokedKind.USER, "u1", NOW - 5))
     assert not accepts(checks, token)
 
 
 def test_revoked_user() -> None:
-    checks = verifier(TokenRevocation(Revoked.USER, "u1", NOW - 5), TokenRevocation(Revoked.USER, "7", NOW))
+    checks = verifier(revoked(RevokedKind.USER, "u1", NOW - 5), revoked(RevokedKind.USER, "7", NOW))
     assert not accepts(checks, make_token("u1", iat=NOW - 5))
     assert accepts(checks, make_token("u1", iat=NOW - 4)), "signed in again"
     assert accepts(checks, make_token("u2", iat=NOW - 10))
@@ -66,9 +69,7 @@ def in_session(claim: str, value: str) -> str:
 
 @pytest.mark.parametrize("claim", ["session_id", "sid"])
 def test_revoked_session_and_token(claim: str) -> None:
-    checks = verifier(
-        TokenRevocation(Revoked.SESSION, "s1", NOW - 500), TokenRevocation(Revoked.TOKEN, "t1", NOW - 500)
-    )
+    checks = verifier(revoked(RevokedKind.SESSION, "s1", NOW - 500), revoked(RevokedKind.TOKEN, "t1", NOW - 500))
     assert not accepts(checks, in_session(claim, "s1"))
     assert accepts(checks, in_session(claim, "s2"))
     assert not accepts(checks, make_token(jti="t1"))
@@ -77,7 +78,7 @@ def test_revoked_session_and_token(claim: str) -> None:
 
 
 def test_latest_revocation_counts() -> None:
-    late, early = TokenRevocation(Revoked.USER, "u1", NOW - 5), TokenRevocation(Revoked.USER, "u1", NOW - 50)
+    late, early = revoked(RevokedKind.USER, "u1", NOW - 5), revoked(RevokedKind.USER, "u1", NOW - 50)
     for order in ((late, early), (early, late)):
         checks = verifier(*order)
         assert len(checks.revocations) == 1
@@ -85,8 +86,8 @@ def test_latest_revocation_counts() -> None:
 
 
 def test_replace() -> None:
-    checks = verifier(TokenRevocation(Revoked.USER, "u1", NOW))
-    checks.revocations.replace([TokenRevocation(Revoked.USER, "u2", NOW)])
+    checks = verifier(revoked(RevokedKind.USER, "u1", NOW))
+    checks.revocations.replace([revoked(RevokedKind.USER, "u2", NOW)])
     assert accepts(checks, make_token("u1", iat=NOW - 1))
     assert not accepts(checks, make_token("u2", iat=NOW - 1))
 
@@ -95,13 +96,13 @@ def test_of() -> None:
     user = Principal("u1", {"sub": "u1", "iat": NOW - 1, "jti": "t1"}, NOW + 60)
     held = Revocations()
     assert held.of(user) is None
-    revocation = TokenRevocation(Revoked.TOKEN, "t1", NOW)
+    revocation = revoked(RevokedKind.TOKEN, "t1", NOW)
     held.add(revocation)
     assert held.of(user) == revocation
 
 
 def test_forget() -> None:
-    held = Revocations([TokenRevocation(Revoked.USER, "u1", NOW)])
+    held = Revocations([revoked(RevokedKind.USER, "u1", NOW)])
     held.forget(NOW + 3600 + 120 - 1, 3600)
     assert len(held) == 1
     held.forget(NOW + 3600 + 120, 3600)
@@ -112,7 +113,7 @@ def test_no_token_before_revocations_are_read(memory_store: MemoryStore) -> None
     newest = memory_store.newest
     memory_store.newest = unreachable  # type: ignore[method-assign]
     now = time.time()
-    memory_store.revoked.append(Stored(1, RevokedKind.USER, "u1", now + 60, now + 600))
+    memory_store.revoked.append(revoked(RevokedKind.USER, "u1", now + 60))
     settings = ApiSettings(
         KeyRing((parse_key(jwk()),)), frozenset({AUDIENCE}), upload=UploadSettings(NOWHERE, "nobody")
     )
