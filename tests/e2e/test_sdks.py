@@ -18,7 +18,7 @@ import pytest
 from headwater.api.auth.claims import TOLERANCE
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
-from headwater.sync import ticks
+from headwater.sync import states
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import WAYS, Device, DeviceFactory, Sdk, Transport
 from tests.support.fix_logs import facts_said
@@ -108,7 +108,7 @@ def test_priority_rows_show_first(endpoint: Endpoint, opened: Open) -> None:
 
 @ways(("node", "websocket"), ("python", "ndjson"))
 def test_subscription_comes_and_goes(endpoint: Endpoint, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ticks, "KEEPALIVE", 0.3)  # a device looks at its clock when it hears of the service
+    monkeypatch.setattr(states, "KEEPALIVE", 0.3)  # a device looks at its clock when it hears of the service
     for topic in ("a", "b", "c"):
         fill(endpoint, "chosen", topic, f"of {topic}")
     device = opened()
@@ -131,7 +131,7 @@ def test_subscription_comes_and_goes(endpoint: Endpoint, opened: Open, monkeypat
 def test_expiring_token_is_replaced_in_time(endpoint: Endpoint, opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headwater.api.streams.stream")
     device = opened()
-    device.set_token(make_token(exp=int(time.time() + ticks.WARNING + 2)))
+    device.set_token(make_token(exp=int(time.time() + states.WARNING + 2)))
     device.set_following_token(make_token())
     device.connect()
     wait_until(lambda: bool(facts_said(caplog, CLOSED)), "another stream")

@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and the objects that they share while it runs."""
+"""The HTTP application: its routes, the probes of this process, and the objects that they share while it runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
@@ -26,7 +27,6 @@ from headwater.api.http.middleware import RequestMiddleware, address_quota, with
 from headwater.api.http.requests import RequestCounts
 from headwater.api.limits import HttpLimits, StreamLimits
 from headwater.api.parsing import Parsing
-from headwater.api.probes import ProbeState, probe_routes
 from headwater.api.refusals import Refusals
 from headwater.api.rsocket.connection import RSocketEndpoint
 from headwater.api.streams.cache import ChunkCache
@@ -71,6 +71,16 @@ class ApiSettings:
     http: HttpLimits = field(default_factory=HttpLimits)
     traces: DeviceTraces | None = None
     issuers: tuple[TrustedIssuer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """`started`: the store was read at least once. `ready`: a sync config is active, the store can be read, and the
+    process is not shutting down. `touched_at`: when the store was last read, in seconds since 1970."""
+
+    started: bool
+    ready: bool
+    touched_at: float
 
 
 class Endpoint:
@@ -177,7 +187,7 @@ class ApiApp(Starlette):
     def __init__(self, endpoint: Endpoint, extra_routes: Sequence[BaseRoute]) -> None:
         self.endpoint = endpoint
         settings, handlers = endpoint.settings, exception_handlers(endpoint.refusals)
-        probes = probe_routes(endpoint.health, lambda: True) if settings.probes else ()
+        probes = _probe_routes(endpoint.health) if settings.probes else ()
         own_port = settings.admin is not None and settings.admin.port is not None
         operator_routes = endpoint.operator_routes
         super().__init__(
@@ -216,3 +226,22 @@ def _only_get(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Ro
     route = Route(path, answer, methods=["GET"])
     route.methods = {"GET"}
     return route
+
+
+def _probe_routes(health: Callable[[], ProbeState]) -> list[BaseRoute]:
+    """The routes of the startup, readiness and liveness probes, which answer 200 or 400."""
+
+    def route(name: str, good: Callable[[ProbeState], bool]) -> Route:
+        async def probe(_: Request) -> Response:
+            state = health()
+            touched = datetime.fromtimestamp(state.touched_at, UTC).isoformat(timespec="milliseconds")
+            body = {"ready": state.ready, "started": state.started, "touched_at": touched.replace("+00:00", "Z")}
+            return JSONResponse(body, 200 if good(state) else 400)
+
+        return Route(f"/probes/{name}", probe)
+
+    return [
+        route("startup", lambda state: state.started),
+        route("readiness", lambda state: state.ready),
+        route("liveness", lambda _: True),
+    ]

@@ -97,17 +97,9 @@ class WriteCheckpointBatcher:
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
 
-    async def create(self, key: str) -> int:
-        """Create a write checkpoint and return its number. Raises TooManyRequestsError, or what the source or the store
-        raises."""
-        return await self._ask(key, None)
-
-    async def request(self, key: str, chosen: int) -> int:
-        """Create a write checkpoint with the number that the client chose, unless it has a higher one. Returns the
-        number that is stored then. Raises as `create` does."""
-        return await self._ask(key, chosen)
-
-    async def _ask(self, key: str, chosen: int | None) -> int:
+    async def create(self, key: str, chosen: int | None = None) -> int:
+        """Create a write checkpoint and return its number: the next one, or that which the client chose, unless it has
+        a higher one. Raises TooManyRequestsError, or what the source or the store raises."""
         if len(self._waiting) >= MAX_WAITING:
             raise TooManyRequestsError("too many write checkpoints are requested at once")
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -221,7 +213,7 @@ class WriteCheckpointRoute:
         with self._quota.hold(user.user_id):
             body = await read_body(request, MAX_BODY)
             parsed = await self._parsing.parsed(user.user_id, body, parse_checkpoint_request)
-            stored = await self._writes.request(write_key(user.user_id, parsed.client_id), parsed.id)
+            stored = await self._writes.create(write_key(user.user_id, parsed.client_id), parsed.id)
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 
     async def _admit(self, request: Request) -> Principal:

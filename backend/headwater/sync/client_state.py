@@ -111,11 +111,6 @@ class ClientState:
         """Whether a newer view has to be given."""
         return self._overtaken
 
-    @property
-    def buckets(self) -> frozenset[str]:
-        """Names of the buckets the client has or is getting."""
-        return frozenset(self._buckets)
-
     def advance(self, view: View) -> Line | None:
         """The line that begins a new checkpoint, or None when nothing changed for this client."""
         if self._first:

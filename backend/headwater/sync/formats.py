@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import bson
 import orjson
@@ -19,7 +19,9 @@ from headwater.sync.lines import Line
 
 
 class Format(Hashable, Protocol):
-    """Writes lines down. Equal formats write a line in the same way."""
+    """Writes lines down. Equal formats write a line in the same way. Clients compare `media_type` exactly."""
+
+    media_type: ClassVar[str]
 
     def line(self, line: Line) -> bytes: ...
 
@@ -32,6 +34,7 @@ class Ndjson:
     """One JSON object to a line of text. With `raw`, rows are JSON text within it; without, nested objects, for clients
     from before that."""
 
+    media_type: ClassVar[str] = "application/x-ndjson"
     raw: bool
 
     def line(self, line: Line) -> bytes:
@@ -52,6 +55,8 @@ class Ndjson:
 @dataclass(frozen=True, slots=True)
 class Bson:
     """One BSON document after another, each led by its length. Rows are JSON text."""
+
+    media_type: ClassVar[str] = "application/vnd.powersync.bson-stream"
 
     def line(self, line: Line) -> bytes:
         return bson.encode(line)

@@ -43,7 +43,6 @@ class News:
     change: SourceChange | None = None
 
     def also(self, later: News) -> News:
-        """Both as one."""
         everything = self.buckets is None or later.buckets is None
         return News(
             max(self.upto, later.upto),

@@ -1,4 +1,5 @@
-"""What an open stream does next: a table of its states and of what may happen in each. Pure.
+"""What an open stream does next: a table of its states and of what may happen in each, and when it sends how long its
+token is still valid. Pure.
 
 Two drivers follow the table. The stream's task reads, sends and ends. While the client has everything, the task sleeps,
 and callbacks do the same for a small change without waking it.
@@ -104,3 +105,19 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, tuple[StreamState, 
     },
 }
 """The next state, and what to do. What is not in the table can't happen."""
+
+
+KEEPALIVE = 20.0
+"""Seconds between two signs of life, give or take `JITTER` of it, so that clients do not come in step."""
+JITTER = 0.1
+
+WARNING = 20.0
+"""Seconds before a token's end at which the client is notified, so that it fetches the next one in time."""
+
+
+def next_tick(expires_in: float, jitter: float) -> float:
+    """Seconds until the next `token_expires_in`. `expires_in` is what the token has left, `jitter` in [-1, 1]."""
+    regular = KEEPALIVE * (1 + JITTER * jitter)
+    if expires_in > WARNING:
+        return min(regular, expires_in - WARNING)
+    return max(0.0, min(regular, expires_in))

@@ -19,7 +19,7 @@ from headwater.api.refusals import prove
 from headwater.api.streams.encoding import GZIP, IDENTITY, ZSTD, Coding, EncodedPiece, WireForm
 from headwater.api.streams.service import Opening, Streams
 from headwater.api.tasks import Tasks
-from headwater.sync.formats import Bson, Format, Ndjson
+from headwater.sync.formats import Bson, Ndjson
 from headwater.sync.request import parse_stream_request
 
 
@@ -67,9 +67,6 @@ async def _watch(receive: Receive, sink: HttpSink) -> None:
     sink.leave()
 
 
-NDJSON = "application/x-ndjson"
-BSON = "application/vnd.powersync.bson-stream"
-
 _ANY = ("application/*", "*/*")
 _IDENTITY_WEIGHT = 1e-9  # of identity when the header does not name it: acceptable, but after all that it names
 
@@ -82,11 +79,6 @@ def choose_form(accept: str | None, accept_encoding: str | None, *, raw: bool) -
         # Zstd's pieces put spaces between lines, which BSON does not allow
         return WireForm(Bson(), choose_coding(accept_encoding, (GZIP,)))
     return WireForm(Ndjson(raw), choose_coding(accept_encoding, (ZSTD, GZIP)))
-
-
-def content_type(written_in: Format) -> str:
-    """The media type of a format, exactly as clients compare it."""
-    return BSON if isinstance(written_in, Bson) else NDJSON
 
 
 def choose_coding(accepted: str | None, offered: Sequence[Coding]) -> Coding:
@@ -108,8 +100,8 @@ def _takes_bson_only(accept: str | None) -> bool:
     """Whether the header rules out NDJSON. Clients that accept both prefer BSON, but get NDJSON, which costs the server
     less (see `sync.formats`). A header that names neither gets NDJSON too."""
     weights = _weights(accept)
-    ndjson = next((weights[name] for name in (NDJSON, *_ANY) if name in weights), 0.0)
-    return weights.get(BSON, 0.0) > 0 and ndjson <= 0
+    ndjson = next((weights[name] for name in (Ndjson.media_type, *_ANY) if name in weights), 0.0)
+    return weights.get(Bson.media_type, 0.0) > 0 and ndjson <= 0
 
 
 def _weights(header: str | None) -> dict[str, float]:
@@ -154,7 +146,7 @@ class HttpSink:
 
     async def open(self) -> None:
         headers = [
-            (b"content-type", content_type(self._form.format).encode()),
+            (b"content-type", self._form.format.media_type.encode()),
             (b"x-accel-buffering", b"no"),
             (b"cache-control", b"no-store"),
             (b"connection", b"close"),

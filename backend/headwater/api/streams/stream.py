@@ -30,8 +30,7 @@ from headwater.api.streams.traffic import CLIENT_GONE, FAILED, NOT_READING, Traf
 from headwater.errors import HeadwaterError
 from headwater.sync import lines
 from headwater.sync.interest import News, SourceChange
-from headwater.sync.states import TRANSITIONS, StreamAction, StreamEvent, StreamState
-from headwater.sync.ticks import next_tick
+from headwater.sync.states import TRANSITIONS, StreamAction, StreamEvent, StreamState, next_tick
 from headwater.telemetry.log_facts import log_extra
 from headwater_rules.evaluate.limits import LIMIT_CODE
 

@@ -17,9 +17,9 @@ from headwater.api.auth.remote import KeyRing
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
 from headwater.api.streams import hub
-from headwater.api.streams.endpoint import BSON, NDJSON
 from headwater.codes import CODES
 from headwater.storage.contract.store import StoreUnreachableError
+from headwater.sync.formats import Bson, Ndjson
 from tests.support.fix_api import AUDIENCE, RULES, Endpoint, PlayedHead, jwk, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import wait_until
@@ -130,12 +130,12 @@ def test_content_type(endpoint: Endpoint, path: str, kind: str, status: int, cod
 @pytest.mark.parametrize(
     ("accept", "comes"),
     [
-        ("application/vnd.powersync.bson-stream;q=0.9,application/x-ndjson;q=0.8", NDJSON),
-        ("application/vnd.powersync.bson-stream, */*;q=0.1", NDJSON),
-        ("*/*", NDJSON),
-        ("text/html", NDJSON),
-        ("application/vnd.powersync.bson-stream", BSON),
-        ("application/vnd.powersync.bson-stream, application/x-ndjson;q=0", BSON),
+        ("application/vnd.powersync.bson-stream;q=0.9,application/x-ndjson;q=0.8", Ndjson.media_type),
+        ("application/vnd.powersync.bson-stream, */*;q=0.1", Ndjson.media_type),
+        ("*/*", Ndjson.media_type),
+        ("text/html", Ndjson.media_type),
+        ("application/vnd.powersync.bson-stream", Bson.media_type),
+        ("application/vnd.powersync.bson-stream, application/x-ndjson;q=0", Bson.media_type),
     ],
 )
 def test_bson_only_where_nothing_else_is_accepted(endpoint: Endpoint, accept: str, comes: str) -> None:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from headwater.api.limits import StreamLimits
 from headwater.api.rsocket import connection, frames
-from headwater.sync import ticks
+from headwater.sync import states
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
@@ -245,7 +245,7 @@ def test_stalled_stream(
     memory_store: MemoryStore, start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its SDK takes a connection for alive as long as keepalives are answered."""
-    monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(states, "KEEPALIVE", 0.2)
     endpoint = start_endpoint(memory_store, streams=StreamLimits(client_read_timeout_seconds=0.3))
     with requester(str(endpoint.http.base_url)) as found:
         found.set_up(make_token())

@@ -18,7 +18,7 @@ from headwater.api.limits import StreamLimits
 from headwater.api.rsocket import connection, frames
 from headwater.api.rsocket.sink import FRAGMENT_BYTES
 from headwater.api.streams import stream
-from headwater.sync import ticks
+from headwater.sync import states
 from tests.support import rsocket_client as client
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.loop_turns import in_each_turn
@@ -70,7 +70,7 @@ def test_quiet_stream_ends_with_its_token(endpoint: Endpoint, connected: Request
 
 
 def test_unread_stream_and_its_token(endpoint: Endpoint, connected: Requester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)  # it waits for credit by the time of the first
+    monkeypatch.setattr(states, "KEEPALIVE", 0.2)  # it waits for credit by the time of the first
     monkeypatch.setattr(stream, "STUCK_SECONDS", 0.1)
     connected.set_up(make_token(exp=time.time() + 4))
     connected.request(credit=1)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.api.streams.endpoint import BSON
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.sync.formats import Bson, Ndjson
@@ -23,9 +22,13 @@ TYPES_OF_NUMBERS = {0x10: "int32", 0x12: "int64", 0x01: "double"}
 
 def documents(endpoint: Endpoint, until: str, **headers: str) -> Iterator[tuple[bytes, dict[str, object]]]:
     """Each document of a new stream, as it came and as it reads, up to the first of a kind."""
-    sent = {"authorization": f"Token {make_token()}", "accept": BSON, "accept-encoding": "identity"} | headers
+    sent = {
+        "authorization": f"Token {make_token()}",
+        "accept": Bson.media_type,
+        "accept-encoding": "identity",
+    } | headers
     with endpoint.http.stream("POST", "/sync/stream", json={}, headers=sent) as response:
-        assert response.headers["content-type"] == BSON
+        assert response.headers["content-type"] == Bson.media_type
         held = b""
         for part in response.iter_bytes():
             held += part

@@ -14,7 +14,7 @@ from headwater.api.limits import StreamLimits
 from headwater.api.streams import stream
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
-from headwater.sync import ticks
+from headwater.sync import states
 from tests.support import rsocket_client as client
 from tests.support.fix_api import RULES, Endpoint, make_token
 from tests.support.memory_store import MemoryStore
@@ -43,7 +43,7 @@ def test_slow_client_gets_a_large_row(
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[[socket.socket], None],
 ) -> None:
-    monkeypatch.setattr(ticks, "KEEPALIVE", STALLED / 4)
+    monkeypatch.setattr(states, "KEEPALIVE", STALLED / 4)
     endpoint = start_endpoint(memory_store, streams=StreamLimits(client_read_timeout_seconds=STALLED))
     memory_store.put(endpoint.bucket("mine", "u1"), "large", json.dumps({"text": "x" * LARGE}))
     memory_store.commit()
@@ -113,8 +113,8 @@ class _SlowStore(MemoryStore):
 def test_client_that_stops_reading_is_cut_off(
     start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch, lives: float, stalled: float, code: str
 ) -> None:
-    monkeypatch.setattr(ticks, "KEEPALIVE", 1.0)
-    monkeypatch.setattr(ticks, "JITTER", 0.0)
+    monkeypatch.setattr(states, "KEEPALIVE", 1.0)
+    monkeypatch.setattr(states, "JITTER", 0.0)
     monkeypatch.setattr(stream, "STUCK_SECONDS", 0.1)
     store = _SlowStore("u1")
     store.replace_config(RULES)

@@ -15,7 +15,7 @@ from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
 from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
 from headwater.source.readiness.finding import Finding
-from headwater.sync import ticks
+from headwater.sync import states
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.memory_store import MemoryStore
 from tests.support.model_client import ModelClient
@@ -260,7 +260,7 @@ def test_user_id_that_json_rounds(endpoint: Endpoint, memory_store: MemoryStore,
 def test_stalled_stream_is_cut_off_and_counted(
     memory_store: MemoryStore, start_endpoint: StartEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticks, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(states, "KEEPALIVE", 0.2)
     endpoint = start_endpoint(memory_store, streams=StreamLimits(client_read_timeout_seconds=0.3))
     bucket = endpoint.bucket("mine", "u1")
     for row in range(200):
