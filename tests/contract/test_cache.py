@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from headwater.api.streams.cache import ChunkCache
+from headwater.api.streams.encoding import EncodedPiece
 from headwater.oplog.op import OpId
 from headwater.storage.address import StoreAddress
 from headwater.storage.contract.reader import Chunk, StoreReader
@@ -53,6 +54,7 @@ def catch_up(cached: ChunkCache, device: dict[str, ModelBucket]) -> None:
             after, more = OpId(model.position), True
             while more:
                 written = cached.written(Ops(), name, after, upto, marks.get(name))
+                assert not isinstance(written.content, EncodedPiece)
                 for op in parse_ops(written.content or b""):
                     model.apply(op)
                 after, more = written.chunk.next_after, written.chunk.more

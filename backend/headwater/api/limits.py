@@ -31,7 +31,6 @@ class HttpLimits:
 
     @property
     def most_per_address(self) -> int | None:
-        """The limit for one address; None when there is none."""
         return self.max_connections_per_address or None
 
 

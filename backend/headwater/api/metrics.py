@@ -136,7 +136,6 @@ def _sizes(disk: Disk) -> Iterator[Metric]:
 
 
 def source_metrics(sources: Sequence[SourceStatus]) -> Iterator[Metric]:
-    """The metrics of sources."""
     for name, (text, figure) in _FIGURES.items():
         values = {each.source: figure(each) for each in sources}
         yield _labelled(GaugeMetricFamily, name, text, ["source"], values)

@@ -37,7 +37,6 @@ class Waiters:
         self._futures: list[asyncio.Future[None]] = []
 
     def wake(self) -> None:
-        """Wake all tasks that wait."""
         futures, self._futures = self._futures, []
         for each in futures:
             if not each.done():

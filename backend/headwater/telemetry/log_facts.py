@@ -24,7 +24,6 @@ def log_extra(facts: Mapping[str, object]) -> dict[str, object]:
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, object]:
-    """The facts that `log_extra` added to a log record."""
     facts: dict[str, object] = getattr(record, _ATTRIBUTE, {})
     return facts
 

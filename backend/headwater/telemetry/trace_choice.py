@@ -42,7 +42,6 @@ class Choice:
         self._periods: dict[str, int] = {}
 
     def takes(self, flush: FlushMark) -> bool:
-        """Whether a flush is traced."""
         period = flush.committed_us * self._per_minute // 60_000_000
         before = self._periods.get(flush.source)
         self._periods[flush.source] = period

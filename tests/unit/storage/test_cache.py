@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.api.streams.cache import ENTRY_BYTES, ChunkCache, Written
+from headwater.api.streams.encoding import EncodedPiece
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import Chunk
 from headwater.storage.contract.store import StoreBusyError
@@ -46,6 +47,7 @@ def read(store: MemoryStore | ChunkCache, upto: int, after: int = 0, form: str =
     with store.reader.snapshot():
         marks = store.reader.marks(["b"]).get("b")
         written = store.written(Named(form), "b", OpId(after), OpId(upto), marks)
+    assert not isinstance(written.content, EncodedPiece)
     return replace(written.chunk, ops=written.content or b"")
 
 

@@ -49,7 +49,6 @@ class RSocketSink:
         self.waits_since: float | None = None
 
     def add_credit(self, credit: int) -> None:
-        """Allow so many more payloads."""
         self._credit = min(self._credit + credit, MAX_CREDIT)
         self._more.wake()
 

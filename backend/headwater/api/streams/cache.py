@@ -7,35 +7,32 @@ uses cost nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sized
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol
 
 from cachetools import LRUCache
 
+from headwater.api.streams.encoding import EncodedPiece
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import BucketMarks, Chunk, StoreReader
 
 ENTRY_BYTES = 600
 """Memory that an entry takes besides its content."""
 
-T = TypeVar("T", bound=Sized)
-T_co = TypeVar("T_co", bound=Sized, covariant=True)
 
+class Form(Hashable, Protocol):
+    """A way to write chunks. Equal forms write a chunk identically, so that one client's result serves all."""
 
-class Form(Hashable, Protocol[T_co]):
-    """A way to write chunks. Equal forms write a chunk identically, so that one client's result serves all. `len` of
-    what they write is about the memory it takes."""
-
-    def write(self, bucket: str, after: OpId, chunk: Chunk) -> T_co: ...
+    def write(self, bucket: str, after: OpId, chunk: Chunk) -> EncodedPiece | bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Written(Generic[T]):
+class Written:
     """A chunk as a form wrote it; None for an empty one. `chunk` says what it covers, and holds no ops."""
 
     chunk: Chunk
-    content: T | None
+    content: EncodedPiece | bytes | None
 
 
 class _Key(NamedTuple):
@@ -63,18 +60,17 @@ class ChunkCache:
     def __init__(self, reader: StoreReader, capacity: int) -> None:
         self.reader = reader
         self._lock = threading.Lock()
-        self._kept: LRUCache[_Key, Written[Sized]] = LRUCache(capacity, _size)
+        self._kept: LRUCache[_Key, Written] = LRUCache(capacity, _size)
         self._reading: dict[_Key, threading.Lock] = {}
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes kept now."""
         return self._kept.currsize
 
-    def written(self, form: Form[T], bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written[T]:
+    def written(self, form: Form, bucket: str, after: OpId, upto: OpId, marks: BucketMarks | None) -> Written:
         """Like `chunk`, in the requested form. Call it within a snapshot, with the marks seen in that snapshot; None
         for a bucket that does not exist, of which nothing is read."""
-        nothing: Written[T] = Written(Chunk(b"", 0, after, more=False), None)
+        nothing = Written(Chunk(b"", 0, after, more=False), None)
         if marks is None:
             return nothing
         if upto < marks.clear_op or upto < marks.compacted_op:
@@ -83,10 +79,9 @@ class ChunkCache:
             return nothing
         history = (bucket, after, marks.clear_op, marks.compacted_op)
         cut, ended = _Key(form, *history, None), _Key(form, *history, min(upto, marks.last_op))
-        found = self._find(cut, ended, upto) or self._read_once(form, cut, ended, upto)
-        return cast("Written[T]", found)  # a form's key leads to nothing but what that form wrote
+        return self._find(cut, ended, upto) or self._read_once(form, cut, ended, upto)
 
-    def _read_once(self, form: Form[T], cut: _Key, ended: _Key, upto: OpId) -> Written[T]:
+    def _read_once(self, form: Form, cut: _Key, ended: _Key, upto: OpId) -> Written:
         """Read and keep, after waiting for a thread that reads the same."""
         mine = threading.Lock()
         with mine:
@@ -102,14 +97,14 @@ class ChunkCache:
                         del self._reading[ended]
         with other:
             found = self._find(cut, ended, upto)
-        return cast("Written[T]", found) if found else self._read(form, ended.bucket, ended.after, upto)
+        return found or self._read(form, ended.bucket, ended.after, upto)
 
-    def _read(self, form: Form[T], bucket: str, after: OpId, upto: OpId) -> Written[T]:
+    def _read(self, form: Form, bucket: str, after: OpId, upto: OpId) -> Written:
         chunk = self.reader.chunk(bucket, after, upto)
         covers = Chunk(b"", chunk.size, chunk.next_after, chunk.more, chunk.overtaken)
         return Written(covers, form.write(bucket, after, chunk) if chunk.size else None)
 
-    def _find(self, cut: _Key, ended: _Key, upto: OpId) -> Written[Sized] | None:
+    def _find(self, cut: _Key, ended: _Key, upto: OpId) -> Written | None:
         with self._lock:
             for key in (cut, ended):
                 found = self._kept.get(key)
@@ -117,17 +112,16 @@ class ChunkCache:
                     return found
         return None
 
-    def _keep(self, key: _Key, written: Written[T]) -> None:
+    def _keep(self, key: _Key, written: Written) -> None:
         if _size(written) > self._kept.maxsize:
             return
         with self._lock:
-            self._kept[key] = cast("Written[Sized]", written)
+            self._kept[key] = written
 
     def close(self) -> None:
-        """Forget everything."""
         with self._lock:
             self._kept.clear()
 
 
-def _size(written: Written[T]) -> int:
+def _size(written: Written) -> int:
     return ENTRY_BYTES + (len(written.content) if written.content is not None else 0)

@@ -55,7 +55,6 @@ class Wrapping:
         return self._head
 
     def wrap(self, piece: EncodedPiece) -> bytes:
-        """The bytes of the next piece."""
         return piece.content
 
     def end(self) -> bytes:

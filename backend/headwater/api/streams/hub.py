@@ -108,7 +108,6 @@ class Hub:
 
     @property
     def active(self) -> bool:
-        """Whether there is an active sync config."""
         return self._seen.state is not None
 
     def raise_unless_active(self) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from headwater.api.errors import NoActiveConfigError
 from headwater.api.streams.cache import ChunkCache, Written
-from headwater.api.streams.encoding import Batch, EncodedPiece, WireForm
+from headwater.api.streams.encoding import Batch, WireForm
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import (
@@ -68,6 +68,9 @@ class _Job(Generic[Result]):
     then: Callable[[Result | Failure], None]
 
 
+_Results = list[tuple[_Job[object], object]]
+
+
 class _SharedPool:
     """Collects short jobs and runs many over one snapshot. Jobs that come while all threads are at work wait, and are
     many at once when it is their turn. Not thread-safe: use it in one event loop."""
@@ -88,7 +91,7 @@ class _SharedPool:
         """Wait for running jobs; those not begun fail."""
         self._threads.shutdown(cancel_futures=True)
         jobs, self._waiting = self._waiting, []
-        _deliver(iter(jobs), [_CLOSED] * len(jobs))
+        _deliver([(job, _CLOSED) for job in jobs])
 
     def _call(self) -> None:
         if self._waiting and not self._called and self._at_work < _WIDTH:
@@ -101,38 +104,36 @@ class _SharedPool:
         while self._waiting and self._at_work < _WIDTH:
             jobs, self._waiting = self._waiting[:SHARED_JOBS], self._waiting[SHARED_JOBS:]
             self._at_work += 1
-            undelivered = iter(jobs)
-            deliver = partial(_deliver_in, loop, undelivered)
+            left = deque(jobs)
             try:
-                running = loop.run_in_executor(self._threads, self._run, jobs, deliver)
+                running = loop.run_in_executor(self._threads, self._run, left, loop)
             except Exception as error:  # noqa: BLE001 - no thread can be started; it is raised where the jobs came from
                 self._at_work -= 1
-                left = jobs.copy()
-                jobs.clear()  # what was to run them may still be queued
-                _deliver(iter(left), [_failure(error)] * len(left))
+                left.clear()  # what was to run them may still be queued
+                _deliver([(job, _failure(error)) for job in jobs])
                 continue
-            running.add_done_callback(partial(self._over, undelivered))
+            running.add_done_callback(partial(self._over, left))
 
-    def _run(self, jobs: Sequence[_Job[object]], deliver: Callable[[list[object]], object]) -> list[object]:
+    def _run(self, left: deque[_Job[object]], loop: asyncio.AbstractEventLoop) -> _Results:
         """Run jobs in a thread. Returns the results that are not delivered yet."""
-        results: list[object] = []
+        results: _Results = []
         began = time.monotonic()
-        with open_snapshot(self._cache) as snapshot:
-            for job in jobs:
-                results.append(_result(job, snapshot))
-                if time.monotonic() >= began + DELIVER_SECONDS:
-                    deliver(results)
-                    results, began = [], time.monotonic()
+        try:
+            with open_snapshot(self._cache) as snapshot:
+                while left:
+                    job = left.popleft()
+                    results.append((job, _result(job, snapshot)))
+                    if time.monotonic() >= began + DELIVER_SECONDS:
+                        loop.call_soon_threadsafe(_deliver, results)
+                        results, began = [], time.monotonic()
+        except Exception as error:  # noqa: BLE001 - there is no snapshot: it is raised where the jobs came from
+            results += [(job, _failure(error)) for job in left]
         return results
 
-    def _over(self, undelivered: Iterator[_Job[object]], done: asyncio.Future[list[object]]) -> None:
+    def _over(self, left: deque[_Job[object]], done: asyncio.Future[_Results]) -> None:
         self._at_work -= 1
-        error = None if done.cancelled() else done.exception()
-        if done.cancelled() or error is not None:
-            left = list(undelivered)
-            _deliver(iter(left), [_failure(error) if isinstance(error, Exception) else _CLOSED] * len(left))
-        else:
-            _deliver(undelivered, done.result())
+        ran = not done.cancelled() and done.exception() is None
+        _deliver(done.result() if ran else [(job, _CLOSED) for job in left])
         self._call()
 
 
@@ -242,13 +243,8 @@ def _failure(error: Exception) -> Failure:
     return Failure(error.with_traceback(None) if expected else error)
 
 
-def _deliver_in(loop: asyncio.AbstractEventLoop, jobs: Iterator[_Job[object]], results: Sequence[object]) -> None:
-    loop.call_soon_threadsafe(_deliver, jobs, results)
-
-
-def _deliver(jobs: Iterator[_Job[object]], results: Sequence[object]) -> None:
-    """Call the first of these jobs back, one for each result; none that have been called back since."""
-    for job, result in zip(islice(jobs, len(results)), results, strict=False):
+def _deliver(results: _Results) -> None:
+    for job, result in results:
         try:
             job.then(result)
         except Exception:
@@ -273,7 +269,7 @@ class SnapshotCache:
         self._snapshot = snapshot
         self._totals: dict[str, BucketTotal] = {}
         self._marks: dict[str, BucketMarks | None] = {}
-        self._written: dict[tuple[WireForm, str, OpId, OpId], Written[EncodedPiece | bytes]] = {}
+        self._written: dict[tuple[WireForm, str, OpId, OpId], Written] = {}
         self._touched: dict[OpId, Touched] = {}
         self.shared_steps: dict[tuple[WireForm, BucketStep], SharedStep] = {}
 
@@ -302,9 +298,7 @@ class SnapshotCache:
             self._touched[op_id] = self._cache.reader.touched(op_id, self.checkpoint.op_id)
         return self._touched[op_id]
 
-    def written(
-        self, form: WireForm, download: BucketDownload, upcoming: Callable[[], Sequence[str]]
-    ) -> Written[EncodedPiece | bytes]:
+    def written(self, form: WireForm, download: BucketDownload, upcoming: Callable[[], Sequence[str]]) -> Written:
         """A chunk, encoded. `upcoming` returns the buckets that will be read next, this one first, so that one query
         covers all of them."""
         marks = self._marks_of(download.bucket, upcoming)

@@ -146,7 +146,6 @@ class UploadRoute:
         await self._uploads.close()
 
     async def answer(self, request: Request) -> Response:
-        """Handle one request."""
         require_json(request)
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
@@ -256,7 +255,6 @@ class _Waiting:
         return wait if any(_identity(each) == identity for each in transactions) else None
 
     def note(self, device: Device, transaction: ClientTransaction, wait: _Wait) -> None:
-        """Remember what the transaction waits for."""
         self._known.pop(device.key, None)
         if len(self._known) >= MOST_WAITING:
             del self._known[next(iter(self._known))]
@@ -277,7 +275,6 @@ class _Turns:
 
     @asynccontextmanager
     async def of(self, user_id: str, size: int) -> AsyncIterator[None]:
-        """Wait for a turn, and keep it while the context is open."""
         if size <= self._size:
             yield
             return
