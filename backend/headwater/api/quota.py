@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -24,13 +25,13 @@ class Quota:
         self.per_key = per_key
         self.used = 0
         self._refuse = refuse
-        self._by_key: dict[str, int] = {}
+        self._by_key: Counter[str] = Counter()
 
     def check(self, key: str | None, count: int = 1) -> None:
         """Raise the error of `refuse` if `take` would."""
         if self.total is not None and self.used + count > self.total:
             raise self._refuse(of_key=False)
-        if self.per_key is not None and key is not None and self._by_key.get(key, 0) + count > self.per_key:
+        if self.per_key is not None and key is not None and self._by_key[key] + count > self.per_key:
             raise self._refuse(of_key=True)
 
     def take(self, key: str | None = None, count: int = 1) -> None:
@@ -38,18 +39,15 @@ class Quota:
         self.check(key, count)
         self.used += count
         if key is not None:
-            self._by_key[key] = self._by_key.get(key, 0) + count
+            self._by_key[key] += count
 
     def release(self, key: str | None = None, count: int = 1) -> None:
         """Call it once for each `take` that did not raise."""
         self.used -= count
-        if key is None:
-            return
-        left = self._by_key.get(key, 0) - count
-        if left:
-            self._by_key[key] = left
-        else:
-            self._by_key.pop(key, None)
+        if key is not None:
+            self._by_key[key] -= count
+            if not self._by_key[key]:
+                del self._by_key[key]
 
     @contextmanager
     def hold(self, key: str | None = None) -> Iterator[None]:

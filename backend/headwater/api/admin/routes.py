@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -46,13 +46,29 @@ class Administration:
     ) -> None:
         self._threads = AdminThreads()
         self._long = AdminThreads(LONG_RUNNING, LONG_WAITING)
-        self._status = StatusHandler(settings, reader, unfetched)
-        self._progress = ProgressHandler(self._status, self._threads)
-        self._clients = ClientsHandler(settings, reader, connected)
-        self._versions = VersionsHandler(settings)
-        self._rules = RulesHandler(settings)
-        self._explain = ExplainHandler(settings, reader)
-        self.routes = (*self._ours(), *powersync_routes(settings, reader))
+        self._clients = clients = ClientsHandler(settings, reader, connected)
+        status = StatusHandler(settings, reader, unfetched)
+        self._progress = ProgressHandler(status, self._threads)
+        versions, rules, explain = VersionsHandler(settings), RulesHandler(settings), ExplainHandler(settings, reader)
+        self.routes = (
+            AdminRoute("GET", "/api/admin/v1/status", status.status),
+            AdminRoute("GET", f"{OURS}/progress", self._progress.events, (BUSY,), events=ProgressResponse),
+            AdminRoute("GET", f"{OURS}/clients", clients.clients),
+            AdminRoute("POST", f"{OURS}/terminate", clients.terminate),
+            AdminRoute("POST", f"{OURS}/revoke", clients.revoke),
+            AdminRoute("GET", f"{OURS}/revocations", clients.revocations),
+            AdminRoute("GET", f"{OURS}/versions", versions.versions),
+            AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NOT_FOUND,)),
+            AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content"),
+            AdminRoute("POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, *_LONG), yaml="content"),
+            AdminRoute("POST", f"{OURS}/preview", rules.preview, (INVALID_RULES, *_LONG)),
+            AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (INVALID_RULES,), yaml="content"),
+            AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND)),
+            AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG)),
+            AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, *_LONG)),
+            AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True),
+            *powersync_routes(settings, reader),
+        )
         mounted = [route.mounted(self._long if TOO_LONG in route.errors else self._threads) for route in self.routes]
         self.guarded = AdminRoutes(settings.tokens, mounted, settings.port)
 
@@ -71,22 +87,3 @@ class Administration:
     def close(self) -> None:
         self._threads.close()
         self._long.close()
-
-    def _ours(self) -> Iterator[AdminRoute]:
-        versions, rules, explain = self._versions, self._rules, self._explain
-        yield AdminRoute("GET", "/api/admin/v1/status", self._status.status)
-        yield AdminRoute("GET", f"{OURS}/progress", self._progress.events, (BUSY,), events=ProgressResponse)
-        yield AdminRoute("GET", f"{OURS}/clients", self._clients.clients)
-        yield AdminRoute("POST", f"{OURS}/terminate", self._clients.terminate)
-        yield AdminRoute("POST", f"{OURS}/revoke", self._clients.revoke)
-        yield AdminRoute("GET", f"{OURS}/revocations", self._clients.revocations)
-        yield AdminRoute("GET", f"{OURS}/versions", versions.versions)
-        yield AdminRoute("GET", f"{OURS}/versions/{{id}}", versions.text, (NOT_FOUND,))
-        yield AdminRoute("POST", f"{OURS}/validate", rules.validate, yaml="content")
-        yield AdminRoute("POST", f"{OURS}/diff", rules.diff, (INVALID_RULES, *_LONG), yaml="content")
-        yield AdminRoute("POST", f"{OURS}/preview", rules.preview, (INVALID_RULES, *_LONG))
-        yield AdminRoute("POST", f"{OURS}/deploy", versions.deploy, (INVALID_RULES,), yaml="content")
-        yield AdminRoute("POST", f"{OURS}/rollback", versions.roll_back, (INVALID_RULES, NOT_FOUND))
-        yield AdminRoute("POST", f"{OURS}/explain/user", explain.user, (NOTHING_SERVED, *_LONG))
-        yield AdminRoute("POST", f"{OURS}/explain/row", explain.row, (NOTHING_SERVED, *_LONG))
-        yield AdminRoute("GET", f"{OURS}/openapi.json", self.document, bare=True)

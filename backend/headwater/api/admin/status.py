@@ -22,7 +22,6 @@ from headwater.errors import HeadwaterError
 from headwater.replication.health import Compared, ReplicationState, SourceStatus, SourceStatuses
 from headwater.replication.versions import why_served
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.sql.writer import StoreWriter
 
 
 class KeysStatus(Struct, frozen=True):
@@ -60,16 +59,13 @@ class StatusHandler:
     def status(self) -> Status:
         """Report the state of sources, slots, comparisons and versions of the sync config."""
         with self._settings.store() as store:
-            return self.read(store)
-
-    def read(self, store: StoreWriter) -> Status:
-        """Like `status`, for an open store."""
+            versions, served = store.versions(), why_served(store)
         checkpoint = self._reader.newest()
         sources = tuple(self._standings.find())
         return Status(
             sources,
-            tuple(version_response(each) for each in store.versions() if each.state.value in {"processing", "active"}),
-            why_served(store),
+            tuple(version_response(each) for each in versions if each.state.value in {"processing", "active"}),
+            served,
             None if checkpoint is None else checkpoint.checkpoint.op_id,
             any(source.runs for source in sources),
             version("headwater"),

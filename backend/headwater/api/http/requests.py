@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -51,19 +52,18 @@ class RequestCounts:
     """Counts the answered requests of a process. Use it in one event loop; `counts` may be read from any thread."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
 
     def expect(self, routes: Iterable[str]) -> None:
         """Start these routes at 0, so that Prometheus sees the first request as an increase."""
         self._counts.update({(route, status): 0 for route in routes for status in ("2xx", "4xx", "5xx")})
 
     def note(self, route: str | None, status: int) -> None:
-        key = (route or UNKNOWN, f"{status // 100}xx")
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._counts[route or UNKNOWN, f"{status // 100}xx"] += 1
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """Numbers of answers by route and class of status, such as 2xx."""
-        return self._counts.copy()
+        return dict(self._counts)
 
 
 class CountedSend:

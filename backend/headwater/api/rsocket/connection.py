@@ -218,7 +218,7 @@ class Connection:
                 return await self._end(ErrorCode.CONNECTION_ERROR, str(failure))
         return await self._refuse(ErrorCode.CONNECTION_CLOSE, "the connection has no stream")
 
-    async def _take(self, frame: object) -> None:
+    async def _take(self, frame: Frame | None) -> None:
         match frame:
             case Keepalive(answer_wanted=True, data=data):
                 await self._answer(keepalive(data))
@@ -233,7 +233,7 @@ class Connection:
             case Setup():
                 raise FrameError("the client sent SETUP a second time")
             case _:
-                pass  # of a stream that has ended
+                pass  # nothing, or of a stream that has ended
 
     def _cancel(self, number: int) -> None:
         stream = self._open[number]
@@ -362,7 +362,7 @@ class Connection:
             await asyncio.wait(tasks)
 
 
-def _frame_in(message: bytes | str) -> Frame:
+def _frame_in(message: bytes | str) -> Frame | None:
     if isinstance(message, str):
         raise FrameError("the client sent a text message, but frames are binary")
     return read_frame(message)

@@ -114,26 +114,21 @@ class Keepalive:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A frame that needs neither an answer nor any action."""
-
-
-Frame = Setup | RequestStream | Fragment | RequestMore | Cancel | Keepalive | Ignored
+Frame = Setup | RequestStream | Fragment | RequestMore | Cancel | Keepalive
 
 _HEADER = struct.Struct(">IH")
 _SETUP = struct.Struct(">HHII")
 
 
-def read_frame(content: bytes) -> Frame:
-    """The frame in a message. Raises FrameError."""
+def read_frame(content: bytes) -> Frame | None:
+    """The frame in a message. None for one that needs neither an answer nor any action. Raises FrameError."""
     try:
         return _read(content)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise FrameError("a frame is too short") from error
 
 
-def _read(content: bytes) -> Frame:
+def _read(content: bytes) -> Frame | None:
     stream, kind_and_flags = _HEADER.unpack_from(content)
     kind, flags, rest = kind_and_flags >> 10, kind_and_flags & 0x3FF, memoryview(content)[_HEADER.size :]
     if stream > MAX_CREDIT:
@@ -154,9 +149,9 @@ def _read(content: bytes) -> Frame:
         case FrameType.PAYLOAD:
             return Fragment(stream, *_payload(rest, flags), follows=bool(flags & Flag.FOLLOWS))
         case FrameType.ERROR:
-            return Ignored() if stream == CONNECTION else Cancel(stream)
+            return None if stream == CONNECTION else Cancel(stream)
         case _ if flags & Flag.IGNORE:
-            return Ignored()
+            return None
         case _:
             raise FrameError(f"frames of type {kind:#04x} are not supported")
 

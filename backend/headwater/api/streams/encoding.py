@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Protocol
 
 import zstandard
 
@@ -62,30 +61,21 @@ class Wrapping:
         return self._tail
 
 
-class Coding(Hashable, Protocol):
-    """A content coding. All streams share one instance of each, which is safe to use from several threads."""
-
-    @property
-    def name(self) -> str: ...
-
-    def encode(self, plain: bytes) -> EncodedPiece: ...
-
-    def open(self) -> Wrapping: ...
-
-
-class IdentityCoding:
-    """No compression."""
+class Coding:
+    """A content coding: this one compresses nothing. All streams share one instance of each, which is safe to use from
+    several threads."""
 
     name = "identity"
+    _head = _last_block = b""
 
     def encode(self, plain: bytes) -> EncodedPiece:
         return EncodedPiece(plain, len(plain))
 
     def open(self) -> Wrapping:
-        return Wrapping(b"", b"")
+        return Wrapping(self._head, self._last_block)
 
 
-class GzipCoding:
+class GzipCoding(Coding):
     """A piece is a run of deflate blocks that ends at a byte boundary, with a full flush: the next piece does not refer
     back to it."""
 
@@ -121,7 +111,7 @@ class _Summed(Wrapping):
         return super().end() + self._crc.to_bytes(4, "little") + self._length.to_bytes(4, "little")
 
 
-class ZstdCoding:
+class ZstdCoding(Coding):
     """A piece is the blocks of a zstd frame, without the frame's header and last block.
 
     Blocks of different frames can follow one another, with one exception: a block may refer to the last three match
@@ -146,9 +136,6 @@ class ZstdCoding:
         blocks = compression.compress(plain) + compression.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
         return EncodedPiece(self._reset + blocks.removeprefix(self._head), len(plain))
 
-    def open(self) -> Wrapping:
-        return Wrapping(self._head, self._last_block)
-
     def _compressor(self) -> zstandard.ZstdCompressor:
         compressor: zstandard.ZstdCompressor | None = getattr(self._local, "compressor", None)
         if compressor is None:
@@ -159,7 +146,7 @@ class ZstdCoding:
         return compressor
 
 
-IDENTITY = IdentityCoding()
+IDENTITY = Coding()
 GZIP = GzipCoding()
 ZSTD = ZstdCoding()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
+from cachetools import TTLCache
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -126,7 +126,7 @@ class UploadRoute:
         self._settings = settings
         self._uploads = Uploads(settings)
         self.unknown_columns = self._uploads.unknown_columns
-        self._waiting = _Waiting(settings.wait_seconds)
+        self._waiting: TTLCache[bytes, tuple[bytes, _Wait]] = TTLCache(MOST_WAITING, settings.wait_seconds)
         self._working = asyncio.Semaphore(settings.max_connections)
         self._parsing_large = _Turns(LARGE, 1)
         self._holding_huge = _Turns(HUGE, MOST_HUGE)
@@ -154,7 +154,7 @@ class UploadRoute:
             async with self._parsed(request, user.user_id, body) as upload:
                 device = Device(user.user_id, upload.client_id, _claims(user), upload.app_version)
                 answers: list[dict[str, object]] = []
-                if (wait := self._waiting.of(device, upload.transactions)) is not None:
+                if (wait := self._awaited(device, upload.transactions)) is not None:
                     return error_response(self._waits(wait), {"transactions": answers})
                 for transaction in upload.transactions:
                     await _stay(request)
@@ -217,12 +217,19 @@ class UploadRoute:
                 cause = f"{error.where} {error.sqlstate if isinstance(error, UploadRefusedError) else ''}"
                 wait = _Wait(error.code, cause, {"reason": str(error), "app_version": device.app_version or None})
                 if transaction is not None:
-                    self._waiting.note(device, transaction, wait)
+                    self._waiting[device.key] = _identity(transaction), wait
                 raise self._waits(wait) from error
             self._refusals.note(error.code, device.sub, "upload put off", {"reason": str(error)})
             raise ApiError(
                 "the source can't apply the upload now", fix="send the same again", code="HW_6103"
             ) from error
+
+    def _awaited(self, device: Device, transactions: Sequence[ClientTransaction]) -> _Wait | None:
+        """What one of these was lately found to wait for. Those before it were dealt with then, in the same order. A
+        device that comes back before it was due is answered without the source: so many that wait do not keep its
+        connections busy."""
+        identity, wait = self._waiting.get(device.key, (b"", None))
+        return wait if any(_identity(each) == identity for each in transactions) else None
 
     def _waits(self, wait: _Wait) -> UploadWaitsError:
         self._refusals.note(wait.code, None, "uploads wait", wait.facts, logging.ERROR, wait.cause)
@@ -237,28 +244,6 @@ class _Wait:
     code: str
     cause: str
     facts: Mapping[str, object]
-
-
-class _Waiting:
-    """Devices that wait until somebody mends something. One that comes back within `seconds`, before it was due,
-    is answered without the source: so many that wait do not keep its connections busy."""
-
-    def __init__(self, seconds: int) -> None:
-        self._seconds = seconds
-        self._known: dict[bytes, tuple[bytes, float, _Wait]] = {}
-
-    def of(self, device: Device, transactions: Sequence[ClientTransaction]) -> _Wait | None:
-        """What one of these was lately found to wait for. Those before it were dealt with then, in the same order."""
-        identity, until, wait = self._known.get(device.key, (b"", 0.0, None))
-        if wait is None or time.monotonic() >= until:
-            return None
-        return wait if any(_identity(each) == identity for each in transactions) else None
-
-    def note(self, device: Device, transaction: ClientTransaction, wait: _Wait) -> None:
-        self._known.pop(device.key, None)
-        if len(self._known) >= MOST_WAITING:
-            del self._known[next(iter(self._known))]
-        self._known[device.key] = (_identity(transaction), time.monotonic() + self._seconds, wait)
 
 
 def _identity(transaction: ClientTransaction) -> bytes:
