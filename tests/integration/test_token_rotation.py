@@ -6,18 +6,16 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
-import jwt
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from headwater.api.auth.fetch import CheckedNetwork
-from headwater.api.auth.keys import Key, Unfetched
+from headwater.api.auth.remote import KeyRing
 from headwater.cli.api import key_source
 from headwater.cli.config import load_config
 from headwater.cli.metrics import metrics_of
@@ -89,20 +87,12 @@ def test_keys_are_fetched_at_start(issuer: JwksServer, start: Start) -> None:
     wait_until(lambda: issuer.asked, "the keys to be fetched")
 
 
-class Watched:
+class Watched(KeyRing):
     """Keys that remember what became of them."""
 
     def __init__(self) -> None:
+        super().__init__(())
         self.life: list[str] = []
-
-    def known(self) -> Sequence[Key]:
-        return ()
-
-    async def look_again(self) -> bool:
-        return False
-
-    def unfetched(self) -> Sequence[Unfetched]:
-        return ()
 
     def start(self) -> None:
         self.life.append("started")
@@ -272,36 +262,16 @@ def test_configured_key(start: Start) -> None:
     assert not accepts(endpoint, Signer("RS256", signer("RS256", "x").private, "main").token())
 
 
-def part(content: object) -> str:
-    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
-
-
-def hs_for_rs() -> str:
-    issuer = signer()
-    public = issuer.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    claims = issuer.token().split(".")[1]
-    message = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{claims}"
-    signature = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256).sign(message.encode(), public)
-    return f"{message}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
-
-
 ATTACKS: dict[str, tuple[Callable[[], str], str]] = {
-    "none": (lambda: f"{part({'alg': 'none', 'kid': 'k1'})}.{signer().token().split('.')[1]}.", "PSYNC_S2101"),
     "another key": (lambda: signer("RS256", "x").token(header={"kid": "k1"}), "PSYNC_S2101"),
-    "another alg": (lambda: Signer("RS512", signer().private, "k1").token(), "PSYNC_S2101"),
-    "a secret for a public key": (hs_for_rs, "PSYNC_S2101"),
-    "an unknown kid": (lambda: signer("RS256", "x").token(), "PSYNC_S2101"),
-    "no kid": (lambda: signer("RS256", "x").token(header={"kid": None}), "PSYNC_S2101"),
     "expired": (lambda: signer().token(iat=1_700_000_000, exp=1_700_000_600), "PSYNC_S2103"),
     "too long a life": (lambda: signer().token(iat=1_700_000_000, exp=4_000_000_000), "PSYNC_S2104"),
     "another audience": (lambda: signer().token(aud="other"), "PSYNC_S2105"),
-    "no audience": (lambda: signer().token(aud=None), "PSYNC_S2105"),
-    "no user": (lambda: signer().token(None), "PSYNC_S2101"),
     "no token": (lambda: "a b", "PSYNC_S2106"),
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", ATTACKS)  # one of each code; the others are tried on the verifier
 def test_attacks_are_refused_by_every_route(issuer: JwksServer, start: Start, attack: str) -> None:
     make, code = ATTACKS[attack]  # tokens are made late, so that none ends before its test
     token = make()

@@ -84,14 +84,6 @@ def test_cancel(filled: Endpoint, connected: Requester) -> None:
     assert "checkpoint" in next(connected.documents("checkpoint_complete"))
 
 
-def test_shutdown_completes_the_stream(filled: Endpoint, connected: Requester) -> None:
-    connected.set_up(make_token())
-    connected.request(credit=1000)
-    list(connected.documents("checkpoint_complete"))
-    filled.terminate()
-    assert connected.receive().completes
-
-
 def test_fragmented_request(filled: Endpoint, connected: Requester) -> None:
     connected.set_up(make_token())
     metadata = client.with_metadata({"path": "/sync/stream"})
