@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import orjson
+from msgspec import Raw, Struct
 
 from headwater.errors import HeadwaterError
 from headwater.insight.rows import CurrentRows, op_size
@@ -16,7 +16,7 @@ from headwater.sync.request import RequestLimits
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
-from headwater_rules.results import Put, Resolution, ResolvedBucket, SyncRequest
+from headwater_rules.results import Resolution, ResolvedBucket, SyncRequest
 from headwater_rules.versions import only, sides
 
 _PAGE = 50_000
@@ -29,59 +29,35 @@ class PreviewTooLargeError(HeadwaterError):
     code = "HW_8109"
 
 
-@dataclass
-class BucketRows:
-    """The rows of one bucket: their number, their size in bytes, and the first of them."""
+class PreviewRow(Struct, frozen=True):
+    """A row as a device would have it."""
 
+    table: str
+    id: str
+    data: Raw
+
+
+class PreviewBucket(Struct):
+    """A bucket that the client would get, why, and its first rows. `size` is in bytes of JSON."""
+
+    name: str
+    priority: int
+    reasons: list[Mapping[str, object]]
     rows: int = 0
     size: int = 0
-    first: list[Put] = field(default_factory=list)
+    first: list[PreviewRow] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """The answer to a request. `buckets` pairs each bucket with its rows; `lookups` are the keys looked up and their
-    outputs; `missing` are tables without rows in the store."""
+class Preview(Struct, frozen=True):
+    """What a client would get. `lookups` are the keys looked up and their outputs; `missing_tables` have no rows in the
+    store."""
 
-    request: SyncRequest
-    resolution: Resolution
-    buckets: tuple[tuple[ResolvedBucket, BucketRows], ...]
-    lookups: Mapping[str, Sequence[str]]
-    missing: tuple[str, ...]
+    user: str
+    buckets: tuple[PreviewBucket, ...]
+    streams: tuple[str, ...]
+    lookups: Mapping[str, tuple[Raw, ...]]
+    missing_tables: tuple[str, ...]
     warnings: tuple[str, ...]
-
-    def reasons(self, bucket: ResolvedBucket) -> list[dict[str, object]]:
-        """Why the user gets a bucket: through default streams, or through subscriptions, identified by number."""
-        streams, subscriptions = self.resolution.streams, self.request.subscriptions
-        return [
-            {"stream": streams[reason["default"]].name, "by": "default"}
-            if "default" in reason
-            else {"stream": subscriptions[reason["sub"]].stream, "by": "subscription", "subscription": reason["sub"]}
-            for reason in bucket.reasons
-        ]
-
-    def as_dict(self) -> dict[str, object]:
-        """The whole answer in a form that can be written as JSON."""
-        return {
-            "user": self.request.claims["sub"],
-            "buckets": [
-                {
-                    "name": bucket.name,
-                    "priority": bucket.priority,
-                    "reasons": self.reasons(bucket),
-                    "rows": found.rows,
-                    "size": found.size,
-                    "first": [
-                        {"table": put.table, "id": put.id, "data": orjson.loads(put.data)} for put in found.first
-                    ],
-                }
-                for bucket, found in self.buckets
-            ],
-            "streams": [status.name for status in self.resolution.streams],
-            "lookups": {key: [orjson.loads(output) for output in outputs] for key, outputs in self.lookups.items()},
-            "missing_tables": list(self.missing),
-            "warnings": list(self.warnings),
-        }
 
 
 def preview(
@@ -99,22 +75,30 @@ def preview(
     than `max_shown_size` characters."""
     lookups = LookupScan(current, plan, current.store.complete_definitions(), reader)
     resolution = resolve(plan, request, lookups, max_buckets=limits.max_buckets, max_results=limits.max_results)
-    buckets = _bucket_rows(current, plan, resolution, shown, max_shown_size)
+    streams = tuple(status.name for status in resolution.streams)
     return Preview(
-        request,
-        resolution,
-        tuple((bucket, buckets[bucket.name]) for bucket in resolution.buckets),
-        lookups.answers,
+        str(request.claims["sub"]),
+        _buckets(current, plan, request, resolution, shown, max_shown_size),
+        streams,
+        {key: tuple(map(Raw, outputs)) for key, outputs in lookups.answers.items()},
         tuple(current.missing(plan)),
         (*_request_warnings(plan, request), *_failures(resolution, request), *current.notes),
     )
 
 
-def _bucket_rows(
-    current: CurrentRows, plan: SyncPlan, resolution: Resolution, shown: int, max_shown_size: int | None
-) -> dict[str, BucketRows]:
+def _buckets(
+    current: CurrentRows,
+    plan: SyncPlan,
+    request: SyncRequest,
+    resolution: Resolution,
+    shown: int,
+    max_shown_size: int | None,
+) -> tuple[PreviewBucket, ...]:
     kept = 0
-    found = {bucket.name: BucketRows() for bucket in resolution.buckets}
+    found = {
+        bucket.name: PreviewBucket(bucket.name, bucket.priority, _reasons(bucket, request, resolution))
+        for bucket in resolution.buckets
+    }
     used = only(plan, {plan.buckets[bucket.definition].name for bucket in resolution.buckets})
     pages = [current.pages(table, _PAGE) for table in current.tables(used)]
     failed = Counter[str]()
@@ -126,14 +110,25 @@ def _bucket_rows(
             bucket.rows += 1
             bucket.size += op_size(put, each.table, row_id)
             if len(bucket.first) < shown:
-                bucket.first.append(put)
+                bucket.first.append(PreviewRow(put.table, put.id, Raw(put.data)))
                 kept += len(put.data)
                 if max_shown_size is not None and kept > max_shown_size:
                     what = f"the rows have more than {max_shown_size:,} characters"
                     raise PreviewTooLargeError(what, fix="ask for fewer")
         failed.update(result.errors)
     current.notes += [f"{error}: left out of {count(number, 'row')}" for error, number in failed.items()]
-    return found
+    return tuple(found.values())
+
+
+def _reasons(bucket: ResolvedBucket, request: SyncRequest, resolution: Resolution) -> list[Mapping[str, object]]:
+    """Why the user gets a bucket: through default streams, or through subscriptions, identified by number."""
+    streams, subscriptions = resolution.streams, request.subscriptions
+    return [
+        {"stream": streams[reason["default"]].name, "by": "default"}
+        if "default" in reason
+        else {"stream": subscriptions[reason["sub"]].stream, "by": "subscription", "subscription": reason["sub"]}
+        for reason in bucket.reasons
+    ]
 
 
 # warnings about the request

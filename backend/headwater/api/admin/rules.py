@@ -28,7 +28,7 @@ from headwater.insight.explain import (
     explain_row,
     explain_user,
 )
-from headwater.insight.preview import PreviewTooLargeError, preview
+from headwater.insight.preview import Preview, PreviewTooLargeError, preview
 from headwater.insight.rows import CurrentRows
 from headwater.source.catalog.schema import see_schema
 from headwater.storage.contract.reader import StoreReader
@@ -198,36 +198,6 @@ class PreviewRequest(Struct, frozen=True):
     rows: int = 5
 
 
-class PreviewRow(Struct, frozen=True):
-    """A row as a device would have it."""
-
-    table: str
-    id: str
-    data: object
-
-
-class PreviewBucket(Struct, frozen=True):
-    """A bucket that the client would get, why, and its first rows. `size` is in bytes of JSON."""
-
-    name: str
-    priority: int
-    reasons: tuple[Mapping[str, object], ...]
-    rows: int
-    size: int
-    first: tuple[PreviewRow, ...]
-
-
-class PreviewResponse(Struct, frozen=True):
-    """What a client would get."""
-
-    user: str
-    buckets: tuple[PreviewBucket, ...]
-    streams: tuple[str, ...]
-    lookups: Mapping[str, tuple[object, ...]]
-    missing_tables: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
 class RulesHandler:
     """Checks and compares sync configs. Deploys and writes nothing."""
 
@@ -260,13 +230,13 @@ class RulesHandler:
         diff = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
         return msgspec.convert(diff.as_dict(), DiffResponse)
 
-    def preview(self, request: PreviewRequest) -> PreviewResponse:
+    def preview(self, request: PreviewRequest) -> Preview:
         """Show the buckets and first rows that a user would get under a sync config."""
         plan = compiled(request.content).plan
         deadline = Deadline("headwater rules preview")
         with self._settings.store() as store, closing(open_store(self._settings.storage).open_reader()) as reader:
             try:
-                found = preview(
+                return preview(
                     CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check),
                     reader,
                     plan,
@@ -277,7 +247,6 @@ class RulesHandler:
                 )
             except PreviewTooLargeError as error:
                 raise ApiError(error.what, fix="ask for fewer rows", code=TOO_LARGE) from None
-        return msgspec.convert(found.as_dict(), PreviewResponse)
 
 
 def finding_of(error: RuleError) -> RuleFinding:

@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import click
+import msgspec
 
 from headwater.cli.config import ServiceConfig
 from headwater.cli.existing_store import existing_store
-from headwater.cli.options import to_json
 from headwater.cli.progress import scan_progress
 from headwater.cli.rules.sync_config import compile_rules, read_text
 from headwater.insight.preview import Preview, preview
@@ -30,7 +30,7 @@ def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, row
         current = CurrentRows(store, config.source(), scan_progress)
         found = preview(current, reader, plan, request, config.api.parameters.requests, shown=rows)
     if as_json:
-        click.echo(to_json(found.as_dict()))
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
     for line in _lines(found, rows):
         click.echo(line)
@@ -39,26 +39,27 @@ def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, row
 
 
 def _lines(found: Preview, shown: int) -> Iterator[str]:
-    rows = sum(rows_of.rows for _, rows_of in found.buckets)
-    total = sum(rows_of.size for _, rows_of in found.buckets)
-    user = found.request.claims["sub"]
-    yield f"{user} gets {count(len(found.buckets), 'bucket')} with {count(rows, 'row')}, {size(total)}"
-    for bucket, there in found.buckets[:_SHOWN_BUCKETS]:
-        why = ", ".join(f"{reason['stream']} ({reason['by']})" for reason in found.reasons(bucket))
-        amount = f"{count(there.rows, 'row')}, {size(there.size)}"
+    rows = sum(bucket.rows for bucket in found.buckets)
+    total = sum(bucket.size for bucket in found.buckets)
+    yield f"{found.user} gets {count(len(found.buckets), 'bucket')} with {count(rows, 'row')}, {size(total)}"
+    for bucket in found.buckets[:_SHOWN_BUCKETS]:
+        why = ", ".join(f"{reason['stream']} ({reason['by']})" for reason in bucket.reasons)
+        amount = f"{count(bucket.rows, 'row')}, {size(bucket.size)}"
         yield f"\n{bucket.name}  priority {bucket.priority}, stream {why}: {amount}"
-        for put in there.first:
-            yield f"  {put.table}  {put.id}  {_cropped(put.data)}"
-        if there.rows > len(there.first):
-            yield f"  … {there.rows - len(there.first):,} more"
+        for row in bucket.first:
+            yield f"  {row.table}  {row.id}  {_cropped(bytes(row.data).decode())}"
+        if bucket.rows > len(bucket.first):
+            yield f"  … {bucket.rows - len(bucket.first):,} more"
     if len(found.buckets) > _SHOWN_BUCKETS:
         yield f"\n… {count(len(found.buckets) - _SHOWN_BUCKETS, 'more bucket')}; --json lists them all"
     if found.lookups:
         yield "\nlookups"
     for key, outputs in found.lookups.items():
-        values = "  ".join(outputs[:shown]) + (f"  … {len(outputs) - shown:,} more" if len(outputs) > shown else "")
+        values = "  ".join(bytes(each).decode() for each in outputs[:shown]) + (
+            f"  … {len(outputs) - shown:,} more" if len(outputs) > shown else ""
+        )
         yield f"  {_cropped(key)}: {_cropped(values) if outputs else 'nothing'}"
-    for table in found.missing:
+    for table in found.missing_tables:
         yield f"\nthe store has no rows of {table}: they are missing from this preview"
 
 
