@@ -13,15 +13,13 @@ from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
 
-import uvicorn
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError, GoneError
-from headwater.api.http.connections import LimitedConfig, PieceBudget
+from headwater.api.http.connections import ConnectionLimiter, LimitedConfig, PieceBudget
 from headwater.api.http.takeover import StreamingResponseProtocol, TakenConnection, offer
 from headwater.api.http.websocket import BoundedWebSocket
 from headwater.api.limits import HttpLimits
@@ -103,21 +101,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     config: LimitedConfig
     flow: _Flow
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._limiter = self.config.limiter
-        self._running: RequestResponseCycle | None = None
-        self._leave: Callable[[], None] | None = None  # releases the limits
-        self._clock: asyncio.TimerHandle | None = None
-        self._over = False
-        self._received = _Received(self.loop.time())
+    _limiter: ConnectionLimiter
+    _received: _Received
+    _running: RequestResponseCycle | None = None
+    _leave: Callable[[], None] | None = None  # releases the limits
+    _clock: asyncio.TimerHandle | None = None
+    _over = False
 
     # the connection
 
@@ -126,6 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.connections.add(self)
         self.transport = transport
         self.flow = _Flow(transport, self.loop.time())
+        self._received = _Received(self.loop.time())
         self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
         self.scheme = "http"
         host = self.client[0] if self.client else ""
