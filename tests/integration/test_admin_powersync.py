@@ -221,6 +221,14 @@ def test_validation_of_deploy_has_no_wrapper(admin: AdminEndpoint) -> None:
     assert current.json()["data"]["next"] is None
 
 
+@pytest.fixture
+def readable(deployment: Deployment) -> Iterator[AdminEndpoint]:
+    """An endpoint that lets operators read the source by SQL."""
+    open_to_sql = replace(deployment.settings, debug_api=True)
+    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as endpoint:
+        yield endpoint
+
+
 def sql(admin: AdminEndpoint, query: str, *args: object, **more: object) -> Any:
     return admin.post(f"{ADMIN}/execute-sql", sql={"query": query, "args": list(args)}, **more)
 
@@ -234,42 +242,40 @@ def test_execute_sql_needs_permission(admin: AdminEndpoint) -> None:
     }
 
 
-def test_execute_sql_only_reads(deployment: Deployment, source_db: SourceDb) -> None:
-    open_to_sql = replace(deployment.settings, debug_api=True)
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
-        query = "select id, owner, data, x, null, '{\"a\": 1}'::jsonb from notes where id = $1 or owner = $2"
-        told = sql(admin, query, 2, "z")
-        assert told["success"] is True
-        assert told["results"]["rows"] == [[2, "o", "78", 1.5, None, '{"a": 1}']]
-        assert told["results"]["columns"][:3] == ["id", "owner", "data"]
-        many = sql(admin, "select generate_series(1, 100000000)")["results"]
-        assert (len(many["rows"]), many["truncated"]) == (1_000, True)
-        for query in (
-            "insert into notes (id) values (99) returning id",
-            "with gone as (delete from notes returning id) select * from gone",
-            "delete from notes",
-            "select 1; delete from notes",
-            "select 1; commit; delete from notes",
-            "select nextval('s')",
-            "select setval('s', 5)",
-            "do $$ begin delete from notes; end $$",
-            "copy notes to program 'true'",
-            "drop table notes",
-            "set transaction read write",
-            "commit",
-            "",
-            "select '\0'",
-            "nonsense",
-        ):
-            source_db.execute("create sequence if not exists s")
-            found = sql(admin, query)
-            assert found["success"] is False, query
-            assert found["error"]
-        left = "select (select count(*) from notes), (select count(*) from pg_largeobject_metadata)"
-        assert source_db.connection.execute(left).fetchall() == [(5, 0)]
-        assert sql(admin, "select 1", connection_id="default")["success"] is True
-        assert "no connection other" in sql(admin, "select 1", connection_id="other")["error"]
-        assert admin.refusal("POST", f"{ADMIN}/execute-sql", 400, json={"sql": {}})["code"] == "HW_6201"
+def test_execute_sql_only_reads(readable: AdminEndpoint, source_db: SourceDb) -> None:
+    query = "select id, owner, data, x, null, '{\"a\": 1}'::jsonb from notes where id = $1 or owner = $2"
+    told = sql(readable, query, 2, "z")
+    assert told["success"] is True
+    assert told["results"]["rows"] == [[2, "o", "78", 1.5, None, '{"a": 1}']]
+    assert told["results"]["columns"][:3] == ["id", "owner", "data"]
+    many = sql(readable, "select generate_series(1, 100000000)")["results"]
+    assert (len(many["rows"]), many["truncated"]) == (1_000, True)
+    for query in (
+        "insert into notes (id) values (99) returning id",
+        "with gone as (delete from notes returning id) select * from gone",
+        "delete from notes",
+        "select 1; delete from notes",
+        "select 1; commit; delete from notes",
+        "select nextval('s')",
+        "select setval('s', 5)",
+        "do $$ begin delete from notes; end $$",
+        "copy notes to program 'true'",
+        "drop table notes",
+        "set transaction read write",
+        "commit",
+        "",
+        "select '\0'",
+        "nonsense",
+    ):
+        source_db.execute("create sequence if not exists s")
+        found = sql(readable, query)
+        assert found["success"] is False, query
+        assert found["error"]
+    left = "select (select count(*) from notes), (select count(*) from pg_largeobject_metadata)"
+    assert source_db.connection.execute(left).fetchall() == [(5, 0)]
+    assert sql(readable, "select 1", connection_id="default")["success"] is True
+    assert "no connection other" in sql(readable, "select 1", connection_id="other")["error"]
+    assert readable.refusal("POST", f"{ADMIN}/execute-sql", 400, json={"sql": {}})["code"] == "HW_6201"
 
 
 HARMFUL = (
@@ -318,7 +324,7 @@ HARMFUL = (
 """Calls that change something although the transaction only reads, in every place and way of writing a call."""
 
 
-def test_execute_sql_is_read_only_for_superuser(deployment: Deployment, source_db: SourceDb) -> None:
+def test_execute_sql_is_read_only_for_superuser(readable: AdminEndpoint, source_db: SourceDb) -> None:
     source_db.execute("create sequence s; create schema app")
     source_db.execute("create function unhinged(int) returns int language sql as 'select $1'")
     source_db.execute("create function app.owner(text) returns text language sql as 'select $1'")
@@ -333,18 +339,14 @@ def test_execute_sql_is_read_only_for_superuser(deployment: Deployment, source_d
     source_db.execute("create operator === (function = same, leftarg = int, rightarg = int)")
     source_db.execute("select pg_create_physical_replication_slot('kept', true)")
     before = source_db.fetch("select restart_lsn from pg_replication_slots where slot_name = 'kept'")
-    open_to_sql = replace(deployment.settings, debug_api=True)
     try:
-        with (
-            running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin,
-            psycopg.connect(source_db.dsn) as victim,
-        ):
+        with psycopg.connect(source_db.dsn) as victim:
             pid = victim.info.backend_pid
             for query in HARMFUL:
-                found = sql(admin, query.replace("{pid}", str(pid)))
+                found = sql(readable, query.replace("{pid}", str(pid)))
                 assert found["success"] is False, query
                 assert found["error"], query
-            assert "pg_terminate_backend" in sql(admin, f"select pg_terminate_backend({pid})")["error"]
+            assert "pg_terminate_backend" in sql(readable, f"select pg_terminate_backend({pid})")["error"]
             assert victim.execute("select 1").fetchone() == (1,)
             assert source_db.fetch("select restart_lsn from pg_replication_slots where slot_name = 'kept'") == before
             assert source_db.fetch("select count(*) from pg_replication_slots where slot_name = 'another'") == [(0,)]
@@ -360,8 +362,8 @@ def test_execute_sql_is_read_only_for_superuser(deployment: Deployment, source_d
                 "select from notes",
                 "select owner from notes -- as a function is called, of another schema",
             ):
-                assert sql(admin, query)["success"] is True, (query, sql(admin, query))
-            assert sql(admin, "select $1::text", "pg_terminate_backend")["results"]["rows"] == [
+                assert sql(readable, query)["success"] is True, (query, sql(readable, query))
+            assert sql(readable, "select $1::text", "pg_terminate_backend")["results"]["rows"] == [
                 ["pg_terminate_backend"]
             ]
     finally:
@@ -380,15 +382,13 @@ def test_execute_sql_is_read_only_for_superuser(deployment: Deployment, source_d
     ],
 )
 def test_execute_sql_limits_rows_read(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, query: str, rows: int
+    readable: AdminEndpoint, monkeypatch: pytest.MonkeyPatch, query: str, rows: int
 ) -> None:
     monkeypatch.setattr("headwater.api.admin.powersync_sql.SECONDS", 120)
-    open_to_sql = replace(deployment.settings, debug_api=True)
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
-        sql(admin, "select 1")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = sql(admin, query)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sql(readable, "select 1")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = sql(readable, query)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert (found["success"], len(found["results"]["rows"]), found["results"]["truncated"]) == (True, rows, True)
     assert after - before < 80_000, "kilobytes"
 
@@ -406,17 +406,13 @@ def test_execute_sql_limits_rows_read(
         ("'[2024-01-01,infinity]')::daterange", "[2024-01-01, infinity]"),
     ],
 )
-def test_execute_sql_values_without_python_type(deployment: Deployment, value: str, told: str) -> None:
-    open_to_sql = replace(deployment.settings, debug_api=True)
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
-        assert sql(admin, f"select ({value}")["results"]["rows"] == [[told]]
+def test_execute_sql_values_without_python_type(readable: AdminEndpoint, value: str, told: str) -> None:
+    assert sql(readable, f"select ({value}")["results"]["rows"] == [[told]]
 
 
-def test_execute_sql_times_out(deployment: Deployment, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_execute_sql_times_out(readable: AdminEndpoint, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.api.admin.powersync_sql.SECONDS", 1)
-    open_to_sql = replace(deployment.settings, debug_api=True)
-    with running_admin(AdminSettings((TOKEN,), deployment.address, (open_to_sql,))) as admin:
-        assert "timeout" in sql(admin, "select count(*) from generate_series(1, 1000000000000)")["error"]
-        with psycopg.connect(source_db.dsn) as holder:
-            holder.execute("lock table notes")
-            assert "timeout" in sql(admin, "select * from notes")["error"]
+    assert "timeout" in sql(readable, "select count(*) from generate_series(1, 1000000000000)")["error"]
+    with psycopg.connect(source_db.dsn) as holder:
+        holder.execute("lock table notes")
+        assert "timeout" in sql(readable, "select * from notes")["error"]
