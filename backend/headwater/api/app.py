@@ -216,8 +216,7 @@ class ApiApp(Starlette):
 def create_app(
     settings: ApiSettings, reader: StoreReader, head: Head, extra_routes: Sequence[BaseRoute] = ()
 ) -> ApiApp:
-    """Create the application. It closes `head` when it ends; the caller closes the reader. `extra_routes` are matched
-    last."""
+    """Create the application, which closes `head` at its end, and not the reader. `extra_routes` are matched last."""
     return ApiApp(Endpoint(settings, reader, head), extra_routes)
 
 

@@ -37,8 +37,7 @@ class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def error_details(error: Exception) -> ErrorDetails:
-    """What a client may know of an error. Messages of inner errors stay in the log, since they may name hosts and
-    files."""
+    """What a client may know of an error. Inner errors stay in the log, since they may name hosts and files."""
     match error:
         case ApiError():
             known = error.code, error.status, error.what, error.fix

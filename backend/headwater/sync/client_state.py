@@ -186,8 +186,7 @@ class ClientState:
         return lines.checkpoint(view.op_id, self._write, map(self._entry, self._buckets), view.resolution.streams)
 
     def _adopt(self, resolution: Resolution) -> list[str]:
-        """Take a resolution over: positions of buckets that are gone are dropped, new buckets start at 0. Returns
-        the names of those gone."""
+        """Take a resolution over: new buckets start at 0. Returns the names of those gone, whose positions go."""
         before = self._buckets
         self._buckets = {item.name: item for item in resolution.buckets}
         self._positions = {name: self._positions.get(name, OpId(0)) for name in self._buckets}

@@ -148,8 +148,7 @@ class ProgressHandler:
             self._watchers -= 1
 
     async def _look(self) -> bytes:
-        """The progress as JSON, read at most once per LOOK_SECONDS for all watchers. The last one when the store can't
-        be read now."""
+        """The progress as JSON, read at most once per LOOK_SECONDS for all; the last one if it can't be read now."""
         async with self._looking:
             if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                 try:

@@ -131,8 +131,7 @@ def _check_audience(aud: object, audience: frozenset[str]) -> None:
 
 
 def _user_id(sub: object) -> str:
-    """The claim sub as text, as stores keep it. Refuses values for which text is ambiguous, so that no two users share
-    an id."""
+    """The claim sub as text, as stores keep it. Refuses values whose text is ambiguous: no two users share an id."""
     try:
         json.dumps(sub, allow_nan=False)
         text = _as_text(sub)

@@ -57,8 +57,7 @@ class InvalidKeyError(HeadwaterError):
 
 
 def read_material(jwk: Mapping[str, object], where: str) -> tuple[frozenset[str], Material]:
-    """The algorithms of a key, and the key itself without its private part. Raises InvalidKeyError, whose message
-    never contains a secret."""
+    """A key's algorithms, and the key without its private part. Raises InvalidKeyError, which contains no secret."""
     kty, alg = jwk.get("kty"), jwk.get("alg")
     family = ALGORITHMS.get(kty) if isinstance(kty, str) else None
     if family is None or not isinstance(kty, str):

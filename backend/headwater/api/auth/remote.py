@@ -209,8 +209,7 @@ class KeyRing:
 
 
 def again(error: JwksError) -> JwksError:
-    """A copy of the error. An exception that is raised again keeps the traceback, and so the objects, of the first
-    request."""
+    """A copy: an error that is raised again keeps the traceback, and so the objects, of the first request."""
     return type(error)(*error.args)
 
 

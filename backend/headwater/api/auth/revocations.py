@@ -31,8 +31,7 @@ class Revocations:
         return len(self._held)
 
     def replace(self, held: Iterable[Revocation]) -> None:
-        """Replace all revocations. Of several with the same kind and value, the latest counts. Leaves out those of
-        streams."""
+        """Replace all revocations but those of streams. Of several with one kind and value, the latest counts."""
         merged: dict[tuple[RevokedKind, str], Revocation] = {}
         for each in held:
             known = merged.get((each.kind, each.value))

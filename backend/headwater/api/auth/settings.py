@@ -51,8 +51,7 @@ class ClientAuth:
 
 
 def read_client_auth(root: Section, source_host: str) -> ClientAuth:
-    """Read the section. Adds errors and warnings to the findings. The Supabase project comes from the host of the
-    source."""
+    """Read the section. Adds errors and warnings to the findings. The source's host names the Supabase project."""
     section = root.section("client_auth")
     rules = _rules(section)
     supabase = section.boolean("supabase", default=False)

@@ -31,8 +31,7 @@ _UNTRIMMED = "the issuer's secret ends with a line break, and the configured one
 
 
 def signed_otherwise(tried: Sequence[Key], alg: str, message: bytes, signature: bytes) -> str | None:
-    """How the issuer's secret differs from the configured one, as an explanation for the client. None when no known
-    mistake fits."""
+    """How the issuer's secret differs from the configured one, for the client. None when no known mistake fits."""
     if alg not in HMAC:
         return None
     for key in tried:

@@ -49,8 +49,7 @@ class Wrapping:
         self._tail = tail
 
     def begin(self) -> bytes:
-        """The header. It is not joined to the first piece here: many streams share a piece, and each would keep a
-        copy."""
+        """The header. Joined to the first piece, which many streams share, it would make a copy for each."""
         return self._head
 
     def wrap(self, piece: EncodedPiece) -> bytes:

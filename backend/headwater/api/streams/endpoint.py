@@ -73,8 +73,7 @@ _IDENTITY_WEIGHT = 1e-9  # of identity when the header does not name it: accepta
 
 @lru_cache(maxsize=64)
 def choose_form(accept: str | None, accept_encoding: str | None, *, raw: bool) -> WireForm:
-    """Choose format and coding for a client with these headers. `raw` says how NDJSON writes rows. Raises
-    ApiError."""
+    """Choose format and coding by these headers. `raw` says how NDJSON writes rows. Raises ApiError."""
     if _takes_bson_only(accept):
         # Zstd's pieces put spaces between lines, which BSON does not allow
         return WireForm(Bson(), choose_coding(accept_encoding, (GZIP,)))

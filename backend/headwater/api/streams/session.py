@@ -150,8 +150,7 @@ class SyncSession:
         return batch
 
     def _beyond(self, snapshot: SnapshotCache, upto: OpId) -> News:
-        """What changed after `upto`, up to the snapshot that is read: a checkpoint line promises all changes up to its
-        op id."""
+        """What changed after `upto`, up to the snapshot: a checkpoint line promises all changes up to its op id."""
         touched = snapshot.touched_since(upto)
         if touched.buckets is None or touched.lookups is None:
             return News(snapshot.checkpoint.op_id, buckets=None, lookups=True)
@@ -250,8 +249,7 @@ class PlanCache:
     def resolve(
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
     ) -> Resolution:
-        """The buckets of a request. `left_out` has the keys of subscriptions that did not fit before. Raises
-        SyncConfigError."""
+        """The buckets of a request. `left_out` are keys of what did not fit before. Raises SyncConfigError."""
         return resolve(
             self._plan(config),
             request,
