@@ -23,6 +23,7 @@ from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
+from headwater.source.head import SourceHead
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
@@ -70,7 +71,7 @@ def make_token(
     return jwt.api_jws.encode(json.dumps(present).encode(), secret, alg, headers=dict(header or {}))
 
 
-class PlayedHead:
+class PlayedHead(SourceHead):
     """The end of a source's log, where the test puts it."""
 
     def __init__(self) -> None:

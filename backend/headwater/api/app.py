@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
-from headwater.api.checkpoints import REQUESTS_KEPT, Head, WriteCheckpointBatcher, WriteCheckpointRoute
+from headwater.api.checkpoints import REQUESTS_KEPT, WriteCheckpointBatcher, WriteCheckpointRoute
 from headwater.api.error_answers import exception_handlers
 from headwater.api.http.middleware import RequestMiddleware, address_quota, with_cors
 from headwater.api.http.requests import RequestCounts
@@ -36,14 +37,18 @@ from headwater.api.streams.service import Streams
 from headwater.api.streams.session import PlanCache
 from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
-from headwater.api.streams.traffic import DeviceTraces, Traffic
+from headwater.api.streams.traffic import Traffic
 from headwater.api.tasks import Tasks
 from headwater.api.upload.route import UploadRoute
 from headwater.api.workers import Answers
+from headwater.source.head import SourceHead
 from headwater.source.upload.settings import UploadSettings
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import Revocation
 from headwater.sync.request import BodyLimits, RequestLimits
+
+if TYPE_CHECKING:
+    from headwater.telemetry.traces import Traces  # needs packages that may be missing
 
 UNREAD_SECONDS = 15.0
 """How long the store may be unreadable until the process counts as unable to serve."""
@@ -69,7 +74,7 @@ class ApiSettings:
     probes: bool = True
     upload: UploadSettings | None = None
     http: HttpLimits = field(default_factory=HttpLimits)
-    traces: DeviceTraces | None = None
+    traces: Traces | None = None
     issuers: tuple[TrustedIssuer, ...] = ()
 
 
@@ -86,7 +91,7 @@ class ProbeState:
 class Endpoint:
     """Creates the objects behind the routes, and starts and stops them in order."""
 
-    def __init__(self, settings: ApiSettings, reader: StoreReader, head: Head) -> None:
+    def __init__(self, settings: ApiSettings, reader: StoreReader, head: SourceHead) -> None:
         self.settings = settings
         self.refusals = Refusals()
         self.requests = RequestCounts()
@@ -214,7 +219,7 @@ class ApiApp(Starlette):
 
 
 def create_app(
-    settings: ApiSettings, reader: StoreReader, head: Head, extra_routes: Sequence[BaseRoute] = ()
+    settings: ApiSettings, reader: StoreReader, head: SourceHead, extra_routes: Sequence[BaseRoute] = ()
 ) -> ApiApp:
     """Create the application, which closes `head` at its end, and not the reader. `extra_routes` are matched last."""
     return ApiApp(Endpoint(settings, reader, head), extra_routes)

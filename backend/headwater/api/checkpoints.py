@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -32,7 +31,7 @@ from headwater.api.streams.threads import StoreThreads
 from headwater.api.tasks import Waiters
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
-from headwater.oplog.lsn import Lsn
+from headwater.source.head import SourceHead
 from headwater.storage.contract.reader import StoreReader
 from headwater.sync.interest import News
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
@@ -49,17 +48,6 @@ REQUESTS_KEPT = 3600.0
 SWEEP_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
-
-
-class Head(Protocol):
-    """Reads the end of each source's log."""
-
-    async def advance_past(self) -> Mapping[str, Lsn]:
-        """Return, by source tag, an LSN at or after the end of each transaction committed before the call. Also write
-        to the log of an idle source, so that replication gets past that LSN. Raises HeadwaterError of kind RETRY when a
-        source does not answer."""
-
-    async def close(self) -> None: ...
 
 
 _Number = Callable[[Sequence[str]], dict[str, int]]
@@ -84,7 +72,7 @@ class WriteCheckpointBatcher:
         self,
         reader: StoreReader,
         threads: StoreThreads,
-        head: Head,
+        head: SourceHead,
         created: Callable[[], None],
         keep_requests: float = REQUESTS_KEPT,
     ) -> None:

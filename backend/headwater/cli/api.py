@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute
 
@@ -18,7 +19,6 @@ from headwater.api.auth.remote import KeyRing, RemoteKeys
 from headwater.api.auth.settings import ClientAuth
 from headwater.api.http.server import Shared, bind, serve_app
 from headwater.api.metrics import METRICS
-from headwater.api.streams.traffic import DeviceTraces
 from headwater.api.workers import Answers, Workers, answering
 from headwater.cli.config import ServiceConfig
 from headwater.cli.metrics import endpoint_page, metrics_of
@@ -42,11 +42,14 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
 from headwater_rules.versions import sides
 
+if TYPE_CHECKING:
+    from headwater.telemetry.traces import Traces
+
 
 def build(
     config: ServiceConfig,
     extra_routes: Sequence[BaseRoute] = (),
-    traces: DeviceTraces | None = None,
+    traces: Traces | None = None,
     together: Workers | None = None,
 ) -> ApiApp:
     """The endpoint for the config's store and source, or one of the processes that are it `together`."""

@@ -67,11 +67,12 @@ class Traces:
         self._span("flush", began, flushed.stored, _within(flush), {})
 
     def choose(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
-        """See `api.streams.traffic.DeviceTraces`."""
+        """The flush among these that is traced, or None."""
         return self._choice.first(flushes)
 
     def delivered(self, flush: FlushMark, learned: float, at: float, user_id: str, client_id: str | None) -> None:
-        """See `api.streams.traffic.DeviceTraces`."""
+        """Record that a device was sent a flush's change at `at`, of which this process learned at `learned`, both in
+        seconds since 1970."""
         count = self._devices[flush] = self._devices.get(flush, 0) + 1
         if count > MOST_DEVICES:
             return

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from headwater.api.refusals import Refusals
 from headwater.storage.contract.reader import FlushMark
 from headwater.sync.interest import SourceChange
+
+if TYPE_CHECKING:
+    from headwater.telemetry.traces import Traces  # needs packages that may be missing
 
 DELAYS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the histogram's buckets, in seconds. One more bucket is for longer delays."""
@@ -31,23 +34,10 @@ class Delays:
         self.seconds += seconds
 
 
-class DeviceTraces(Protocol):
-    """Traces some changes on their way to devices."""
-
-    def choose(self, flushes: Sequence[FlushMark]) -> FlushMark | None:
-        """The flush among these that is traced, or None."""
-
-    def delivered(self, flush: FlushMark, learned: float, at: float, user_id: str, client_id: str | None) -> None:
-        """Record that a device was sent at `at` what a traced flush changed, of which this process learned at
-        `learned`, both in seconds since 1970."""
-
-
 class Traffic:
     """The counters of all streams. Use it in one event loop; any thread may read the figures."""
 
-    def __init__(
-        self, refusals: Refusals, traces: DeviceTraces | None = None, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, refusals: Refusals, traces: Traces | None = None, now: Callable[[], float] = time.time) -> None:
         self.refusals = refusals
         self._traces = traces
         self._now = now
