@@ -66,9 +66,6 @@ class Interests(Generic[Who]):
         self._by_bucket: dict[str, set[Who]] = {}
         self._by_lookup: dict[str, set[Who]] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def put(self, who: Who, interest: Interest) -> None:
         """Replace what somebody depends on."""
         before = self._held.get(who, Interest())

@@ -45,7 +45,7 @@ def test_concerned(
         if what.buckets & buckets or what.lookups & lookups
     }
     assert interests.concerned(Touched(buckets, lookups), AT) == expected
-    assert len(interests) == len(last)
+    assert len(interests.everyone()) == len(last)
 
 
 def test_news_add_up() -> None:

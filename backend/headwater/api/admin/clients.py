@@ -14,7 +14,6 @@ from headwater.api.admin.route import AdminSettings
 from headwater.api.admin.rules import Text
 from headwater.api.streams.service import TOKENS_KEPT, streams_of
 from headwater.api.streams.stream import OpenStream
-from headwater.api.workers import Workers
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import Revocation, RevokedKind
 
@@ -87,7 +86,10 @@ class ClientsHandler:
     def clients(self) -> ClientsResponse:
         """List the devices with an open stream to this endpoint, whichever of its processes they are connected to."""
         workers = self._settings.workers
-        answers = [self.own()] if workers is None else _ask(workers)
+        if workers is None:
+            answers = [self.own()]
+        else:
+            answers = [msgspec.json.decode(answer, type=ClientsResponse) for _, answer in workers.ask(CLIENTS)]
         everybody = [client for each in answers for client in each.clients]
         return ClientsResponse(
             socket.gethostname(),
@@ -115,10 +117,6 @@ class ClientsHandler:
     def _revoke(self, kind: RevokedKind, value: str, seconds: float) -> Revocation:
         with self._settings.store() as store:
             return store.revoke(kind, value, seconds)
-
-
-def _ask(workers: Workers) -> list[ClientsResponse]:
-    return [msgspec.json.decode(answer, type=ClientsResponse) for _, answer in workers.ask(CLIENTS)]
 
 
 def _client_response(stream: OpenStream) -> ClientResponse:

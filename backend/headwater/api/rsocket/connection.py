@@ -41,6 +41,7 @@ from headwater.api.rsocket.frames import (
 from headwater.api.rsocket.sink import LAST_SECONDS, RSocketSink, message_of
 from headwater.api.streams.encoding import IDENTITY, WireForm
 from headwater.api.streams.service import MAX_AGENT, Opening, Streams
+from headwater.api.streams.stream import ClientInfo
 from headwater.api.tasks import Tasks
 from headwater.errors import HeadwaterError
 from headwater.sync.formats import Bson
@@ -315,7 +316,8 @@ class Connection:
             raise ApiError("there is no stream at this path", fix=f"request {PATH}", code="PSYNC_S2002")
         parse = partial(parse_stream_request if data_type == _JSON else _request_in, limits=self.streams.body_limits)
         body = await self.streams.parsing.parsed(user.user_id, data, parse)
-        return Opening(body, user, self._client.user_agent, _FORM, self.request)
+        agent = self._client.user_agent
+        return Opening(body, ClientInfo(user, body.client_id, agent, body.app_metadata, self.request), _FORM)
 
     async def _send(self, frame: bytes) -> None:
         async with self._sending:

@@ -17,7 +17,8 @@ from headwater.api.http.requests import name_of, read_body, require_json
 from headwater.api.http.takeover import StreamingResponseProtocol, take_over
 from headwater.api.refusals import prove
 from headwater.api.streams.encoding import GZIP, IDENTITY, ZSTD, Coding, EncodedPiece, WireForm
-from headwater.api.streams.service import Opening, Streams
+from headwater.api.streams.service import MAX_AGENT, Opening, Streams
+from headwater.api.streams.stream import ClientInfo
 from headwater.api.tasks import Tasks
 from headwater.sync.formats import Bson, Ndjson
 from headwater.sync.request import parse_stream_request
@@ -57,7 +58,8 @@ class StreamEndpoint:
         headers = request.headers
         form = choose_form(headers.get("accept"), headers.get("accept-encoding"), raw=body.raw_data)
         agent = headers.get("x-user-agent") or headers.get("user-agent")
-        return Opening(body, user, agent, form, name_of(request.scope))
+        kept = agent and agent[:MAX_AGENT]
+        return Opening(body, ClientInfo(user, body.client_id, kept, body.app_metadata, name_of(request.scope)), form)
 
 
 async def _watch(receive: Receive, sink: HttpSink) -> None:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from headwater.api.auth.claims import Principal
 from headwater.api.auth.revocations import Revocations
 from headwater.api.errors import ApiError
-from headwater.api.http.requests import RequestName
 from headwater.api.limits import StreamLimits
 from headwater.api.parsing import Parsing
 from headwater.api.quota import user_quota
@@ -36,13 +34,11 @@ SHUTTING_DOWN = "shutting down"
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A request for a stream, and its verified user."""
+    """A request for a stream, and its client, whose user is verified."""
 
     body: StreamRequest
-    user: Principal
-    user_agent: str | None
+    client: ClientInfo
     form: WireForm
-    request: RequestName
 
 
 class Streams:
@@ -105,7 +101,7 @@ class Streams:
         """Run one stream until it ends. Raises errors that occur before `sink.open`. Callers should not keep `opening`,
         which may be large."""
         self._context.hub.raise_unless_active()
-        user, stream = opening.user, self._stream(opening)
+        user, stream = opening.client.user, self._stream(opening)
         del opening
         self.raise_unless_admitted(user.user_id)
         with self._quota.hold(user.user_id):
@@ -120,7 +116,7 @@ class Streams:
                 self._context.hub.leave(stream)
 
     def _stream(self, opening: Opening) -> SyncStream:
-        body, user = opening.body, opening.user
+        body, user = opening.body, opening.client.user
         session = SyncSession(
             body.positions,
             SyncRequest(user.claims, body.parameters, body.include_defaults, body.subscriptions),
@@ -129,9 +125,7 @@ class Streams:
             self._left_out,
             opening.form,
         )
-        agent = opening.user_agent and opening.user_agent[:MAX_AGENT]
-        client = ClientInfo(user, body.client_id, agent, body.app_metadata, opening.request)
-        return SyncStream(session, client, self._context)
+        return SyncStream(session, opening.client, self._context)
 
 
 def terminates(revocation: Revocation, client: ClientInfo) -> bool:
