@@ -33,8 +33,7 @@ from tests.support.ruled_store import RuledStore
 from tests.support.signers import signer
 from tests.unit.api.hostile.conversation import credentials
 from tests.unit.api.hostile.in_process import listening
-from tests.unit.api.hostile.mixture import conversations
-from tests.unit.api.hostile.siege import AT_ONCE, Neighbour, Tally, besiege, no_failure_in_the_log
+from tests.unit.api.hostile.siege import AT_ONCE, Neighbour, Tally, besiege, conversations, no_failure_in_the_log
 
 PARTS, CONVERSATIONS = 10, 100_000
 MEBIBYTE = 1024 * 1024

@@ -26,9 +26,8 @@ from tests.support.fix_upload import NOTES
 from tests.support.ruled_configs import STREAM_ADDED
 from tests.support.waiting import wait_until
 from tests.unit.api.hostile.conversation import Credentials, credentials
-from tests.unit.api.hostile.mixture import conversations
 from tests.unit.api.hostile.requests import CHANGING
-from tests.unit.api.hostile.siege import Neighbour, Tally, besiege, no_failure_in_the_log
+from tests.unit.api.hostile.siege import Neighbour, Tally, besiege, conversations, no_failure_in_the_log
 from tests.unit.api.hostile.wire import Wire
 
 PARTS, CONVERSATIONS = 2, 100_000

@@ -5,20 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from tests.unit.api.hostile.conversation import Conversation
+from tests.unit.api.hostile.conversation import Conversation, Credentials
 from tests.unit.api.hostile.line import Connect, Line
+from tests.unit.api.hostile.requests import HostileRequests
+from tests.unit.api.hostile.sockets import HostileSockets
 from tests.unit.api.hostile.verdict import heard
 
 AT_ONCE: Final = 48
 BETWEEN: Final = 500
 """Conversations after which the user beside them has to be answered again."""
+
+
+def conversations(
+    seed: int, number: int, credentials: Credentials, left_out: frozenset[str] = frozenset()
+) -> Iterator[Conversation]:
+    """`number` conversations: the same for the same seed, but for the times in tokens. `left_out` are paths of admin
+    routes that nobody asks."""
+    chance = random.Random(seed)
+    requests, sockets = HostileRequests(chance, credentials, left_out), HostileSockets(chance, credentials)
+    kinds: dict[Callable[[], Conversation], int] = {
+        requests.body: 22,
+        requests.token: 8,
+        requests.headers: 14,
+        requests.address: 8,
+        requests.framing: 8,
+        requests.raw: 6,
+        requests.noise: 1,
+        requests.admin: 3,
+        sockets.handshake: 4,
+        sockets.messages: 7,
+        sockets.frames: 10,
+        sockets.requests: 9,
+    }
+    for make in chance.choices(list(kinds), list(kinds.values()), k=number):
+        yield make()
 
 
 @dataclass(slots=True)
