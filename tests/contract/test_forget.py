@@ -1,4 +1,4 @@
-"""What `storage.contract.forget` promises of every store; and devices converge wherever they stand when ops are
+"""What `storage.sql.forget` promises of every store; and devices converge wherever they stand when ops are
 forgotten."""
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def complete_definitions(db: Cursor) -> dict[str, str]:
 
 
 def revocations(db: Cursor, after_seq: int) -> list[Revocation]:
-    """See the contract."""
+    """See `StoreReader.revocations`."""
     query = f"select {REVOCATION} from revocations where seq > ? and until >= {db.dialect.now} order by seq"
     return [revocation(row) for row in db.rows(query, after_seq)]
 

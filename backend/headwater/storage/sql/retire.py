@@ -19,7 +19,7 @@ _RETIRING = "definition in (select name from sides where state = 'retiring')"
 
 
 def retire(db: Cursor, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
-    """See the contract."""
+    """See `StoreWriter.retire`."""
     with db.transaction(lease):
         if db.dialect.plan_bulk:
             db.execute(db.dialect.plan_bulk)

@@ -112,7 +112,7 @@ def _load(db: Cursor, condition: str, *values: Value) -> list[StoredTable]:
 
 
 def source_state(db: Cursor, tag: str) -> SourceState | None:
-    """See the contract."""
+    """See `StoreWriter.source_state`."""
     row = db.one("select lsn, slot, system_id, timeline from sources where tag = ?", tag)
     return None if row is None else SourceState(tag, *row)
 

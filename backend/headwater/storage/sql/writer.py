@@ -116,7 +116,7 @@ class StoreWriter(ABC):
 
     @abstractmethod
     def report_status(self, lease: Lease, text: str) -> None:
-        """Replace what `StoreReader.heard` returns. Does not wait for an open flush, and where that can be, works while
+        """Replace the text of `StoreReader.replicator_status`. Does not wait for an open flush, and where that can be, works while
         the store can't be written. May be called from another thread, but from one at a time."""
 
     def set_meta(self, lease: Lease, key: str, text: str) -> None:
