@@ -46,8 +46,8 @@ def is_gone(owner: str) -> bool:
 
 
 def acquire(db: Cursor, name: str, owner: str, ttl: float) -> Lease:
-    """See `StoreWriter.acquire`. A lease of a dead process is taken over at once on its own machine; elsewhere when it was not
-    extended in time and the session that its holder writes in is gone; else when it expires."""
+    """See `StoreWriter.acquire`. A lease of a dead process is taken over at once on its own machine; elsewhere when it
+    was not extended in time and the session that its holder writes in is gone; else when it expires."""
     dialect = db.dialect
     flushing = "flushing" if dialect.sessions else "''"
     holder, session = db.one(f"select owner, {flushing} from leases where name = ?", name) or (owner, "")

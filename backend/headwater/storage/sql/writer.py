@@ -116,8 +116,8 @@ class StoreWriter(ABC):
 
     @abstractmethod
     def report_status(self, lease: Lease, text: str) -> None:
-        """Replace the text of `StoreReader.replicator_status`. Does not wait for an open flush, and where that can be, works while
-        the store can't be written. May be called from another thread, but from one at a time."""
+        """Replace the text of `StoreReader.replicator_status`. Does not wait for an open flush, and where that can be,
+        works while the store can't be written. May be called from another thread, but from one at a time."""
 
     def set_meta(self, lease: Lease, key: str, text: str) -> None:
         """Store a short text under a key, replacing the one before."""
