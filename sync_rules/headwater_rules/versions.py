@@ -15,7 +15,7 @@ from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
 from headwater_rules.plan import RequestStage, Stage, Stream, SyncPlan, TablePattern
 
 
-def sides(plan: SyncPlan) -> dict[str, str]:
+def definitions_of(plan: SyncPlan) -> dict[str, str]:
     """Name to digest of every bucket definition and lookup."""
     buckets = {bucket.name: bucket.digest for bucket in plan.buckets}
     lookups = {lookup.name: lookup.digest for lookup in plan.lookups}
@@ -33,7 +33,7 @@ def only(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
 
 def without(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
     """A plan with all row sides except those in `names`. See `only`."""
-    return only(plan, sides(plan).keys() - set(names))
+    return only(plan, definitions_of(plan).keys() - set(names))
 
 
 def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...]:
@@ -44,7 +44,7 @@ def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...
 def check_names(plan: SyncPlan, known: Mapping[str, str]) -> None:
     """Check the row sides of `plan` against `known` (name to digest). Raises SyncConfigError when two digests shorten
     to the same name, because rows of one would be taken for rows of the other."""
-    _refuse_clashes(known, sides(plan))
+    _refuse_clashes(known, definitions_of(plan))
 
 
 def _refuse_clashes(known: Mapping[str, str], found: Mapping[str, str]) -> None:
@@ -108,23 +108,23 @@ class StreamChange:
 class Comparison:
     """The row sides and streams of two versions, in the order of the new one, followed by the removed ones."""
 
-    sides: tuple[DefinitionChange, ...]
+    definitions: tuple[DefinitionChange, ...]
     streams: tuple[StreamChange, ...]
 
     @property
     def same(self) -> bool:
         """Whether the versions differ in nothing but their text."""
-        changes = [side.change for side in self.sides] + [stream.change for stream in self.streams]
+        changes = [side.change for side in self.definitions] + [stream.change for stream in self.streams]
         return all(change is ChangeKind.UNCHANGED for change in changes)
 
     def having(self, *changes: ChangeKind, kind: DefinitionKind | None = None) -> tuple[DefinitionChange, ...]:
         """The row sides with one of these changes."""
-        return tuple(side for side in self.sides if side.change in changes and kind in (None, side.kind))
+        return tuple(side for side in self.definitions if side.change in changes and kind in (None, side.kind))
 
 
 def compare(old: SyncPlan, new: SyncPlan) -> Comparison:
     """What changes when `new` replaces `old`. Raises SyncConfigError as `check_names` does."""
-    check_names(new, sides(old))
+    check_names(new, definitions_of(old))
     changes = (*_sides(_buckets(old), _buckets(new)), *_sides(_lookups(old), _lookups(new)))
     return Comparison(changes, _streams(old, new))
 

@@ -47,7 +47,7 @@ from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import SyncPlan
 from headwater_rules.results import SyncRequest
-from headwater_rules.versions import sides, without
+from headwater_rules.versions import definitions_of, without
 from tests.support.fix_headwater import read_bucket
 from tests.support.fix_stores import NewAddress
 from tests.support.store_checker import problems
@@ -198,7 +198,7 @@ class Place:
         self.store.stage(self.lease, parts)
         state = SourceState(TAG, Lsn(self._lsn), "slot", "1", 1)
         record = BulkRecord("snapshot", TAG, "app", 2, len(rows), 0, 0.0, 1.0)
-        self.store.publish(self.lease, state, [staged], version.id, sides(plan), record)
+        self.store.publish(self.lease, state, [staged], version.id, definitions_of(plan), record)
 
     def live(self, plans: Sequence[SyncPlan], changes: Sequence[RowChange], written: dict[int, set[str]]) -> None:
         """As the stream does, some changes to a flush."""
@@ -223,14 +223,14 @@ class Place:
         version = self.store.deploy(yaml, Origin.COMMAND)
         complete = self.store.complete_definitions()
         self.store.begin_definitions(
-            self.lease, {name: digest for name, digest in sides(plan).items() if name not in complete}
+            self.lease, {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         )
         (stored,) = self.store.tables(TAG)
         ranges = self.store.place_ranges(stored.id, 3).ranges
         job = ReprocessJob(
             tag=TAG,
             tables=(ReprocessTable(stored, tuple(ranges), 3),),
-            plan=without(plan, sides(plan).keys() & complete.keys()),
+            plan=without(plan, definitions_of(plan).keys() & complete.keys()),
             types=TypeCatalog(),
             keys=self.store.keys(),
             store=self.store.address,
@@ -245,7 +245,7 @@ class Place:
                 self.store.take_page(self.lease, part, page, written[stored.id])
         again = [ReprocessTask(stored, *places).run(job, number, "1") for number, places in enumerate(ranges)]
         assert sum(part.ops for part in again) == 0, "an attempt that was cut short is not repeated in what it did"
-        self.store.activate(self.lease, version.id, sides(plan))
+        self.store.activate(self.lease, version.id, definitions_of(plan))
 
     def held(self, plan: SyncPlan) -> Held:
         """What devices see. The store is whole."""

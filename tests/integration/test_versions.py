@@ -20,7 +20,7 @@ from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.stats import StoreStats
-from headwater_rules.versions import sides
+from headwater_rules.versions import definitions_of
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import HASTY, Deploy, Deployment, plan_of
 from tests.support.fix_postgres import SourceDb
@@ -254,7 +254,9 @@ def writing(source: SourceDb) -> Iterator[None]:
 
 def settle(deployment: Deployment) -> None:
     """Wait until the newest version is served, and what no version needs is forgotten."""
-    wait_until(lambda: complete(deployment) == sides(plan_of(deployment.yaml)).keys(), "the last version's row sides")
+    wait_until(
+        lambda: complete(deployment) == definitions_of(plan_of(deployment.yaml)).keys(), "the last version's row sides"
+    )
     wait_until(lambda: newest(deployment).state is VersionState.ACTIVE, "the last version to be served")
 
 

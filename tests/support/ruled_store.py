@@ -21,7 +21,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.flush import Flush
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.plan import SyncPlan
-from headwater_rules.versions import sides, without
+from headwater_rules.versions import definitions_of, without
 from tests.support.ruled_configs import LISTS, TODOS, USERS
 
 SOURCE = "default"
@@ -82,7 +82,7 @@ class RuledStore:
         for table in self.store.tables(SOURCE):
             self._evaluate(flush, new, table)
         self._commit(flush)
-        self.store.activate(self.lease, version.id, sides(plan))
+        self.store.activate(self.lease, version.id, definitions_of(plan))
         return version
 
     def fail(self, note: str) -> None:

@@ -31,7 +31,7 @@ from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
 from headwater_rules.plan import BucketDefinition, SyncPlan, Value
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind
-from headwater_rules.versions import check_names, sides, without
+from headwater_rules.versions import check_names, definitions_of, without
 
 Cells = Sequence[str | None]
 
@@ -81,7 +81,7 @@ def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
     for plan in plans:
         check_names(plan, known)
         kept.append(without(plan, known.keys()))
-        known |= sides(plan)
+        known |= definitions_of(plan)
     return tuple(kept)
 
 

@@ -40,7 +40,7 @@ from headwater.storage.open import open_store
 from headwater.telemetry.log_facts import process_facts
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
-from headwater_rules.versions import sides
+from headwater_rules.versions import definitions_of
 
 if TYPE_CHECKING:
     from headwater.telemetry.traces import Traces
@@ -110,7 +110,7 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
     """The sync config that the service config names; None if it can't be used, which the replicator reports."""
     try:
         yaml = config.sync_text()
-        return OwnConfig(yaml, sides(compile_config(yaml).plan))
+        return OwnConfig(yaml, definitions_of(compile_config(yaml).plan))
     except (ConfigError, SyncConfigError):
         return None
 

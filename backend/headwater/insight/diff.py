@@ -75,8 +75,10 @@ class Diff:
             "file": self.file,
             "against": self.against,
             "same": self.comparison.same,
-            "definitions": [self._side(side) for side in self.comparison.sides if side.kind is DefinitionKind.BUCKET],
-            "lookups": [self._side(side) for side in self.comparison.sides if side.kind is DefinitionKind.LOOKUP],
+            "definitions": [
+                self._side(side) for side in self.comparison.definitions if side.kind is DefinitionKind.BUCKET
+            ],
+            "lookups": [self._side(side) for side in self.comparison.definitions if side.kind is DefinitionKind.LOOKUP],
             "streams": [{**asdict(stream), "change": stream.change.value} for stream in self.comparison.streams],
             "missing_tables": list(self.missing),
             "one_bucket_per_row": [{**asdict(each), "buckets": self.buckets(each)} for each in self.per_row],

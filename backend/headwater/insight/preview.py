@@ -17,7 +17,7 @@ from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
 from headwater_rules.results import Resolution, ResolvedBucket, SyncRequest
-from headwater_rules.versions import only, sides
+from headwater_rules.versions import definitions_of, only
 
 _PAGE = 50_000
 KEPT_ENTRIES = 500_000
@@ -199,7 +199,7 @@ class LookupScan:
         self._plan = plan
         self._reader = reader
         self._kept = kept
-        self._stored = {name for name, digest in sides(plan).items() if complete.get(name) == digest}
+        self._stored = {name for name, digest in definitions_of(plan).items() if complete.get(name) == digest}
         self._scanned: dict[str, dict[str, list[str]]] = {}
 
     def __call__(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:

@@ -19,7 +19,7 @@ from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import Deciding, SyncPlan, TablePattern
-from headwater_rules.versions import only, sides
+from headwater_rules.versions import definitions_of, only
 
 _log = logging.getLogger(__name__)
 
@@ -117,10 +117,10 @@ def in_use(store: StoreWriter, keep_seconds: float) -> InUse:
         if version.state is not VersionState.ACTIVE:
             plan = _kept(plan, complete, covered)
         plans.append(plan)
-        covered |= sides(plan).keys()
+        covered |= definitions_of(plan).keys()
     processing = in_state(store, VersionState.PROCESSING)
     coming = None if processing is None else _compiled(processing)
-    wanted = set() if coming is None else sides(coming).keys()
+    wanted = set() if coming is None else definitions_of(coming).keys()
     if coming is not None:  # definitions that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
     obsolete = {*complete, *store.unfinished_definitions()} - covered - wanted
@@ -129,7 +129,9 @@ def in_use(store: StoreWriter, keep_seconds: float) -> InUse:
 
 def _kept(plan: SyncPlan, complete: Mapping[str, str], covered: Collection[str]) -> SyncPlan:
     """The plan with only those definitions that are complete and in no other plan."""
-    names = [name for name, digest in sides(plan).items() if complete.get(name) == digest and name not in covered]
+    names = [
+        name for name, digest in definitions_of(plan).items() if complete.get(name) == digest and name not in covered
+    ]
     return only(plan, names)
 
 
@@ -137,7 +139,7 @@ def forget_half_built(store: StoreWriter, lease: Lease) -> None:
     """Begin to remove definitions that an interrupted deploy left. Their buckets are gone after this step, so no row
     can change unnoticed in them while they are not followed."""
     active = in_state(store, VersionState.ACTIVE)
-    served = set() if active is None else sides(plan_of(active.yaml)).keys()
+    served = set() if active is None else definitions_of(plan_of(active.yaml)).keys()
     left = sorted({*store.unfinished_definitions()} - served)
     if left:
         store.retire(lease, left, RETIRED_AT_ONCE)

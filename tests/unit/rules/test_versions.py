@@ -21,8 +21,8 @@ from headwater_rules.versions import (
     StreamChange,
     check_names,
     compare,
+    definitions_of,
     only,
-    sides,
     tables_of,
     without,
 )
@@ -117,7 +117,7 @@ def test_untouched_buckets(streams: list[Written], data: st.DataObject) -> None:
 @settings(max_examples=examples(60), deadline=None)
 def test_same_name_same_rows(first: list[Written], second: list[Written]) -> None:
     old, new = plan(*first), plan(*second)
-    common = sides(old).keys() & sides(new).keys()
+    common = definitions_of(old).keys() & definitions_of(new).keys()
     assert {each.name: each for each in only(old, common).buckets} == {
         each.name: each for each in only(new, common).buckets
     }
@@ -132,8 +132,8 @@ LISTS = Written("lists", "lists", "*", (), "owner = auth.user_id()")
 
 def fates(found: Comparison) -> dict[str, str]:
     """Stream (or `lookup`) to what became of its one row side."""
-    assert len({side.name.partition(".")[0] for side in found.sides}) == len(found.sides)
-    return {side.name.partition(".")[0]: side.change.value for side in found.sides}
+    assert len({side.name.partition(".")[0] for side in found.definitions}) == len(found.definitions)
+    return {side.name.partition(".")[0]: side.change.value for side in found.definitions}
 
 
 def stream(found: Comparison, name: str) -> StreamChange:
@@ -220,7 +220,7 @@ def test_several_queries() -> None:
 
     old = both("s", "SELECT * FROM a", "SELECT * FROM b", "SELECT * FROM c")
     new = both("s", "SELECT id FROM c", "SELECT * FROM b", "SELECT id FROM d", "SELECT id FROM e")
-    places = {side.tables[0].name: (side.change, side.before) for side in compare(old, new).sides}
+    places = {side.tables[0].name: (side.change, side.before) for side in compare(old, new).definitions}
     names = {bucket.sources[0].table.name: bucket.name for bucket in old.buckets}
     assert places == {
         "b": (ChangeKind.UNCHANGED, None),
@@ -233,8 +233,8 @@ def test_several_queries() -> None:
 def test_row_sides_alone() -> None:
     whole = plan(TODOS, LISTS)
     todos, lists, lookup = whole.buckets[0].name, whole.buckets[1].name, whole.lookups[0].name
-    assert sides(only(whole, {lists, lookup})).keys() == {lists, lookup}
-    assert sides(without(whole, {lists, lookup, "of another config"})).keys() == {todos}
+    assert definitions_of(only(whole, {lists, lookup})).keys() == {lists, lookup}
+    assert definitions_of(without(whole, {lists, lookup, "of another config"})).keys() == {todos}
     assert without(whole, {todos}).streams == ()
     assert without(whole, {todos}).options == whole.options
     assert [table.name for table in tables_of(whole, {lookup})] == ["members"]
@@ -251,5 +251,5 @@ def test_short_name_collision(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SyncConfigError, match=r"would share the name lists\.00000000; add a condition"):
         compare(old, new)
     with pytest.raises(SyncConfigError, match="would share the name"):
-        check_names(new, sides(old))
-    check_names(new, sides(new))
+        check_names(new, definitions_of(old))
+    check_names(new, definitions_of(new))

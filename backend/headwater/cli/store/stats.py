@@ -18,7 +18,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.stats import BucketStats, StoreStats, TableStats
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
-from headwater_rules.versions import sides
+from headwater_rules.versions import definitions_of
 
 _POSTGRES_EPOCH = 946_684_800  # 2000-01-01, in seconds since 1970
 _SHOWN_VERSIONS = 5
@@ -86,7 +86,7 @@ def _version(stats: StoreStats, version: ConfigVersion) -> dict[str, object]:
 def _definitions(version: ConfigVersion) -> frozenset[str]:
     """Names of the row sides of a version; none if it does not compile."""
     try:
-        return frozenset(sides(compile_config(version.yaml).plan))
+        return frozenset(definitions_of(compile_config(version.yaml).plan))
     except SyncConfigError:
         return frozenset()
 

@@ -21,7 +21,7 @@ from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
 from headwater.storage.contract.versions import ConfigVersion
 from headwater_rules.plan import SyncPlan
-from headwater_rules.versions import check_names, sides, tables_of, without
+from headwater_rules.versions import check_names, definitions_of, tables_of, without
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Deploy(Job):
             pass  # the version may need definitions that are being removed: they have to begin empty
         complete = context.store.complete_definitions()
         check_names(plan, complete)
-        missing = {name: digest for name, digest in sides(plan).items() if name not in complete}
+        missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         context.store.begin_definitions(context.lease, missing)
         known = list(context.stored().values())
         new = self._create_tables(plan)
@@ -67,7 +67,7 @@ class Deploy(Job):
                 yield from self._fill(plan, new)
             finally:
                 context.stream.recording.watch(())
-            context.store.activate(context.lease, self._version.id, sides(plan))
+            context.store.activate(context.lease, self._version.id, definitions_of(plan))
         _log.info("version %d of the sync config is active", self._version.id)
         if outcome.tasks:
             rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
@@ -98,7 +98,7 @@ class Deploy(Job):
         job = ReprocessJob(
             tag=context.tag,
             tables=tuple(tables),
-            plan=without(plan, sides(plan).keys() - missing),
+            plan=without(plan, definitions_of(plan).keys() - missing),
             types=types_of(context.connection, [table.stored for table in tables]),
             keys=context.store.keys(),
             store=context.store.address,

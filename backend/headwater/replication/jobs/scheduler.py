@@ -48,7 +48,7 @@ from headwater.storage.contract.store import (
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import SyncPlan
-from headwater_rules.versions import sides
+from headwater_rules.versions import definitions_of
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class JobQueue:
         active = in_state(store, VersionState.ACTIVE)
         if active is None:
             return None
-        missing = sides(plan_of(active.yaml)).keys() - store.complete_definitions().keys()
+        missing = definitions_of(plan_of(active.yaml)).keys() - store.complete_definitions().keys()
         return active if missing else None
 
     # requests

@@ -24,7 +24,7 @@ from headwater.storage.contract.parts import BulkRecord, StagedTable
 from headwater.storage.contract.store import Lease, SourceState
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
-from headwater_rules.versions import sides
+from headwater_rules.versions import definitions_of
 
 if TYPE_CHECKING:
     from headwater.pipeline.jobs import BulkJobs
@@ -95,7 +95,7 @@ class InitialSnapshot:
         state = SourceState(
             self.source.tag, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
         )
-        self.store.publish(lease, state, tables, self.version, sides(self.plan), record)
+        self.store.publish(lease, state, tables, self.version, definitions_of(self.plan), record)
         _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
 
     def _job(

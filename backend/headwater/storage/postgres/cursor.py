@@ -347,7 +347,7 @@ POSTGRES = Dialect(
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
     retire_lookups="""
         delete from lookups where ctid = any(array(
-            select l.ctid from sides s join lookups l on left(l.key, 500) >= (s.name || '[') collate "C"
+            select l.ctid from definitions s join lookups l on left(l.key, 500) >= (s.name || '[') collate "C"
                 and left(l.key, 500) < (s.name || '\\') collate "C"
             where s.state = 'retiring' limit ?))
     """,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from headwater.storage.contract.store import Revocation, RevokedKind, StoreError
 from headwater.storage.sql.cursor import Cursor, Row
 
-PUT_DEFINITION = "insert into sides (name, digest, state) values (?, ?, ?) on conflict (name) do "
+PUT_DEFINITION = "insert into definitions (name, digest, state) values (?, ?, ?) on conflict (name) do "
 REVOCATION = "seq, kind, value, since, until"
 
 
@@ -55,7 +55,7 @@ def complete(db: Cursor, definitions: Mapping[str, str]) -> None:
 
 def complete_definitions(db: Cursor) -> dict[str, str]:
     """Complete bucket definitions, name to digest."""
-    rows = db.rows("select name, digest from sides where state = 'complete' order by name")
+    rows = db.rows("select name, digest from definitions where state = 'complete' order by name")
     return dict(rows)
 
 

@@ -15,7 +15,7 @@ from headwater.storage.sql.ops import drop_segments, lock_state
 
 _POSITION = "retire"  # key in `meta`: the table and place up to which memberships were removed
 
-_RETIRING = "definition in (select name from sides where state = 'retiring')"
+_RETIRING = "definition in (select name from definitions where state = 'retiring')"
 
 
 def retire(db: Cursor, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
@@ -26,7 +26,7 @@ def retire(db: Cursor, lease: Lease, definitions: Sequence[str], limit: int) -> 
         _drop_buckets(db, definitions)
         more = _drop_history(db, limit) or _drop_lookups(db, limit) or _strip_members(db, limit)
         if not more:
-            db.execute("delete from sides where state = 'retiring'")
+            db.execute("delete from definitions where state = 'retiring'")
             db.execute("delete from retired_buckets")
             db.execute("delete from meta where key = ?", _POSITION)
         failpoint("retire.before_commit")
@@ -35,7 +35,7 @@ def retire(db: Cursor, lease: Lease, definitions: Sequence[str], limit: int) -> 
 
 def _drop_buckets(db: Cursor, definitions: Sequence[str]) -> None:
     """Delete their buckets, so that nothing is added to them or sent from them."""
-    db.execute(f"update sides set state = 'retiring' where name {db.dialect.among}", list(definitions))
+    db.execute(f"update definitions set state = 'retiring' where name {db.dialect.among}", list(definitions))
     if db.one(f"select 1 from buckets where {_RETIRING} limit 1") is None:
         return
     lock_state(db)

@@ -206,7 +206,7 @@ class StoreWriter(ABC):
                 generations.set_source(db, state)
                 control.set_active(db, version)
                 # All rows are new, and nothing of theirs exists for other definitions
-                db.execute("update sides set state = 'retiring'")
+                db.execute("update definitions set state = 'retiring'")
                 control.complete(db, definitions)
                 ops.move_checkpoint(db, next_op, state.tag, None, None)
                 generations.record_job(db, record)
@@ -355,7 +355,7 @@ class StoreWriter(ABC):
     def unfinished_definitions(self) -> list[str]:
         """Names of bucket definitions that are being built or removed, of which the store may hold something."""
         with self._work() as db:
-            return [name for (name,) in db.rows("select name from sides where state <> 'complete' order by name")]
+            return [name for (name,) in db.rows("select name from definitions where state <> 'complete' order by name")]
 
     def retire(self, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
         """Do one step of removing bucket definitions: they stop being complete, their buckets and lookups are deleted,

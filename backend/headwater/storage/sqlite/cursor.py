@@ -335,7 +335,7 @@ SQLITE = Dialect(
     retire_lookups="""
         delete from lookups where (key, table_id, row_id, output) in (
             select l.key, l.table_id, l.row_id, l.output
-            from sides s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\'
+            from definitions s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\'
             where s.state = 'retiring' limit ?)
     """,
     strip_members="""

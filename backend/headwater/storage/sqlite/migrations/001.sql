@@ -16,8 +16,8 @@ create table versions (
     note         text not null default ''
 ) strict;
 
--- Row sides of bucket definitions and lookups: being built, complete, or on their way out.
-create table sides (
+-- Bucket definitions and lookups: being built, complete, or on their way out.
+create table definitions (
     name   text primary key,
     digest text not null,
     state  text not null check (state in ('building', 'complete', 'retiring'))
