@@ -117,10 +117,11 @@ class AwaitedWrites(Generic[Who]):
             self._awaited.pop(key, None)
 
     def expect(self, writes: Iterable[WriteCheckpoint]) -> None:
-        """Keep those that anybody here waits for; a newer one replaces an older."""
+        """Keep those that anybody here waits for; a newer one replaces an older. Its id may be the same: all get other
+        positions when a source's log begins again before those."""
         for write in writes:
             held = self._awaited.get(write.key)
-            if write.key in self._clients and (held is None or held.id < write.id):
+            if write.key in self._clients and (held is None or (held.id, held.seq) < (write.id, write.seq)):
                 self._awaited[write.key] = write
 
     def release(self, lsns: Mapping[str, Lsn]) -> dict[Who, int]:

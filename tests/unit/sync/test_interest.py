@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +80,17 @@ def test_newest_write_is_awaited() -> None:
     writes.expect([write("u", 1, one=10)])
     assert writes.release({"one": Lsn(15)}) == {}
     assert writes.release({"one": Lsn(20)}) == {"phone": 2}
+
+
+def test_rewound_write_is_awaited_at_its_new_position() -> None:
+    before = write("u", 2, one=90)
+    rewound = replace(before, lsns={"one": Lsn(40)}, seq=3)
+    writes: AwaitedWrites[str] = AwaitedWrites()
+    writes.join("u", "phone")
+    writes.expect([before])
+    writes.expect([rewound])
+    writes.expect([before])  # by a stream that read it earlier
+    assert writes.release({"one": Lsn(40)}) == {"phone": 2}
 
 
 def test_leave() -> None:
