@@ -18,8 +18,9 @@ from headwater.insight.forget import Forgetting
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress, StoreAddress
 from headwater.storage.contract.reader import Checkpoint
+from headwater.storage.contract.store import Lease
 from headwater.storage.open import open_store
-from headwater.storage.sql.forget import RowTarget, Searched, TextTarget
+from headwater.storage.sql.forget import ForgetStore, RowTarget, Searched, TextTarget
 from headwater.sync.request import write_key
 from tests.support.model_device import ModelBucket
 from tests.support.store_checker import problems
@@ -227,6 +228,26 @@ def test_forget_empty_bucket(written: WrittenStore) -> None:
     device = {A: ModelBucket(), B: ModelBucket()}
     written.catch_up(device)
     assert shown(device) == Counter({(A, "r3", "back"): 1, (B, "r2", "y"): 1})
+    assert problems(written.address) == []
+
+
+def test_row_comes_into_bucket_to_be_dropped(written: WrittenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = f'todos.1["{SECRET}"]'
+    written.publish({"r1": (named, "x"), "r2": (B, "y")})
+    written.write({"r1": None})
+    device = {named: ModelBucket()}
+    written.catch_up(device)
+    drop_bucket = ForgetStore.drop_bucket
+
+    def dropped(self: ForgetStore, lease: Lease, bucket: int) -> None:
+        written.write({"r3": (named, "new")})
+        drop_bucket(self, lease, bucket)
+
+    monkeypatch.setattr(ForgetStore, "drop_bucket", dropped)
+    with pytest.raises(HeadwaterError, match="HW_8402"):
+        forget(written, TextTarget(SECRET))
+    written.catch_up(device)
+    assert shown(device) == Counter({(named, "r3", "new"): 1})
     assert problems(written.address) == []
 
 

@@ -235,9 +235,11 @@ class ForgetStore:
         return erased
 
     def drop_bucket(self, lease: Lease, bucket: int) -> None:
-        """Delete a bucket that holds no rows, with its history."""
+        """Delete a bucket of which nothing but a CLEAR is left, with its history. Does nothing if ops came since."""
         with self._db.transaction(lease):
             self._db.execute("update state set retired = retired + 1")  # holds the store's lock first, as a flush does
+            if self._db.one("select 1 from buckets where id = ? and last_op > clear_op", bucket) is not None:
+                return
             for statement in (
                 "delete from segment_blobs where id in (select blob from segments where bucket = ?)",
                 "delete from segments where bucket = ?",
