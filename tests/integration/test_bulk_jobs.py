@@ -21,6 +21,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.engine import Job
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.jobs import scheduler
+from headwater.replication.jobs.sampling import SamplingSettings, sampling_results
 from headwater.source.connect import SourceUnreachableError
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import RequestState
@@ -259,6 +260,7 @@ ANOTHER = """
 """
 TIMES = 6  # more often than a job may fail
 PAUSE = 0.01
+EAGER = SamplingSettings(rate=1e9, share=1.0, rest=0.0, delay=0.0)
 
 
 class DyingEngine(LocalEngine):
@@ -305,6 +307,18 @@ def test_lost_engine_fails_no_version(
     version = deployment.redeploy(ITEMS + ANOTHER)
     assert (engine.times, version.state) == (0, VersionState.ACTIVE)
     assert len(deployment.rows("a")) == 200
+
+
+def test_sampling_expects_no_rows_of_a_version_that_waits(deployment: Deployment, engine: DyingEngine) -> None:
+    deployment.stop()
+    deployment.sampling = EAGER
+    deployment.start()
+    engine.kind, engine.times = "reprocess", TIMES
+    assert deployment.redeploy(ITEMS + ANOTHER).state is VersionState.ACTIVE
+    with deployment.store() as store:
+        cycles = sampling_results(store, "default").cycles
+        wait_until(lambda: sampling_results(store, "default").cycles > cycles, "a cycle of sampling")
+        assert sampling_results(store, "default").findings == ()
 
 
 def test_waiting_version_is_named(deployment: Deployment, engine: DyingEngine, source_db: SourceDb) -> None:

@@ -35,6 +35,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.verify import ALL_KEYS, VerifyReader
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
+from headwater_rules.versions import sides
 
 _log = logging.getLogger(__name__)
 
@@ -152,6 +153,9 @@ class Sampling:
         if time.monotonic() < self._not_before:
             return
         if self._cycle is None:
+            if not self._built():
+                self._not_before = time.monotonic() + self._settings.rest
+                return
             self._cycle = self._run(tuple(plans()))
         started = time.monotonic()
         try:
@@ -196,6 +200,12 @@ class Sampling:
         self._reader = None
         self._open.close()
         self._probing.close()
+
+    def _built(self) -> bool:
+        """Whether all rows are in the buckets by which the stream is followed. While a deploy waits to be tried again,
+        they are not: the stream is followed by its plan already."""
+        followed = {name for plan in self._context.stream.tables.context.plans for name in sides(plan)}
+        return followed <= self._context.store.complete_definitions().keys()
 
     # a cycle
 
