@@ -21,7 +21,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What one code stands for. `status` is that of an answer which carries it."""
+    """What one code stands for, as docs/errors.md says it: a message has its own `fix`, about what it found. `status` is
+    that of an answer which carries the code."""
 
     kind: Kind
     meaning: str

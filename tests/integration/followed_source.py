@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres
-from headwater.replication.health import ReplicationState, Trouble
+from headwater.replication.status import ReplicationState, Trouble
 from tests.support.changed_source import Device, Rows, published_rows, settled
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import ZERO
-from headwater.replication.health import ReplicationState
+from headwater.replication.status import ReplicationState
 from headwater.source.connect import SourceRefusedError
 from headwater.source.slot import slot_name
 from headwater.source.stream import ReplicationStream

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind
 from headwater.dev import DemoFiles

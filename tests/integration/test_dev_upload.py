@@ -12,7 +12,7 @@ import pytest
 
 from headwater.api.upload.settings import read_upload
 from headwater.config.document import parse_json
-from headwater.config.schema import ConfigFindings, Section
+from headwater.config.reader import ConfigFindings, Section
 from headwater.dev.sample import ROLE, UPLOAD
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import check_uploads

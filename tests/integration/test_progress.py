@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
+from headwater.replication.status import ReplicationState, ReplicatorHealth, to_json
 from headwater.storage.contract.store import RequestState
 from tests.support.changed_source import unheard
 from tests.support.command import headwater_here

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.oplog.change import Cell, Relation
 from headwater.oplog.limits import ROW_LIMIT
-from headwater.replication.stream import flush
+from headwater.replication.stream import flush_builder
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.rows.fetch import Fetched, RowFetcher
 from tests.support.changed_source import Device, ask_beside, compared, given, held_back, published_rows, settled
@@ -145,7 +145,7 @@ def test_rows_of_compare_are_not_fetched(deploy: Deploy, source_db: SourceDb, fe
 def test_slow_fetches_become_a_compare(
     deploy: Deploy, source_db: SourceDb, monkeypatch: pytest.MonkeyPatch, fetches: list[int]
 ) -> None:
-    monkeypatch.setattr(flush, "READING_SECONDS", -1.0)
+    monkeypatch.setattr(flush_builder, "READING_SECONDS", -1.0)
     create_filtered(source_db, 20)
     deployment = deploy(CONFIG).start()
     source_db.execute("update items set n = 1; update items set more = 'y' where id < '3'")

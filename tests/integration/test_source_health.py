@@ -15,7 +15,7 @@ import pytest
 import headwater.replication.monitor
 from headwater.embedded.postgres import StopMode
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.replication.health import ReplicationState, SourceStatus, from_json
+from headwater.replication.status import ReplicationState, SourceStatus, from_json
 from headwater.source.connect import SourceSettings, connect
 from headwater.source.readiness import health
 from headwater.source.readiness.checks import source_findings

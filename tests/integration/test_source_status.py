@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.api.metrics import source_metrics
 from headwater.embedded.postgres import StopMode
 from headwater.oplog.change import RowChange
-from headwater.replication.health import ReplicationState
+from headwater.replication.status import ReplicationState
 from headwater.replication.stream.fold import Fold
 from headwater.replication.tables.live import LiveTable
 from headwater.source.triggers import install

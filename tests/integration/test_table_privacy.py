@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.replication.stream.flush import FLUSH_CHANGES
+from headwater.replication.stream.flush_builder import FLUSH_CHANGES
 from headwater.source.rows.fetch import Names, RowFetcher
 from headwater.source.triggers import install
 from tests.support.changed_source import Device, given, held_back, published_rows, settled

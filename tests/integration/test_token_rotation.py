@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headwater.api.auth.fetch import CheckedNetwork
-from headwater.api.auth.remote import KeyRing
+from headwater.api.auth.key_ring import KeyRing
 from headwater.cli.api import key_source
 from headwater.cli.config import load_config
 from headwater.cli.metrics import metrics_of

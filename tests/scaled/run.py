@@ -16,7 +16,7 @@ import psycopg
 
 from headwater.bulk.contract import JobKind
 from headwater.cli.main import EXIT_AGAIN
-from headwater.replication.health import from_json
+from headwater.replication.status import from_json
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store

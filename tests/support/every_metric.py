@@ -10,8 +10,8 @@ from headwater.api.metrics import EndpointCollector, SourceCollector, StoreSizes
 from headwater.api.refusals import Refusals
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health import ReplicationState, ReplicatorHealth, SourceStatuses, Trouble, to_json
 from headwater.replication.meters import Flow
+from headwater.replication.status import ReplicationState, ReplicatorHealth, SourceStatuses, Trouble, to_json
 from headwater.source.connect import SourceSettings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth

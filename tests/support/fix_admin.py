@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
 from headwater.source.connect import SourceSettings

@@ -17,8 +17,8 @@ import pytest
 from starlette.routing import BaseRoute
 
 from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
 from headwater.api.streams.traffic import Traffic

@@ -24,11 +24,11 @@ from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
-from headwater.replication.health import SourceStatus, find_status
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.sampling import SamplingSettings
 from headwater.replication.meters import Figures
 from headwater.replication.replicator import Replicator
+from headwater.replication.status import SourceStatus, find_status
 from headwater.source.catalog.publications import load_publications
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress

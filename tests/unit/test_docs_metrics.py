@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headwater.replication.health import ReplicationState
+from headwater.replication.status import ReplicationState
 from tests.faults.catalogue import FAULTS
 from tests.support.every_metric import families
 

@@ -15,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from ruamel.yaml import YAML
 
 from headwater.api.metrics import ENDS
-from headwater.replication.health import ReplicationState
+from headwater.replication.status import ReplicationState
 from tests.support.every_metric import samples
 
 DOCKER = Path(__file__).parents[2] / "docker"

@@ -19,7 +19,7 @@ from headwater.api.admin.clients import CLIENTS
 from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.admin.routes import Administration
 from headwater.api.auth.claims import TrustedIssuer
-from headwater.api.auth.remote import KeyRing
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
 from headwater.api.checkpoints import REQUESTS_KEPT, WriteCheckpointBatcher, WriteCheckpointRoute

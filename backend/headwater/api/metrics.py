@@ -35,8 +35,8 @@ from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READI
 from headwater.api.workers import Workers
 from headwater.codes import CODES, Refusal
 from headwater.errors import HeadwaterError
-from headwater.replication.health import ReplicationState, SourceStatus, SourceStatuses
 from headwater.replication.meters import Totals
+from headwater.replication.status import ReplicationState, SourceStatus, SourceStatuses
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.sql.stats import Disk
 

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
 from headwater.api.auth.fetch import JwksClient
-from headwater.api.auth.remote import KeyRing, RemoteKeys
+from headwater.api.auth.key_ring import KeyRing, RemoteKeys
 from headwater.api.auth.settings import ClientAuth
 from headwater.api.http.server import Shared, bind, serve_app
 from headwater.api.metrics import METRICS

@@ -21,7 +21,7 @@ from headwater.cli.databases import read_sources, read_storage
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, redacted
 from headwater.config.origin import FoundConfig, find_config, find_sync_base64
-from headwater.config.schema import KNOWN_TO_ALL, MAKE_ONE, ConfigFindings, Section
+from headwater.config.reader import KNOWN_TO_ALL, MAKE_ONE, ConfigFindings, Section
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import UploadSettings

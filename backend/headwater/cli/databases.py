@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from psycopg.conninfo import make_conninfo
 
 from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, redacted
-from headwater.config.schema import GIVE_ANOTHER, ConfigFindings, Section
+from headwater.config.reader import GIVE_ANOTHER, ConfigFindings, Section
 from headwater.source.connect import SourceSettings, known_pooler
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 

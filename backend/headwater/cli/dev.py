@@ -24,7 +24,7 @@ from psycopg import sql
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.admin.rules import ExplainHandler
-from headwater.api.auth.remote import KeyRing
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.verify import Verifier
 from headwater.api.http.server import bind, reachable_host, serve_app
 from headwater.cli.api import build

@@ -40,7 +40,7 @@ from headwater.embedded.java import NoJavaError, java_home
 from headwater.errors import HeadwaterError
 from headwater.insight.words import count
 from headwater.pipeline.settings import SparkSettings
-from headwater.replication.health import ReplicationState, SourceStatus, ask_log_end
+from headwater.replication.status import ReplicationState, SourceStatus, ask_log_end
 from headwater.source.catalog.schema import see_schema
 from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings

@@ -27,8 +27,8 @@ from headwater.api.refusals import Refusals
 from headwater.api.workers import Workers
 from headwater.cli.config import ServiceConfig
 from headwater.cli.workers import METRICS_PORT
-from headwater.replication.health import SourceStatuses
 from headwater.replication.meters import Figures
+from headwater.replication.status import SourceStatuses
 from headwater.storage.open import open_store
 
 log = logging.getLogger(__name__)

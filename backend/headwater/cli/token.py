@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import sign
-from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.settings import ClientAuth
 from headwater.api.auth.verify import Verifier
 from headwater.errors import HeadwaterError

@@ -2,7 +2,8 @@
 
 A row over the limit is stored as a stub with its size. It can shrink, get another key and be deleted like any other,
 but it is in no bucket and no lookup. An op over the limit is not made: the row's memberships name the bucket, and how
-large the op would be. Both depend on the row's values only, so live replication, bulk work and audits agree.
+large the op would be. Both depend on the row's values only, so all agree that apply them: the stream
+(`replication.stream.fold`), first snapshots and comparisons (`pipeline`), and audits.
 """
 
 from __future__ import annotations

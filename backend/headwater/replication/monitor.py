@@ -14,10 +14,10 @@ import psycopg
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import parse_lsn
-from headwater.replication.health import Compared, ReplicationState, ReplicatorHealth, Trouble, stream_state, to_json
 from headwater.replication.jobs.sampling import sampling_findings
 from headwater.replication.meters import FlowMeter, Totals
 from headwater.replication.own_slot import slot_of
+from headwater.replication.status import Compared, ReplicationState, ReplicatorHealth, Trouble, stream_state, to_json
 from headwater.replication.versions import deciding_in, tables_named
 from headwater.source.connect import SourceSettings, connect_to_watch, source_errors
 from headwater.source.head import ping_statement

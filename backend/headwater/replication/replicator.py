@@ -1,4 +1,10 @@
-"""The replicator of one source: takes the lease, makes a snapshot when needed, and follows the stream."""
+"""The replicator of one source: takes the lease, makes a snapshot when needed, and follows the stream.
+
+A start reads from the store, in this order: whether the sync config file is new (`versions.deploy_file`), the note of
+the slot (`own_slot`), how far the source was followed and whether the slot still leads there (`slot_resume`),
+transactions to be skipped, the versions in use, and the tables, which are made what the catalog says. Jobs that a stop
+interrupted are found again by their marks (`jobs.scheduler`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,6 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.errors import PoisonError, SchemaChangedError, SourceReplacedError
-from headwater.replication.health import ReplicationState
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.jobs.job import JobContext, live_context
 from headwater.replication.jobs.sampling import SamplingSettings
@@ -26,10 +31,11 @@ from headwater.replication.meters import Figures
 from headwater.replication.monitor import SourceMonitor
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.recovery import Recovery
-from headwater.replication.resume import SlotResume
+from headwater.replication.slot_resume import SlotResume
+from headwater.replication.status import ReplicationState
 from headwater.replication.stream.applier import TransactionApplier
 from headwater.replication.stream.failed import FailedTransactions
-from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest

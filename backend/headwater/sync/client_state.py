@@ -1,8 +1,9 @@
-"""What a device is sent next. One client's stream as a state machine: positions and successive views of the store in,
-lines and downloads out.
+"""What one client has and is owed: positions and successive views of the store in, lines and downloads out. (The states
+of its stream are in `states`.)
 
 The client holds every bucket up to a position. Each view that differs from the last for this client begins a new
-checkpoint; until every bucket has been sent up to it, more urgent ones first, the session owes downloads.
+checkpoint; until every bucket has been sent up to it, more urgent ones first, the session owes downloads. Urgency only
+sorts them: it interrupts nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class _Group:
 class ClientState:
     """What one client has and is owed.
 
-    Use: `advance` at every view, then `next` until it is None, answering each Download with `receive`.
+    Use: `advance` at every view, then `next` until it is None, answering each BucketDownload with `receive`.
 
     Once `overtaken`, the checkpoint can't be completed any more, for compaction went past it. What was sent so far is
     right, but what is missing comes only with a newer view, which has to be given before anything else.
@@ -168,7 +169,7 @@ class ClientState:
         return list(islice(self._owed(), limit))
 
     def receive(self, download: BucketDownload, chunk: Chunk) -> None:
-        """Answer the last Download with what the store gave, which is the caller's to send on."""
+        """Answer the last BucketDownload with what the store gave, which is the caller's to send on."""
         self._positions[download.bucket] = max(download.after, chunk.next_after)
         self._sent += chunk.size
         self._overtaken = self._overtaken or chunk.overtaken

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings
-from headwater_rules.compiler.checks import SourceChecks
 from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.flatten import flatten, flatten_select
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
 from headwater_rules.compiler.relations import All
 from headwater_rules.compiler.request_values import RequestNames
+from headwater_rules.compiler.schema_checks import SourceChecks
 from headwater_rules.compiler.variants import Catalog, Compilation, add_variants, check_number, draft_query, merged
 from headwater_rules.errors import Report, RuleCode, RuleError, Severity, StoppedError, SyncConfigError
 from headwater_rules.evaluate.inputs import Inputs

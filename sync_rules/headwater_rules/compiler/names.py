@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
-from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.fragment import REQUEST, ExprKind, Frag, Ref
 from headwater_rules.compiler.relations import ExpandedArray, Relation, TableRef
 from headwater_rules.compiler.request_values import RequestNames, Semantics
+from headwater_rules.compiler.schema_checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.trust import element
 from headwater_rules.errors import Report, RuleCode, did_you_mean
 from headwater_rules.plan import RowFunction, TablePattern

@@ -11,11 +11,11 @@ from typing import TypeVar
 from sqlglot import exp
 
 from headwater_rules.compiler.advice import ForEverybody, for_everybody, is_allowed
-from headwater_rules.compiler.checks import QueryChecks, SourceChecks
 from headwater_rules.compiler.names import Context
 from headwater_rules.compiler.planner import QueryTarget, VariantDraft, find_target, plan_term
 from headwater_rules.compiler.relations import All, Condition, SelectedColumn, SelectedStar, Selection, terms
 from headwater_rules.compiler.request_values import RequestNames, Semantics
+from headwater_rules.compiler.schema_checks import QueryChecks, SourceChecks
 from headwater_rules.errors import EvaluationError, Report, RuleCode, RuleError
 from headwater_rules.evaluate.binding import Bound, Layout
 from headwater_rules.evaluate.engine import engine

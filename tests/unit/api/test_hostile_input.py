@@ -17,8 +17,8 @@ import uvloop
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.app import ApiApp, ApiSettings, create_app
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.limits import HttpLimits, StreamLimits
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.prepare import prepare_uploads

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headwater.api
 from headwater.api.metrics import SECONDS, EndpointCollector, MetricsPage, SourceCollector, StoreSizes, reported_totals
-from headwater.replication.health import SourceStatuses
+from headwater.replication.status import SourceStatuses
 from headwater.source.connect import SourceSettings
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.contract.store import StoreUnreachableError

@@ -36,8 +36,8 @@ from headwater.config import ConfigSource
 from headwater.embedded.java import NoJavaError
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.settings import SparkSettings
-from headwater.replication.health import ReplicationState, ReplicatorHealth, Trouble, to_json
 from headwater.replication.meters import Flow
+from headwater.replication.status import ReplicationState, ReplicatorHealth, Trouble, to_json
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.reader import ReplicatorStatus
 from headwater.storage.open import open_store

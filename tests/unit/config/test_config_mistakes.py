@@ -10,7 +10,7 @@ from headwater.cli.config import load_config
 from headwater.cli.databases import with_login
 from headwater.config import ConfigSource
 from headwater.config.document import ConfigError
-from headwater.config.schema import suggestion
+from headwater.config.reader import suggestion
 from tests.unit.config.configs import MINIMAL, SOURCE, load, mistakes
 
 

@@ -13,7 +13,7 @@ from headwater.oplog.change import UNCHANGED, Cells
 from headwater.oplog.row_id import IdentityKind
 from headwater.replication.jobs.merge import Copies, _inherits_all
 from headwater.replication.stream.change_log import RecordedChanges
-from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.live import LiveTable
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from headwater.api.metrics import source_metrics
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health import (
+from headwater.replication.meters import Flow, FlowMeter
+from headwater.replication.status import (
     Compared,
     LogEnd,
     ReplicationState,
@@ -17,7 +18,6 @@ from headwater.replication.health import (
     find_status,
     to_json,
 )
-from headwater.replication.meters import Flow, FlowMeter
 from headwater.storage.contract.reader import ReplicatorStatus
 
 NOW = 10_000.0

@@ -32,9 +32,9 @@ from headwater.api.errors import ApiError
 from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
-from headwater.replication.health import SourceStatus, SourceStatuses
 from headwater.replication.own_slot import slot_of
 from headwater.replication.requests import RequestKind
+from headwater.replication.status import SourceStatus, SourceStatuses
 from headwater.source.catalog.schema import (
     SeenTable,
     read_overview,

@@ -19,7 +19,7 @@ from headwater.api.auth.keys import Unfetched
 from headwater.api.errors import ApiError
 from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
-from headwater.replication.health import Compared, ReplicationState, SourceStatus, SourceStatuses
+from headwater.replication.status import Compared, ReplicationState, SourceStatus, SourceStatuses
 from headwater.replication.versions import why_served
 from headwater.storage.contract.reader import StoreReader
 

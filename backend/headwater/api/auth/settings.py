@@ -21,7 +21,7 @@ from headwater.api.auth.keys import (
     checks_signatures,
     parse_key,
 )
-from headwater.config.schema import Section
+from headwater.config.reader import Section
 
 SUPABASE_LIFETIME = 7 * DAY + 1200
 SUPABASE_AUDIENCE = frozenset({"authenticated"})

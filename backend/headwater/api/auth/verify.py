@@ -14,8 +14,8 @@ from cachetools import LRUCache
 
 from headwater.api.auth.claims import Principal, TrustedIssuer, is_over, principal_of
 from headwater.api.auth.errors import AuthError, TokenExpiredError
+from headwater.api.auth.key_ring import KeyRing, again
 from headwater.api.auth.keys import HMAC, SIGNATURES, Key, candidates, decoded
-from headwater.api.auth.remote import KeyRing, again
 from headwater.api.auth.revocations import Revocations
 
 _AS_TEXT = (

@@ -33,7 +33,7 @@ def name_of(scope: Scope) -> RequestName:
 
 
 def request_id(scope: Scope) -> str | None:
-    """The id that `Answer` gave to a request."""
+    """The id that CountedSend gave to a request."""
     found: str | None = scope.get("state", {}).get(_ID)
     return found
 

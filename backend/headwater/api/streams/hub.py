@@ -20,7 +20,7 @@ from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
-from headwater.replication.health import find_status
+from headwater.replication.status import find_status
 from headwater.storage.contract.reader import Listener, Newest, StoreReader, Touched, WriteCheckpoint
 from headwater.storage.contract.store import Revocation
 from headwater.sync.interest import AwaitedWrites, Interest, Interests, News, anything

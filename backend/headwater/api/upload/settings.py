@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headwater.config.schema import GIVE_ANOTHER, Section
+from headwater.config.reader import GIVE_ANOTHER, Section
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings
 

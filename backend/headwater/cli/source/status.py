@@ -23,9 +23,9 @@ from headwater.cli.config import ServiceConfig
 from headwater.cli.startup import own_rules
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
-from headwater.replication.health import LogEnd, ReplicationState, SourceStatus, ask_log_end, find_status
 from headwater.replication.intervals import PollIntervals
 from headwater.replication.own_slot import slot_of
+from headwater.replication.status import LogEnd, ReplicationState, SourceStatus, ask_log_end, find_status
 from headwater.replication.stream.failed import FailedTransaction, FailedTransactions
 from headwater.replication.versions import deciding_in, tables_named, why_served
 from headwater.source.connect import SourceSettings, connect, source_errors

@@ -1,4 +1,5 @@
-"""What runs on Spark's executors.
+"""Runs a task on one of Spark's executors. (Rows that are compared in a DataFrame are read there by
+`differences.RowsReader`.)
 
 A task reads, evaluates and writes by itself, and only returns what it did: passing source rows through the JVM would
 cost several times the work itself. Errors are returned as values. If they were raised, Spark would repeat the task in

@@ -16,7 +16,7 @@ from headwater.bulk.bound_table import distinct
 from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.decode.types import TypeCatalog
 from headwater.errors import HeadwaterError
-from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.changes import flushed
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables

@@ -23,7 +23,7 @@ from headwater.oplog.row_id import IdentityKind, copy_id, random_id
 from headwater.oplog.transform import decode_memberships
 from headwater.replication.jobs.job import JobContext
 from headwater.replication.stream.change_log import ChangeLog, RecordedChanges
-from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.stream.fold import completed
 from headwater.replication.tables.live import LiveTable, filled
 from headwater.storage.contract.parts import CurrentRow

@@ -35,7 +35,7 @@ from headwater.storage.open import open_store
 from headwater.storage.sql.verify import ALL_KEYS, VerifyReader
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
-from headwater_rules.versions import sides
+from headwater_rules.versions import definitions_of
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class Sampling:
     def _built(self) -> bool:
         """Whether all rows are in the buckets by which the stream is followed. While a deploy waits to be tried again,
         they are not: the stream is followed by its plan already."""
-        followed = {name for plan in self._context.stream.tables.context.plans for name in sides(plan)}
+        followed = {name for plan in self._context.stream.tables.context.plans for name in definitions_of(plan)}
         return followed <= self._context.store.complete_definitions().keys()
 
     # a cycle

@@ -24,7 +24,7 @@ from headwater.oplog.change import Begin, Commit, Delete, Insert, LogicalMessage
 from headwater.oplog.limits import OVERSIZED_NAMED
 from headwater.oplog.lsn import ZERO, Lsn
 from headwater.replication.errors import PoisonError, StreamProtocolError
-from headwater.replication.stream.flush import FlushBuilder
+from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.schema_watch import SchemaWatch
 from headwater.source.rows.generated import NotComputableError
 from headwater.source.stream import Received

@@ -1,1 +1,2 @@
-"""The interfaces and data of a store, by subject. Users of a store import these modules and never a back end."""
+"""The data of a store and what its readers promise, by subject. Users of a store import these modules, `storage.open`
+and what is written once for both databases in `storage.sql` (StoreWriter, Flush, CompactionStore), never a back end."""

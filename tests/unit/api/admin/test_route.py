@@ -19,8 +19,8 @@ from websockets.exceptions import InvalidStatus
 
 from headwater.api.admin.route import AdminRoutes, AdminSettings
 from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.limits import HttpLimits
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_api import AUDIENCE, PlayedHead, jwk, make_token

@@ -19,8 +19,8 @@ from headwater.api.admin import route
 from headwater.api.admin.route import Deadline
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
 from headwater.replication.meters import Flow
+from headwater.replication.status import ReplicationState, ReplicatorHealth, to_json
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.versions import Origin
 from headwater_rules.schema import SeenSchema, SourceSchema

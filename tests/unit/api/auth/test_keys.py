@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from headwater.api.auth.errors import AuthError
 from headwater.api.auth.fetch import read_set
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import InvalidKeyError, KeyAddress, parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, make_token
 from tests.support.fix_api import jwk as secret_jwk

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from headwater.api.auth.errors import AuthError, TokenExpiredError, TokenRevokedError
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import Key, parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import LONGEST_KEPT, Principal, RememberedTokens, Verifier
 from headwater.storage.contract.store import Revocation, RevokedKind
 from tests.support.fix_api import AUDIENCE, jwk, make_token

@@ -11,8 +11,8 @@ from httpx import ASGITransport, AsyncClient
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.errors import TokenRevokedError
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Principal, Verifier
 from headwater.source.upload.settings import UploadSettings

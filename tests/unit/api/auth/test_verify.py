@@ -14,8 +14,8 @@ import pytest
 
 from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.errors import AuthError
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import DAY, HMAC, InvalidKeyError, Key, parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.auth.verify import Principal, Verifier
 from tests.support.fix_api import AUDIENCE, SECRET, jwk, make_token
 

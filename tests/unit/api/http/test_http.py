@@ -12,8 +12,8 @@ import pytest
 
 from headwater.api import app
 from headwater.api.app import ApiSettings, create_app
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.error_answers import error_response
 from headwater.api.errors import ApiError
 from headwater.api.streams import hub

@@ -70,7 +70,7 @@ _SERVER = """
 import socket, sys
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.limits import HttpLimits
 from headwater.api.http.server import serve_app
 from tests.support.fix_api import AUDIENCE, RULES, PlayedHead, jwk

@@ -13,7 +13,7 @@ import pytest
 from headwater.api.limits import StreamLimits
 from headwater.bulk.contract import BulkProgress
 from headwater.oplog.lsn import Lsn
-from headwater.replication.health import ReplicationState, ReplicatorHealth, to_json
+from headwater.replication.status import ReplicationState, ReplicatorHealth, to_json
 from headwater.source.readiness.finding import Finding
 from headwater.sync import states
 from tests.support.fix_api import Endpoint, make_token

@@ -17,8 +17,8 @@ from starlette.types import Message
 
 from headwater.api.app import ApiSettings, create_app
 from headwater.api.auth import claims
+from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.keys import parse_key
-from headwater.api.auth.remote import KeyRing
 from headwater.api.errors import ApiError
 from headwater.api.upload import route
 from headwater.api.upload.messages import MAX_TRANSACTIONS, UploadRequest, parse_upload

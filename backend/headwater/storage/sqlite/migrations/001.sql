@@ -1,4 +1,5 @@
--- The embedded store. Op ids, table ids and bucket keys are 63-bit integers.
+-- The embedded store. Op ids, table ids and bucket keys are 63-bit integers. The file of write checkpoints and the tables
+-- of current rows are made by cursor.py.
 
 create table meta (
     key   text primary key,

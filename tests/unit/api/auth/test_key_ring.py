@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from headwater.api.auth import remote
+from headwater.api.auth import key_ring
 from headwater.api.auth.errors import AddressRefusedError, AuthError, JwksError
 from headwater.api.auth.fetch import KeySet, read_set
+from headwater.api.auth.key_ring import KEEP_SECONDS, MOST_LOOKS, KeyRing, RemoteKeys
 from headwater.api.auth.keys import KeyAddress, parse_key
-from headwater.api.auth.remote import KEEP_SECONDS, MOST_LOOKS, KeyRing, RemoteKeys
 from headwater.api.auth.verify import Verifier
 from headwater.api.errors import ApiError
 from tests.support.fix_api import jwk, make_token
@@ -179,7 +179,7 @@ async def test_waiting_requests_share_a_fetch() -> None:
 
 
 def test_wait_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(key_ring, "WAIT_SECONDS", 0.01)
 
     @story
     async def told() -> None:
