@@ -1,32 +1,16 @@
-"""The tables of a database as far as a proposal reads them, and what names of tables and columns usually mean."""
+"""The tables of a database as far as a proposal reads them: columns, keys, references."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
+from headwater_rules.propose.words import plurals, snake
 from headwater_rules.schema import SourceColumn, ValueKind
 
-_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
-_ID = re.compile(r"_(?:id|uuid|fk|key)$")
-_SECRET = re.compile(
-    r"(^|_)(password|passwd|passwort|pwd|secrets?|tokens?|salt|otp|totp|api_?keys?|private_?keys?|access_?keys?|ssn"
-    r"|cvv|card_number|recovery_codes?|backup_codes?|digest)(_|$)"
-)
-_MANAGED_SCHEMA = re.compile(
-    r"auth|storage|_?realtime|_analytics|vault|graphql(_public)?|extensions|net|cron|pg(sodium.*|bouncer|mq|boss)"
-    r"|supabase_.*|hdb_catalog|drizzle|graphile_.*|headwater.*|powersync|topology|tiger.*|partman"
-)
-_FRAMEWORK = re.compile(
-    r"(django|celery|active_storage|solid|oauth|account_email|social(_auth|account)|_?prisma|knex|flyway)_.*"
-    r"|auth_(group|permission|user_groups|user_user_permissions|group_permissions)|ar_internal_metadata"
-    r"|(schema_)?migrations?|alembic_version|failed_jobs|spatial_ref_sys"
-    r"|(password_reset|refresh|access|personal_access|verification)_tokens?"
-)
-MEMBERSHIPS: Final = frozenset({"member", "membership", "participant", "collaborator"})
-"""The last word of a table that says who takes part in something."""
+_ID = ("_id", "_uuid", "_fk", "_key")
+_TELLS = ("_type", "_kind", "_class")
+_TEXTS = frozenset({"text", "character varying", "citext"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +51,8 @@ class OutlinedTable:
     @property
     def shown(self) -> str:
         """A name for comments."""
-        return on_one_line(self.name if self.schema == "public" else f"{self.schema}.{self.name}")
+        name = self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+        return " ".join(name.split())
 
     @property
     def id_column(self) -> str | None:
@@ -75,12 +60,6 @@ class OutlinedTable:
         if self.key:
             return self.key[0] if len(self.key) == 1 else None
         return "id" if self.column("id") is not None else None
-
-    @property
-    def is_frameworks_own(self) -> bool:
-        """Whether it probably belongs to a framework or a host, not to the app."""
-        own = _MANAGED_SCHEMA.fullmatch(self.schema) or _FRAMEWORK.fullmatch(snake(self.name))
-        return own is not None or "%" in self.name
 
     def column(self, name: str) -> SourceColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -90,47 +69,21 @@ class OutlinedTable:
         return next((each for each in self.references if each.column == column), None)
 
 
-def on_one_line(name: str) -> str:
-    return " ".join(name.split())
-
-
-def snake(name: str) -> str:
-    """A name in lower case with underscores: `ownerId` is `owner_id`."""
-    return "_".join(part for part in _BOUNDARY.split(name) if part).lower()
-
-
-def words_of(name: str) -> list[str]:
-    """The words of a name, in the singular."""
-    return [_singular(word) for word in snake(name).split("_")]
-
-
-def last_word(name: str) -> str:
-    """The last word of a name, in the singular."""
-    return words_of(name)[-1]
-
-
-def _singular(word: str) -> str:
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
-    if word.endswith(("sses", "xes", "ches", "shes")):
-        return word[:-2]
-    return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
-
-
-def without_id(column: str) -> str:
-    """What a column of ids names: `owner` for `ownerId`."""
-    return _ID.sub("", snake(column))
-
-
-def is_secret(column: str) -> bool:
-    """Whether a column probably holds what no device needs, such as the digest of a password."""
-    return _SECRET.search(snake(column)) is not None
-
-
 def is_number(table: OutlinedTable, column: str) -> bool:
     """Whether the values of a column are numbers, which a token's text is compared with as text."""
     found = table.column(column)
     return found is not None and found.kind in {ValueKind.INTEGER, ValueKind.REAL}
+
+
+def made_on_devices(table: OutlinedTable, column: str) -> bool:
+    """Whether a device can make a value for a key, such as a uuid; a number is for Postgres to count."""
+    found = table.column(column)
+    return found is not None and _bare(found.type) in {"uuid", *_TEXTS}
+
+
+def _bare(type_name: str) -> str:
+    """The name of a type without its length."""
+    return type_name.partition("(")[0]
 
 
 def is_one_of_several(table: OutlinedTable, column: str) -> bool:
@@ -139,24 +92,38 @@ def is_one_of_several(table: OutlinedTable, column: str) -> bool:
     if (reference := table.reference(column)) is not None and reference.declared:
         return False
     names = {snake(each.name) for each in table.columns}
-    stems = {snake(column), without_id(column)}
-    return any(f"{stem}_{end}" in names for stem in stems for end in ("type", "kind", "class"))
+    name = snake(column)
+    return any(f"{stem}{end}" in names for stem in (name, _stem(name)) if stem for end in _TELLS)
 
 
-def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> list[OutlinedTable]:
+def _stem(name: str) -> str:
+    """What precedes the ending of an id; empty without one."""
+    return next((name.removesuffix(end) for end in _ID if name.endswith(end)), "")
+
+
+def with_references_by_name(tables: tuple[OutlinedTable, ...]) -> tuple[OutlinedTable, ...]:
     """The tables with references that only names show: `list_id` is the id of `list` or `lists`."""
-    called: dict[tuple[str, ...], OutlinedTable] = {}
-    for table in tables:
-        called.setdefault((table.schema, *words_of(table.name)), table)
+    called: dict[tuple[str, str], list[tuple[int, OutlinedTable]]] = {}
+    for number, table in enumerate(tables):
+        called.setdefault((table.schema, snake(table.name)), []).append((number, table))
+    return tuple(replace(table, references=(*table.references, *_by_name(table, called))) for table in tables)
 
-    def by_name(table: OutlinedTable) -> Iterator[Reference]:
-        for name in [column.name for column in table.columns]:
-            other = called.get((table.schema, *words_of(without_id(name))))
-            if other is None or other.name == table.name or without_id(name) == snake(name) or (name,) == table.key:
-                continue
-            if table.reference(name) is not None or is_one_of_several(table, name):
-                continue
-            if (key := other.id_column) is not None and is_number(table, name) == is_number(other, key):
-                yield Reference(name, other.schema, other.name, key, declared=False)
 
-    return [replace(table, references=(*table.references, *by_name(table))) for table in tables]
+def _by_name(
+    table: OutlinedTable, called: Mapping[tuple[str, str], Sequence[tuple[int, OutlinedTable]]]
+) -> list[Reference]:
+    """`called` are the tables with their places in the list, by schema and name."""
+    found = []
+    for column in table.columns:
+        if table.reference(column.name) is not None or (column.name,) == table.key:
+            continue
+        stem = _stem(snake(column.name))
+        if not stem or is_one_of_several(table, column.name):
+            continue
+        named = [each for name in plurals(stem) for each in called.get((table.schema, name), ())]
+        for _, other in sorted(named, key=lambda each: each[0]):
+            key = other.id_column
+            if other.name != table.name and key is not None and is_number(table, column.name) == is_number(other, key):
+                found.append(Reference(column.name, other.schema, other.name, key, declared=False))
+                break
+    return found

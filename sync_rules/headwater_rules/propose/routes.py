@@ -1,4 +1,4 @@
-"""Whose a row is: the table of users, the columns that hold their ids, and how rows lead to the users who get them.
+"""Whose a row is: the table of people, the columns that hold their ids, and how rows lead to the users who get them.
 
 A row goes to the user it names. A row that names nobody goes where the row goes that it belongs to, and what people are
 members of goes to its members. Nothing else leads anywhere: what is left is for the developer to decide.
@@ -6,46 +6,34 @@ members of goes to its members. Nothing else leads anywhere: what is left is for
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headwater_rules.evaluate.limits import MOST_BUCKETS
-from headwater_rules.propose.outline import (
+from headwater_rules.propose.outline import OutlinedTable, Reference, is_number, is_one_of_several
+from headwater_rules.propose.words import (
+    LOGINS,
     MEMBERSHIPS,
-    OutlinedTable,
-    Reference,
-    is_number,
-    is_one_of_several,
+    NO_MEMBERS,
+    OWNERS,
+    PEOPLE,
+    REACTIONS,
+    SIDE,
+    SUBJECTS,
+    doubts,
+    is_frameworks_own,
+    is_login,
     is_secret,
     last_word,
-    on_one_line,
+    plurals,
+    singular,
     snake,
-    without_id,
+    standing,
     words_of,
 )
 
 _SUPABASE = ("auth", "users")
-_PEOPLE = ("user", "profile", "account", "customer", "person", "people", "member", "employee", "client", "staff")
-"""The last words of tables of people, the likelier to be the users the first."""
-
-_OWNERS = ("owner", "user", "author", "creator", "created_by", "uploaded_by", "uid")
-"""What a column calls the user whose row it is, the likelier first. `reviewer_id`, `approved_by` or `blocked_user_id`
-name somebody else, and are left to the developer."""
-
-_NEVER_NAMES = frozenset({"uid", "owner", "created_by", "uploaded_by"})  # `author` alone is often a name
 _CONTACTS = frozenset({"email", "email_address", "username", "login", "phone"})
-_SUBJECT = re.compile(
-    r"(auth0|firebase|clerk|cognito|keycloak|supabase|workos|auth|oidc)_(user_)?(id|uid|sub)|external_auth_id|subject"
-)
-_LOGIN = re.compile(
-    rf"{_SUBJECT.pattern}|((hashed|encrypted)_)?(password|passwd|passwort|pwd)(_(hash|digest|salt))?"
-    r"|last_(login|sign_in|signed_in|logged_in)(_at)?|sign_in_count"
-)
-_FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
-_GONE = re.compile(r"(deleted|removed|left|revoked|banned|blocked|kicked|suspended|disabled|archived)_at")
-_SINCE = frozenset({"created_at", "updated_at", "inserted_at", "joined_at"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +48,10 @@ class People:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A table that may be that of the users, and what speaks for it."""
+    """A table that may be that of the users: how likely, compared with others, and what speaks for it."""
 
     table: OutlinedTable
+    score: int
     signs: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -70,35 +59,49 @@ class Candidate:
 
 
 def candidates(tables: Sequence[OutlinedTable]) -> tuple[Candidate, ...]:
-    """The tables that may have the users, the likeliest first. What people log in with counts most, then what the table
-    is called: customers are often no users of the app."""
-    referring = Counter(place for table in tables for place in {(r.schema, r.table) for r in table.references})
-    found: list[tuple[tuple[int, ...], Candidate]] = []
-    for table in tables:
-        logins = [each.name for each in table.columns if _LOGIN.fullmatch(snake(each.name))]
-        contacts = [each.name for each in table.columns if snake(each.name) in _CONTACTS]
-        others, word = referring[table.place], last_word(table.name)
-        log_in = bool(logins and contacts and others)
-        named = word in _PEOPLE
-        if len(words_of(table.name)) > 1:  # project_users joins two tables, auth_user does not
-            named = named and bool(logins or contacts) and len(table.references) < 2
-        if table.id_column is None or not (named or log_in):
-            continue
-        rank = (table.place != _SUPABASE, not log_in, _PEOPLE.index(word) if named else len(_PEOPLE), -others)
-        signs = [f"has {each}" for each in (*logins[:2], *contacts[:1])]
-        if others:
-            signs.append(f"{others} {'table refers' if others == 1 else 'tables refer'} to it")
-        found.append((rank, Candidate(table, tuple(signs) or ("by its name",))))
-    return tuple(candidate for _, candidate in sorted(found, key=lambda each: each[0]))
+    """The tables that may have the users, the likeliest first."""
+    found = [each for table in tables if (each := _candidate(table, tables)) is not None]
+    return tuple(sorted(found, key=lambda each: -each.score))
 
 
 def find_people(tables: Sequence[OutlinedTable], named: str | None = None) -> People | None:
     """The table called `named` (`users` or `app.users`), or the likeliest. None when there is none."""
-    known = tables if named is not None else [each.table for each in candidates(tables)]
-    found = next((each for each in known if named in {None, each.name, ".".join(each.place)}), None)
+    found: OutlinedTable | None
+    if named is not None:
+        found = next((table for table in tables if named in {table.name, f"{table.schema}.{table.name}"}), None)
+    else:
+        found = next((each.table for each in candidates(tables)), None)
     if found is None or (key := found.id_column) is None:
         return None
-    return People(found, key, next((c.name for c in found.columns if _SUBJECT.fullmatch(snake(c.name))), key))
+    return People(found, key, next((c.name for c in found.columns if snake(c.name) in SUBJECTS), key))
+
+
+def _candidate(table: OutlinedTable, tables: Sequence[OutlinedTable]) -> Candidate | None:
+    """What people log in with counts most, then what the table is called: customers are often no users of the app."""
+    if table.id_column is None:
+        return None
+    words = snake(table.name).split("_")
+    named = PEOPLE.get(singular(words[-1]), 0)
+    columns = {snake(column.name): column.name for column in table.columns}
+    logins = [shown for name, shown in columns.items() if is_login(name)]
+    contacts = [shown for name, shown in columns.items() if name in _CONTACTS]
+    secrets = any(map(is_secret, columns))
+    declared = [each for each in table.references if each.declared]
+    if not named and not (logins and contacts):
+        return None
+    if len(words) > 1 and table.place != _SUPABASE:
+        # project_users joins two tables, auth_user does not
+        if not (contacts or logins) or (len(declared) > 1 and not (logins and contacts)):
+            return None
+        named = max(named - 20, 0)
+    referring = {t.name: t for t in tables for each in t.references if (each.schema, each.table) == table.place}
+    sessions = [name for name in referring if last_word(name) in LOGINS]
+    score = named + 80 * bool(logins) + 15 * bool(contacts) + 15 * secrets + 30 * bool(sessions)
+    score += 2 * min(len(referring), 10) + 1000 * (table.place == _SUPABASE)
+    signs = [*(f"has {each}" for each in (*logins[:2], *contacts[:1])), *(f"named by {each}" for each in sessions[:1])]
+    if others := len(referring) - len(sessions[:1]):
+        signs.append(f"{others} {'table refers' if others == 1 else 'tables refer'} to it")
+    return Candidate(table, score, tuple(signs) or ("by its name",))
 
 
 class Identities:
@@ -107,102 +110,179 @@ class Identities:
 
     def __init__(self, people: People | None, tables: Sequence[OutlinedTable]) -> None:
         self.people = people
-        self._keys = set() if people is None else {(*people.table.place, people.key)}
+        self._keys: set[tuple[str, str, str]] = set()
+        if people is not None:
+            self._keys.add((*people.table.place, people.key))
         before = -1
         while before < len(self._keys):
             before = len(self._keys)
-            same = [(t, t.key[0]) for t in tables if len(t.key) == 1]
-            self._keys |= {(*t.place, key) for t, key in same if any(map(self.leads, _of_column(t, key)))}
-        self._owners = [*dict.fromkeys("_".join(words_of(table)) for _, table, _ in sorted(self._keys)), *_OWNERS]
+            self._keys |= {(*t.place, t.key[0]) for t in tables if len(t.key) == 1 and self._refers(t, t.key[0])}
 
-    def leads(self, reference: Reference) -> bool:
+    def _refers(self, table: OutlinedTable, column: str) -> bool:
+        return any(self._leads(each) for each in table.references if each.column == column)
+
+    def _leads(self, reference: Reference) -> bool:
         return (reference.schema, reference.table, reference.target) in self._keys
 
     def is_one(self, table: OutlinedTable) -> bool:
         """Whether the table has one row for each user, under the user's id."""
         return any((*table.place, column) in self._keys for column in table.key or ("id",))
 
+    def columns(self, table: OutlinedTable) -> list[str]:
+        """The columns of a table that hold a user's id, the likeliest owner first."""
+        if self.is_one(table):
+            return [table.id_column or "id"]
+        found = [c.name for c in table.columns if self._refers(table, c.name) or self._called(table, c.name)]
+        return sorted(dict.fromkeys(found), key=self._rank)
+
     def owner(self, table: OutlinedTable) -> str | None:
         """The column of the user whose row it is, if one is called so."""
-        if self.is_one(table):
-            return table.id_column or "id"
-        named = [name for name in self.named(table) if self._holds_id(table, name)]
-        return min(named, key=lambda name: self._owners.index(without_id(name)), default=None)
+        first = next(iter(self.columns(table)), None)
+        return first if first is not None and (self.is_one(table) or self._named(first)) else None
 
-    def named(self, table: OutlinedTable) -> list[str]:
-        """The columns that are called like an owner, whatever they hold."""
-        return [column.name for column in table.columns if without_id(column.name) in self._owners]
+    def owners_of_several_kinds(self, table: OutlinedTable) -> list[str]:
+        """The columns that are called like an owner and may name something else than a user."""
+        return [c.name for c in table.columns if self._named(c.name) and is_one_of_several(table, c.name)]
 
-    def _holds_id(self, table: OutlinedTable, column: str) -> bool:
-        if references := _of_column(table, column):
-            return any(map(self.leads, references))
-        if is_one_of_several(table, column) or (snake(column) == without_id(column) and column not in _NEVER_NAMES):
+    def _named(self, column: str) -> bool:
+        return self._rank(column) < len(self._owners())
+
+    def _owners(self) -> list[str]:
+        own = [] if self.people is None else [singular(snake(self.people.table.name))]
+        return [*own, *OWNERS]
+
+    def _rank(self, column: str) -> int:
+        owners = self._owners()
+        called = _without_id(column)
+        return owners.index(called) if called in owners else len(owners)
+
+    def _called(self, table: OutlinedTable, column: str) -> bool:
+        """Whether a column without a reference is called like an owner, and can hold the id."""
+        if table.reference(column) is not None or not self._named(column) or is_one_of_several(table, column):
             return False
-        people = self.people
-        return people is None or is_number(table, column) == is_number(people.table, people.key)
+        name, called = snake(column), _without_id(column)
+        if name == called and name not in {"uid", "owner", "created_by", "uploaded_by", "posted_by"}:
+            return False  # `customer` or `sender` alone is often a name
+        if self.people is None:
+            return True
+        others = set().union(*(plurals(each) for each in PEOPLE)) - plurals(singular(snake(self.people.table.name)))
+        fits = is_number(table, column) == is_number(self.people.table, self.people.key)
+        return fits and (called not in others or called == "user")
 
 
-def _of_column(table: OutlinedTable, column: str) -> list[Reference]:
-    return [each for each in table.references if each.column == column]
+def _without_id(column: str) -> str:
+    name = snake(column)
+    return next((name.removesuffix(end) for end in ("_id", "_uuid", "_fk") if name.endswith(end)), name)
+
+
+_FURTHEST = 5  # tables between a row and its user; a longer way is hardly meant
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One way: `column` holds a user's id, or a value of `select` in the rows of `table` that lead to the user
-    by one of `routes`. `declared` is False where only names say so. `gone` are columns of `table` that are null while a
-    row counts."""
+    by one of `routes`. `declared` is False where only names say so. `standing` are columns of `table`, each with the
+    test that a row passes while it counts. With a `doubt`, the developer decides whether it is taken."""
 
     column: str
     declared: bool = True
     table: OutlinedTable | None = None
     select: str = ""
     routes: tuple[Route, ...] = ()
-    gone: tuple[str, ...] = ()
+    standing: tuple[tuple[str, str], ...] = ()
+    doubt: str = ""
+
+    @property
+    def length(self) -> int:
+        return 1 + max((each.length for each in self.routes), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class TableRoutes:
-    """What is known of one table: the routes by which rows go to users, or those of which the developer has to decide,
-    and `notes` that say why."""
+    """What is known of one table: the routes by which rows go to users, those that could be added, those by way of
+    what users share by their own row, such as `users.organization_id`, and further columns that name users. `notes`
+    say why a table that could have routes has none."""
 
     table: OutlinedTable
     routes: tuple[Route, ...] = ()
     further: tuple[Route, ...] = ()
+    shared: tuple[Route, ...] = ()
+    others: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is known of it, not even what could lead to a user."""
+        return not (self.routes or self.further or self.notes)
 
-Found = Mapping[tuple[str, str], TableRoutes]
 
-
-def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> Found:
+def find_routes(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], TableRoutes]:
     """What is known of each table, by schema and name."""
     memberships = _memberships(tables, identities)
-    found = {table.place: _own_routes(table, identities, memberships) for table in tables}
+    found: dict[tuple[str, str], TableRoutes] = {}
+    for table in tables:
+        owner = identities.owner(table)
+        own = () if owner is None else (_of_owner(table, owner),)
+        members = memberships.get(table.place, ())
+        joined = tuple(route for route in members if not route.doubt)
+        doubtful = tuple(route for route in members if route.doubt)
+        others = tuple(column for column in identities.columns(table) if column != owner)
+        if notes := _notes(table, identities):
+            found[table.place] = TableRoutes(table, further=(*own, *members), others=others, notes=notes)
+        else:
+            found[table.place] = TableRoutes(table, (*own, *joined), doubtful, others=others)
+    found = _spread(found)
+    shared = _spread(_of_users(found, identities))
+    return {
+        place: replace(each, further=(*each.further, *_further(each, found)))
+        if each.routes
+        else _with_shared(each, shared[place])
+        for place, each in found.items()
+    }
+
+
+def _notes(table: OutlinedTable, identities: Identities) -> tuple[str, ...]:
+    """Why the rows of a table go to nobody, whatever seems to lead to a user."""
+    several = [] if identities.owner(table) is not None else identities.owners_of_several_kinds(table)
+    if (key := table.id_column) is not None and is_secret(key):
+        return (f"its key {' '.join(key.split())} looks secret, and devices would get it as id",)
+    return tuple(f"{' '.join(each.split())} may name others than users, as a type stands beside it" for each in several)
+
+
+def _with_shared(known: TableRoutes, shared: TableRoutes) -> TableRoutes:
+    if known.further or known.notes:
+        return known
+    return replace(known, shared=shared.routes or shared.further, notes=shared.notes)
+
+
+def _spread(found: dict[tuple[str, str], TableRoutes]) -> dict[tuple[str, str], TableRoutes]:
+    """Tables without a route get the shortest one by way of a table that has one."""
     for _ in range(_FURTHEST):
-        found |= {place: _reached(each, found, identities) for place, each in found.items() if _is_open(each)}
+        below = {place: each for place, each in found.items() if each.is_open}
+        reached = {place: ways for place, each in below.items() if (ways := _below(each, found))}
+        found = found | {place: _reached(found[place], ways) for place, ways in reached.items()}
     return found
 
 
-def _is_open(known: TableRoutes) -> bool:
-    """Whether nothing is known of a table, not even what could lead to a user."""
-    return not (known.routes or known.further or known.notes)
+def _reached(known: TableRoutes, ways: Sequence[Route]) -> TableRoutes:
+    if len(ways) == 1:
+        return replace(known, routes=tuple(ways))
+    columns = ", ".join(" ".join(way.column.split()) for way in ways)
+    return replace(known, further=tuple(ways), notes=(f"it may belong to what {columns} name: keep what is meant",))
 
 
-def _own_routes(
-    table: OutlinedTable, identities: Identities, memberships: Mapping[tuple[str, str], Sequence[tuple[Route, str]]]
-) -> TableRoutes:
-    owner = identities.owner(table)
-    members = memberships.get(table.place, ())
-    own = () if owner is None else (_of_owner(table, owner),)
-    routes = (*own, *(route for route, doubt in members if not doubt))
-    notes = [doubt for _, doubt in members if doubt]
-    if (key := table.id_column) is not None and is_secret(key):
-        routes, notes = (), [f"its key {on_one_line(key)} looks secret, and devices would get it as id"]
-    elif owner is None and (several := [each for each in identities.named(table) if is_one_of_several(table, each)]):
-        beside = "may name others than users, as a type stands beside it"
-        routes, notes = (), [f"{on_one_line(each)} {beside}" for each in several]
-    further = () if routes else (*own, *(route for route, _ in members))
-    return TableRoutes(table, routes, further, () if routes else tuple(notes))
+def _of_users(found: dict[tuple[str, str], TableRoutes], identities: Identities) -> dict[tuple[str, str], TableRoutes]:
+    """With routes to what the users' own rows refer to."""
+    spread = dict(found)
+    for user in found.values():
+        if not identities.is_one(user.table):
+            continue
+        for each in user.table.references:
+            there = spread.get((each.schema, each.table))
+            if there is not None and there.is_open and not is_frameworks_own(*there.table.place):
+                way = Route(each.target, each.declared, user.table, each.column, user.routes)
+                spread[there.table.place] = replace(there, routes=(way,))
+    return spread
 
 
 def _of_owner(table: OutlinedTable, column: str) -> Route:
@@ -210,70 +290,100 @@ def _of_owner(table: OutlinedTable, column: str) -> Route:
     return Route(column, declared=reference.declared if reference else (column,) == table.key)
 
 
-def _reached(known: TableRoutes, found: Found, identities: Identities) -> TableRoutes:
-    """With the way by what a table's rows belong to. Where several are possible, the developer says which is meant,
-    unless one alone owns the row, or has a foreign key."""
+def _below(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> list[Route]:
+    """The shortest way by way of a table that has one; several if nothing says which of them is meant. A column that
+    names a user who is not the owner is none."""
     ways: dict[Route, Reference] = {}
     for each in known.table.references:
-        parent = found.get((each.schema, each.table))
-        if parent is None or not parent.routes or parent.table.place == known.table.place or identities.leads(each):
-            continue
-        if not parent.table.is_frameworks_own:
-            ways.setdefault(_by_reference(each, parent), each)
-    owning = [way for way, each in ways.items() if each.owning]
-    declared = [way for way, each in ways.items() if each.declared]
-    if only := next((each for each in ([*ways], owning, declared) if len(each) == 1), None):
-        return replace(known, routes=tuple(only))
-    if not ways:
-        return known
-    columns = ", ".join(on_one_line(way.column) for way in ways)
-    return replace(known, further=tuple(ways), notes=(f"it may belong to what {columns} name: keep what is meant",))
+        way = None if each.column in known.others else _by_reference(known.table, each, found)
+        if way is not None:
+            ways.setdefault(way, each)
+    least = min(((way.length, not way.declared) for way in ways), default=None)
+    shortest = [way for way in ways if (way.length, not way.declared) == least]
+    owning = [way for way in shortest if ways[way].owning]
+    return owning if len(owning) == 1 else shortest
 
 
-def _by_reference(reference: Reference, parent: TableRoutes) -> Route:
-    direct = parent.routes[0]
-    if len(parent.routes) == 1 and direct.column == reference.target:  # what leads to the parent's id leads to ours
+def _by_reference(
+    table: OutlinedTable, reference: Reference, found: Mapping[tuple[str, str], TableRoutes]
+) -> Route | None:
+    parent = found.get((reference.schema, reference.table))
+    if parent is None or parent.table.place == table.place or not parent.routes:
+        return None
+    if is_frameworks_own(*parent.table.place):
+        return None
+    direct = parent.routes[0] if len(parent.routes) == 1 else None
+    if direct is not None and direct.column == reference.target:  # what leads to the parent's id leads to ours
         return replace(direct, column=reference.column, declared=direct.declared and reference.declared)
     return Route(reference.column, reference.declared, parent.table, reference.target, parent.routes)
 
 
-def _memberships(
-    tables: Sequence[OutlinedTable], identities: Identities
-) -> dict[tuple[str, str], list[tuple[Route, str]]]:
-    """By table, the routes by way of tables that say who takes part in its rows, each with what makes it doubtful."""
-    found: dict[tuple[str, str], list[tuple[Route, str]]] = {}
+def _further(known: TableRoutes, found: Mapping[tuple[str, str], TableRoutes]) -> list[Route]:
+    """Ways that are not taken, as a row that names its user stays with that user."""
+    ways = [_by_reference(known.table, each, found) for each in known.table.references]
+    taken = {route.column for route in known.routes} | set(known.others)
+    return [way for way in ways if way is not None and way.column not in taken and way.length <= _FURTHEST]
+
+
+def _memberships(tables: Sequence[OutlinedTable], identities: Identities) -> dict[tuple[str, str], tuple[Route, ...]]:
+    """By table, the routes by way of tables that say who takes part in its rows."""
+    known = {table.place: table for table in tables}
+    found: dict[tuple[str, str], tuple[Route, ...]] = {}
+    named_by_others = {(each.schema, each.table) for table in tables for each in table.references}
     for table in tables:
-        owner = identities.owner(table)
-        others = [each for each in table.references if each.column != owner and each.table != table.name]
-        if owner is None or len(others) != 1 or identities.is_one(table) or identities.leads(others[0]):
+        reference = _membership_of(table, identities, joins_only=table.place not in named_by_others)
+        if reference is None or (joined := known.get((reference.schema, reference.table))) is None:
             continue
-        if table.is_frameworks_own or not _says_so(table, others[0], identities):
+        if identities.is_one(joined):
             continue
-        own, joined = _of_owner(table, owner), others[0]
-        gone, doubts = _while_member(table, {owner, joined.column})
-        doubt = f"write which {', '.join(doubts)} of {table.shown} a member has" if doubts else ""
-        declared = joined.declared and own.declared
-        route = Route(joined.target, declared, table, joined.column, (own,), gone)
-        found.setdefault((joined.schema, joined.table), []).append((route, doubt))
+        owner = identities.columns(table)[0]
+        named = _says_so(table, reference, identities)
+        if named or identities.owner(joined) is None:
+            declared = reference.declared and _of_owner(table, owner).declared
+            direct, doubt = (_of_owner(table, owner),), _doubt(table, named=named)
+            route = Route(
+                reference.target, declared, table, reference.column, direct, standing(table.columns), doubt
+            )  # fmt: skip
+            found[joined.place] = (*found.get(joined.place, ()), route)
     return found
 
 
-def _says_so(table: OutlinedTable, joined: Reference, identities: Identities) -> bool:
-    """Whether the table's name says that it is one of memberships, and nothing else: `former_team_members` does not."""
-    words = words_of(table.name)
+def _doubt(table: OutlinedTable, *, named: bool) -> str:
+    """Why a table of memberships may name users who are no members; empty when nothing speaks for it."""
+    columns = [" ".join(each.split()) for each in doubts(table.columns)]
+    unsaid = "" if named else f"decide whether {table.shown} is a table of members: its name does not say so"
+    unknown = f"write which {', '.join(columns)} of {table.shown} a member has" if columns else ""
+    return "; ".join(each for each in (unsaid, unknown) if each)
+
+
+def _membership_of(table: OutlinedTable, identities: Identities, *, joins_only: bool) -> Reference | None:
+    """The reference to what the table's users take part in, if it is a table of memberships: by its name, or where it
+    may be one that `joins_only`, by having nothing else."""
+    owners = identities.columns(table)
+    if len(owners) != 1 or identities.is_one(table) or is_frameworks_own(*table.place):
+        return None
+    if not NO_MEMBERS.isdisjoint(words_of(table.name)):
+        return None
+    others = [
+        each
+        for each in table.references
+        if each.column != owners[0] and last_word(each.table) not in SIDE and each.table != table.name
+    ]
+    if len(others) != 1 or last_word(table.name) in REACTIONS or is_frameworks_own(others[0].schema, others[0].table):
+        return None
+    alone = len(table.columns) <= 3 or set(table.key) == {owners[0], others[0].column}
+    joins = joins_only and alone and identities.owner(table) is not None
+    return others[0] if joins or _says_so(table, others[0], identities) else None
+
+
+def _says_so(table: OutlinedTable, reference: Reference, identities: Identities) -> bool:
+    """Whether the table's name says that it is one of memberships."""
+    if last_word(table.name) in MEMBERSHIPS:
+        return True
+    joined = last_word(reference.table)
     people = last_word(identities.people.table.name) if identities.people else "user"
-    of = (words_of(joined.table), words_of(without_id(joined.column)))
-    if words[-1] in MEMBERSHIPS:
-        return words[:-1] in ([], *of)
-    return any(words in ([*each, people], [people, *each]) for each in of)
-
-
-def _while_member(table: OutlinedTable, known: set[str]) -> tuple[tuple[str, ...], list[str]]:
-    """The columns that are null for members, and those that may say that a membership does not count (any more)."""
-    others = [each for each in table.columns if each.name not in {*known, *table.key} and each.name != "id"]
-    gone = [each for each in others if _GONE.fullmatch(snake(each.name)) and each.type.startswith("timestamp")]
-    doubts = [each.name for each in others if each not in gone and snake(each.name) not in _SINCE]
-    return tuple(each.name for each in gone), [*map(on_one_line, doubts)]
+    words = words_of(table.name)
+    return len(words) >= 2 and {joined, people} <= {*words[-2:]}
 
 
 _MANY_EACH = MOST_BUCKETS // 20  # on average: some users have far more
@@ -305,13 +415,13 @@ class BucketExplosion:
         )
 
 
-def explosions(found: TableRoutes, people: People | None) -> list[BucketExplosion]:
-    """The routes of a table by which a device would need too many buckets."""
+def crowds(table: OutlinedTable, routes: Sequence[Route], people: People | None) -> tuple[BucketExplosion, ...]:
+    """What is crowded among the routes of a table."""
     users = people.table.rows if people is not None else None
-    crowded = []
-    for parents in dict.fromkeys(route.table for route in found.routes if route.table is not None):
+    found = []
+    for parents in dict.fromkeys(route.table for route in routes if route.table is not None):
         rows = parents.rows or 0
         each = None if not users else rows // users
         if rows >= MOST_BUCKETS and (each is None or each >= _MANY_EACH):
-            crowded.append(BucketExplosion(found.table, parents, rows, each))
-    return crowded
+            found.append(BucketExplosion(table, parents, rows, each))
+    return tuple(found)

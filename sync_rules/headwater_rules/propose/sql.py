@@ -4,30 +4,18 @@ those. Nothing that gives anybody a right, and nothing that only a server makes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Final
 
-from headwater_rules.propose.outline import MEMBERSHIPS, OutlinedTable, is_number, is_secret, last_word, snake
+from headwater_rules.propose.outline import OutlinedTable, is_number, made_on_devices
 from headwater_rules.propose.routes import Identities, People, Route, TableRoutes
+from headwater_rules.propose.words import MEMBERSHIPS, PRIVILEGES, SERVERS_OWN, is_secret, last_word, snake
 from headwater_rules.schema import ValueKind
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _REFUSED = re.compile(r"[^\w-]")  # in names of tables on a device
-_MADE_ON_DEVICES: Final = frozenset({"uuid", "text", "character varying", "citext"})
-
-_SERVERS_OWN: Final = frozenset({
-    "session", "payment", "invoice", "subscription", "transaction", "charge", "refund", "order", "log", "audit",
-    "event", "history", "version", "notification", "quota",
-})  # fmt: skip
-"""The last word of a table whose rows the server makes, whoever they belong to."""
-
-_PRIVILEGES: Final = frozenset({
-    "role", "roles", "admin", "is_admin", "is_staff", "is_superuser", "permission", "permissions", "verified",
-    "is_verified", "approved", "is_approved", "plan", "balance", "credit", "credits",
-})  # fmt: skip
-"""Columns by which a user would give himself more than he has."""
 
 _RESERVED: Final = frozenset({
     "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "authorization", "between",
@@ -73,32 +61,32 @@ def device_names(tables: Sequence[OutlinedTable]) -> dict[tuple[str, str], str]:
 
 def select(table: OutlinedTable, name: str) -> str:
     """`SELECT … FROM …` of a table that is called `name` on a device: with an `id`, without what looks secret."""
-    kept = [column for column in table.columns if not is_secret(column.name)]
-    columns = ["*"]
-    if len(kept) < len(table.columns):  # devices never get blobs
-        columns = [identifier(column.name) for column in kept if column.kind is not ValueKind.BLOB]
+    kept = [column.name for column in table.columns if not is_secret(column.name)]
+    blobs = {column.name for column in table.columns if column.kind is ValueKind.BLOB}  # which devices never get
+    columns = ["*"] if len(kept) == len(table.columns) else [identifier(each) for each in kept if each not in blobs]
     if table.column("id") is None:
         columns.append(f"{identifier(table.id_column) if table.id_column else 'row_id()'} AS id")
     called = "" if name == table.name else f" AS {identifier(name)}"
     return f"SELECT {', '.join(columns)} FROM {table_name(table)}{called}"
 
 
-def condition(people: People | None, table: OutlinedTable, route: Route) -> str:
-    """The condition on the rows of a table that go by a route."""
+def conditions(people: People | None, table: OutlinedTable, routes: Sequence[Route]) -> list[str]:
+    """One condition on the rows of a table for each route; a row passes if one is true."""
+    return [_condition(people, table, route) for route in routes]
+
+
+def _condition(people: People | None, table: OutlinedTable, route: Route) -> str:
     if route.table is None:
         if people is not None and table.place == people.table.place and route.column == people.key:
             return _equals_user(table, people.subject)
         return _is_user(people, table, route.column, _equals_user)
-    alternatives = [condition(people, route.table, each) for each in route.routes]
-    test = " OR ".join(alternatives)
-    if route.gone:
-        test = f"({test})" if len(alternatives) > 1 else test
-        test += "".join(f" AND {identifier(column)} IS NULL" for column in route.gone)
-    return _in_rows(route.column, route.select, route.table, test)
-
-
-def _in_rows(column: str, selected: str, table: OutlinedTable, test: str) -> str:
-    return f"{identifier(column)} IN (SELECT {identifier(selected)} FROM {table_name(table)} WHERE {test})"
+    inner = conditions(people, route.table, route.routes)
+    alternatives = " OR ".join(inner)
+    if route.standing:
+        alternatives = f"({alternatives})" if len(inner) > 1 else alternatives
+    parts = [alternatives, *(test.format(identifier(column)) for column, test in route.standing)]
+    rows = f"SELECT {identifier(route.select)} FROM {table_name(route.table)} WHERE {' AND '.join(parts)}"
+    return f"{identifier(route.column)} IN ({rows})"
 
 
 def _is_user(
@@ -107,7 +95,8 @@ def _is_user(
     """The condition that a column names the user, by way of the table of people where tokens call users otherwise."""
     if people is None or people.subject == people.key:
         return equals(table, column)
-    return _in_rows(column, people.key, people.table, equals(people.table, people.subject))
+    rows = f"SELECT {identifier(people.key)} FROM {table_name(people.table)}"
+    return f"{identifier(column)} IN ({rows} WHERE {equals(people.table, people.subject)})"
 
 
 def _equals_user(table: OutlinedTable, column: str) -> str:
@@ -117,8 +106,11 @@ def _equals_user(table: OutlinedTable, column: str) -> str:
 
 
 def _equals_uploader(_: OutlinedTable, column: str) -> str:
-    """The user of an upload, in a policy."""
-    return f"{identifier(column)}::text = current_setting('request.jwt.claims', true)::json ->> 'sub'"
+    return f"{identifier(column)}::text = {_USER}"
+
+
+_USER = "current_setting('request.jwt.claims', true)::json ->> 'sub'"
+"""The user of an upload, in a policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +148,19 @@ def writable(
     """What devices could write to among the `given` tables. `tables` are all of the app."""
     granting = {place for each in tables for place in _granting((*each.routes, *each.further))}
     cascading = {(r.schema, r.table) for each in tables for r in each.table.references if r.owning}
-    able: dict[tuple[str, str], tuple[TableRoutes, tuple[str, ...], tuple[str, ...]]] = {}
-    for each in given:
-        table = each.table
-        if table.place in granting or not _is_open(table, identities):
-            continue
-        columns = tuple(_columns(table))
-        if operations := tuple(_operations(table, columns, keeps=table.place in cascading)):
-            able[table.place] = each, columns, operations
+    open_ = [each for each in given if each.table.place not in granting and _is_open(each.table, identities)]
+    columns = {each.table.place: tuple(_columns(each.table)) for each in open_}
+    operations = {
+        each.table.place: tuple(_operations(each.table, columns[each.table.place], keeps=each.table.place in cascading))
+        for each in open_
+    }
+    able = [each for each in open_ if operations[each.table.place]]
+    owned = {each.table.place: each for each in able if owner_of(each) is not None}
     return tuple(
-        Writable(each.table, names[place], columns, operations, policy)
-        for place, (each, columns, operations) in able.items()
-        if (policy := _policy(each, able.keys(), identities.people)) is not None
+        Writable(each.table, names[place], columns[place], operations[place], policy)
+        for each in able
+        if (policy := _policy(each, owned, identities.people)) is not None
+        for place in [each.table.place]
     )
 
 
@@ -181,34 +174,33 @@ def _granting(routes: Sequence[Route]) -> Iterator[tuple[str, str]]:
 
 
 def _is_open(table: OutlinedTable, identities: Identities) -> bool:
-    closed = last_word(table.name) in _SERVERS_OWN | MEMBERSHIPS or identities.is_one(table) or "." in table.name
+    closed = last_word(table.name) in SERVERS_OWN | MEMBERSHIPS or identities.is_one(table) or "." in table.name
     return bool(table.key) and not closed
 
 
-def _policy(found: TableRoutes, able: Container[tuple[str, str]], people: People | None) -> str | None:
+def _policy(found: TableRoutes, owned: Mapping[tuple[str, str], TableRoutes], people: People | None) -> str | None:
+    if (owner := owner_of(found)) is not None:
+        return _is_user(people, found.table, owner, _equals_uploader)
     for route in found.routes:
-        parent = route.table
-        if parent is None:
-            return _is_user(people, found.table, route.column, _equals_uploader)
-        owner = next((each.column for each in route.routes if each.table is None), None)
-        if owner is not None and parent.place in able and route.select == parent.id_column:
-            return _in_rows(route.column, route.select, parent, _is_user(people, parent, owner, _equals_uploader))
+        parent = owned.get(route.table.place) if route.table is not None else None
+        if parent is not None and (owner := owner_of(parent)) is not None and route.select == parent.table.id_column:
+            rows = f"SELECT {identifier(route.select)} FROM {table_name(parent.table)}"
+            condition = _is_user(people, parent.table, owner, _equals_uploader)
+            return f"{identifier(route.column)} IN ({rows} WHERE {condition})"
     return None
 
 
 def _columns(table: OutlinedTable) -> Iterator[str]:
     for column in table.columns:
         name = column.name
-        closed = name in table.computed or name in table.key or is_secret(name) or snake(name) in _PRIVILEGES
+        closed = name in table.computed or name in table.key or is_secret(name) or snake(name) in PRIVILEGES
         if not closed and column.kind is not ValueKind.BLOB:
             yield name
 
 
 def _operations(table: OutlinedTable, columns: Sequence[str], *, keeps: bool) -> Iterator[str]:
     """`keeps`: rows of other tables would be deleted with a row."""
-    key = table.column(table.key[0])
-    # a device can make a uuid, or a text; a number is for Postgres to count
-    makes_id = len(table.key) > 1 or (key is not None and key.type.partition("(")[0] in _MADE_ON_DEVICES)
+    makes_id = len(table.key) > 1 or made_on_devices(table, table.key[0])
     if makes_id and table.required <= {*columns, *table.key}:
         yield "insert"
     if columns:

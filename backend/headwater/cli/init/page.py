@@ -17,10 +17,11 @@ from psycopg import sql
 from headwater.config.document import ConfigError, ConfigIssue
 from headwater.source.connect import SourceSettings, connect
 from headwater_rules.describe.client_schema import ClientSchema, schema_code
-from headwater_rules.propose.outline import MEMBERSHIPS, OutlinedTable, is_secret, last_word, snake
+from headwater_rules.propose.outline import OutlinedTable
 from headwater_rules.propose.propose import Proposal
 from headwater_rules.propose.routes import People
 from headwater_rules.propose.sql import StreamTable, Writable
+from headwater_rules.propose.words import MEMBERSHIPS, is_secret, last_word, snake
 from headwater_rules.schema import Language, SourceColumn, ValueKind
 
 FOLDER = "app"
