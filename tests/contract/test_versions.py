@@ -52,6 +52,7 @@ def test_switch(writer: SourceWriter, reader: StoreReader) -> None:
     before = writer.bootstrap({"1": (A, "x")})
     version = writer.store.deploy("two", Origin.FILE)
     after = writer.store.activate(writer.lease, version.id, {"lists.2": "d2"})
+    assert after is not None
     assert after.op_id > before.op_id
     assert reader.newest() == Newest(after, version.id, 0)
     touched = reader.touched(before.op_id, after.op_id)
@@ -111,6 +112,21 @@ def test_mark_versions(writer: SourceWriter) -> None:
     served = writer.store.versions()[0]
     writer.store.mark_version(writer.lease, served.id, STATES.STOPPED, "no")
     assert writer.store.versions()[0].state is STATES.ACTIVE
+
+
+@pytest.mark.parametrize("state", [STATES.PROCESSING, STATES.FAILED])
+def test_replaced_version_stays_stopped(writer: SourceWriter, reader: StoreReader, state: VersionState) -> None:
+    before = writer.bootstrap({"1": (A, "x")})
+    two = writer.store.deploy("two", Origin.COMMAND).id
+    writer.store.deploy("three", Origin.COMMAND)
+    writer.store.mark_version(writer.lease, two, state, "by a job that has not looked since")
+    assert writer.store.activate(writer.lease, two, {"lists.2": "d2"}) is None
+    assert states(writer) == [(YAML, STATES.ACTIVE), ("two", STATES.STOPPED), ("three", STATES.PROCESSING)]
+    assert writer.store.versions()[1].note == "another version was deployed"
+    assert writer.store.complete_definitions() == SIDES
+    newest = reader.newest()
+    assert newest is not None
+    assert newest.checkpoint == before
 
 
 def test_switch_needs_the_lease(writer: SourceWriter) -> None:

@@ -20,6 +20,7 @@ from headwater.storage.contract.store import StoreUnreachableError
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.stats import StoreStats
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.versions import definitions_of
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import HASTY, Deploy, Deployment, plan_of
@@ -176,6 +177,32 @@ def test_unreachable_store_fails_no_version(
 
     monkeypatch.setattr(BulkJobs, "reprocess", away)
     assert deployment.redeploy(config(LISTS, TODOS)).state is VersionState.ACTIVE
+
+
+@pytest.mark.parametrize("method", ["activate", "mark_version"])
+def test_version_replaced_at_the_last_moment(
+    deploy: Deploy, todos_source: SourceDb, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    deployment = deploy(config(LISTS)).start()
+    last = config(LISTS, TODOS.replace("id, body", "id, list"))
+    real = getattr(StoreWriter, method)
+
+    def deploy_another_first(store: StoreWriter, *args: object) -> object:
+        monkeypatch.setattr(StoreWriter, method, real)
+        store.deploy(last, Origin.COMMAND)
+        return real(store, *args)
+
+    monkeypatch.setattr(StoreWriter, method, deploy_another_first)
+    deployment.redeploy(config(LISTS, TODOS))
+    deployment.yaml = last
+    with deployment.store() as store:
+        wait_until(lambda: not [v for v in store.versions() if v.state is VersionState.PROCESSING], "the deploys")
+        _, replaced, served = store.versions()
+    assert (replaced.state, replaced.activated) == (VersionState.STOPPED, 0)
+    assert (served.state, served.yaml) == (VersionState.ACTIVE, last)
+    todos = [row for (kind, _), row in deployment.rows("u1").items() if kind == "todos"]
+    assert len(todos) == 300
+    assert set(todos[0]) == {"id", "list"}
 
 
 def test_failed_compile_keeps_version(deploy: Deploy, todos_source: SourceDb) -> None:

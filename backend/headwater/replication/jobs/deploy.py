@@ -67,7 +67,9 @@ class Deploy(Job):
                 yield from self._fill(plan, new)
             finally:
                 context.stream.recording.watch(())
-            context.store.activate(context.lease, self._version.id, definitions_of(plan))
+            if context.store.activate(context.lease, self._version.id, definitions_of(plan)) is None:
+                _log.info("version %d of the sync config was replaced before it became active", self._version.id)
+                return JobOutcome(follow=True)
         _log.info("version %d of the sync config is active", self._version.id)
         if outcome.tasks:
             rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)

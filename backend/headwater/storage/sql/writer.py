@@ -318,12 +318,16 @@ class StoreWriter(ABC):
                 failpoint("deploy.before_commit")
             return _version(version)
 
-    def activate(self, lease: Lease, version: int, definitions: Mapping[str, str]) -> Checkpoint:
+    def activate(self, lease: Lease, version: int, definitions: Mapping[str, str]) -> Checkpoint | None:
         """Serve `version` from now on and stop the one before, in one transaction that moves the checkpoint.
-        `definitions` (name to digest) become complete; those that were complete before stay so until `retire`."""
+        `definitions` (name to digest) become complete; those that were complete before stay so until `retire`. Does
+        nothing and returns None when another version was deployed since."""
         with self._work() as db:
             with db.transaction(lease):
                 op = ops.lock_state(db)
+                wanted = "select 1 from versions where id = ? and state in ('processing', 'active')"
+                if not db.rows(f"{wanted}{db.dialect.for_update}", version):
+                    return None
                 control.set_active(db, version)
                 control.complete(db, definitions)
                 ops.move_checkpoint(db, op, lease.name, "[]", "[]")
@@ -333,13 +337,12 @@ class StoreWriter(ABC):
             return generations.checkpoint(db)
 
     def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
-        """Set state and note of a version that is not served: PROCESSING and how far, or STOPPED or FAILED and why."""
+        """Set state and note of the version in processing: PROCESSING and how far, or STOPPED or FAILED and why. Does
+        nothing when another version was deployed since."""
         with self._work() as db, db.transaction(lease):
             stopped = "0" if state is VersionState.PROCESSING else db.dialect.now
-            change = (
-                f"update versions set state = ?, stopped_at = {stopped}, note = ? where id = ? and state <> 'active'"
-            )
-            db.execute(change, state.value, note, version)
+            change = f"update versions set state = ?, stopped_at = {stopped}, note = ?"
+            db.execute(f"{change} where id = ? and state = 'processing'", state.value, note, version)
 
     def complete_definitions(self) -> dict[str, str]:
         """Bucket definitions (name to digest) whose rows are all in the store and are kept up to date."""
