@@ -33,7 +33,7 @@ from headwater.api.streams.service import REVOKED, SHUTTING_DOWN, TERMINATED
 from headwater.api.streams.stream import EXPIRED, OTHER_STREAMS
 from headwater.api.streams.traffic import CLIENT_GONE, DELAYS, FAILED, NOT_READING, Delays, Traffic
 from headwater.api.workers import Workers
-from headwater.codes import CODES, Refusal
+from headwater.codes import CODES, RefusalCode
 from headwater.errors import HeadwaterError
 from headwater.replication.meters import Totals
 from headwater.replication.status import ReplicationState, SourceStatus, SourceStatuses
@@ -202,7 +202,7 @@ ENDS = (
 )  # fmt: skip
 """The reasons why streams end. Each starts at 0, so that Prometheus sees the first one as an increase."""
 
-REFUSALS = sorted(code for code, each in CODES.items() if isinstance(each, Refusal))
+REFUSALS = sorted(code for code, each in CODES.items() if isinstance(each, RefusalCode))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from headwater_client.protocol.lines import (
     Op,
     PartialCheckpointComplete,
     StreamInfo,
-    Subscription,
+    SubscriptionReason,
     TokenExpiresIn,
     framing_of,
     parse_line,
@@ -66,7 +66,10 @@ EXAMPLE: list[dict[str, object]] = [
 
 LINES: list[Line] = [
     CheckpointLine(
-        "9", (BucketChecksum("1#mine", -1201, 2, 3, (Subscription(default=0),)),), "2", (StreamInfo("mine", True),)
+        "9",
+        (BucketChecksum("1#mine", -1201, 2, 3, (SubscriptionReason(default=0),)),),
+        "2",
+        (StreamInfo("mine", True),),
     ),
     Data(
         "1#mine",

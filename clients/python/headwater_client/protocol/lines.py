@@ -18,7 +18,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Priority: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 2)]
 
 
-class Subscription(Struct, frozen=True):
+class SubscriptionReason(Struct, frozen=True):
     """Why a bucket is sent: a stream that everybody has (an index into the streams), or a requested one."""
 
     default: int | None = None
@@ -32,7 +32,7 @@ class BucketChecksum(Struct, frozen=True):
     checksum: int
     count: Count = 0
     priority: Priority = DEFAULT_PRIORITY
-    subscriptions: tuple[Subscription, ...] = ()
+    subscriptions: tuple[SubscriptionReason, ...] = ()
 
 
 class StreamErrorLine(Struct, frozen=True):
