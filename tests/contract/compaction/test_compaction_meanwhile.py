@@ -13,13 +13,16 @@ import pytest
 from headwater.compaction.bucket import Forgetter, classify
 from headwater.compaction.compactor import CompactionPass
 from headwater.oplog.op import OpId
+from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.compaction import HistoryChangedError
 from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
 from headwater.storage.open import open_store
+from headwater.storage.postgres.cursor import PostgresCursor
 from headwater.storage.shared import compaction, segments
 from headwater.storage.shared.compaction import Cut
 from headwater.storage.sql.compaction import CompactionStore
-from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, CompactionSetup
+from headwater.storage.sql.cursor import Value
+from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, B, CompactionSetup
 from tests.support.model_device import ModelBucket, parse_ops
 
 
@@ -109,6 +112,26 @@ def test_cleared_bucket(compacted: CompactionSetup) -> None:
         compacted.compaction.reput(lease, bucket, pieces[-1].last, [])
     compacted.compaction.release(lease)
     compacted.assert_whole({})
+
+
+def test_compacted_while_truncated(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store in Postgres, a bucket may be left without history between two statements of a flush."""
+    compacted.hand.publish({"1": (A, "x"), "2": (B, "x")})
+    compacted.hand.write({"1": None})
+    seen = {A: compacted.device(A), B: compacted.device(B)}
+    execute, meddled = PostgresCursor.execute, False
+
+    def compact_first(db: PostgresCursor, statement: str, *values: Value) -> int:
+        nonlocal meddled
+        if not meddled and statement.strip().startswith("update buckets"):
+            meddled = True
+            compacted.compact()
+        return execute(db, statement, *values)
+
+    monkeypatch.setattr(PostgresCursor, "execute", compact_first)
+    compacted.hand.truncate()
+    assert meddled or isinstance(compacted.address, SqliteAddress)
+    compacted.assert_whole({}, seen)
 
 
 class _Meddled:

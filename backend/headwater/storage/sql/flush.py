@@ -199,12 +199,12 @@ class Flush(ABC):
         bucket of `definitions` with one op."""
         self._lock()
         self._send()
-        numbers, names = self._numbers, list(definitions)
+        first, names = self._numbers.next, list(definitions)
         of_these = f"definition {self._cursor.dialect.among}"
-        held = self._cursor.rows(f"select id from buckets where last_op > clear_op and {of_these} order by id", names)
-        for op, (bucket,) in enumerate(held, numbers.next):
-            numbers.sums[bucket] = BucketSum(last_op=op)
-        numbers.next += clear_buckets(self._cursor, numbers.next, of_these, names)
+        self._numbers.next += clear_buckets(self._cursor, first, of_these, names)
+        cleared = f"select id, clear_op from buckets where clear_op >= ? and {of_these}"
+        for bucket, op in self._cursor.rows(cleared, first, names):
+            self._numbers.sums[bucket] = BucketSum(last_op=op)
         keys = self._cursor.rows("select distinct key from lookups where table_id = ? limit ?", table, NAMEABLE + 1)
         self._touched.update(key for (key,) in keys)
         return tables.renew_generation(self._cursor, table)

@@ -29,19 +29,21 @@ def move_checkpoint(db: Cursor, op: int, source: str, buckets: str | None, looku
 INSERT_CLEARS = """insert into ops (bucket, id, line) select id, op, '{"op_id":"' || op || '",' || ?2 from """
 """Inserts a CLEAR, with the body ?2, for each row (id, op) of what follows."""
 
-_HELD = (
-    "(select id, ?1 + row_number() over (order by id) - 1 as op from buckets where last_op > clear_op and {which}) f"
-)
-_CLEAR_HELD = f"""
-update buckets as b set checksum = 0, count = 1, clear_op = f.op, last_op = f.op from {_HELD} where b.id = f.id
+_CLEAR = """
+update buckets as b set checksum = 0, count = 1, clear_op = f.op, last_op = f.op
+from (
+    select id, ?1 + row_number() over (order by id) - 1 as op from buckets where last_op > clear_op and {which}
+) f where b.id = f.id
 """
+_CLEARED = "(select id, clear_op as op from buckets where clear_op >= ?1 and {which}) f"
 
 
 def clear_buckets(db: Cursor, next_op: int, condition: str = "true", *values: Value) -> int:
     """Empty the buckets with history that satisfy a condition by a CLEAR each, with ids from `next_op` on, by key.
     Returns how many."""
-    cleared = db.execute(INSERT_CLEARS + _HELD.format(which=condition), next_op, CLEAR_BODY, *values)
-    db.execute(_CLEAR_HELD.format(which=condition), next_op, *values)
+    cleared = db.execute(_CLEAR.format(which=condition), next_op, *values)
+    # Second: until the buckets are locked, compaction may leave some of them without history
+    db.execute(INSERT_CLEARS + _CLEARED.format(which=condition), next_op, CLEAR_BODY, *values)
     return cleared
 
 
