@@ -12,18 +12,23 @@ import pytest
 
 from headwater.compaction.bucket import Forgetter, classify
 from headwater.compaction.compactor import CompactionPass
+from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.compaction import HistoryChangedError
-from headwater.storage.contract.store import LeaseHeldError, LeaseLostError
+from headwater.storage.contract.store import LeaseHeldError, LeaseLostError, ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.postgres.cursor import PostgresCursor
 from headwater.storage.shared import compaction, segments
 from headwater.storage.shared.compaction import Cut
+from headwater.storage.sql import compaction as sql_compaction
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Value
-from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, B, CompactionSetup
+from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, B, CompactionSetup, kinds
 from tests.support.model_device import ModelBucket, parse_ops
+from tests.support.store_file import store_tables
+from tests.support.waiting import wait_until
+from tests.support.written_store import SOURCE
 
 
 @pytest.mark.usefixtures("form")
@@ -132,6 +137,37 @@ def test_compacted_while_truncated(compacted: CompactionSetup, monkeypatch: pyte
     compacted.hand.truncate()
     assert meddled or isinstance(compacted.address, SqliteAddress)
     compacted.assert_whole({}, seen)
+
+
+def test_bucket_reset_while_compacted(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, key = compacted.address, compacted.key(A)
+    if isinstance(address, SqliteAddress):
+        pytest.skip("a transaction has the whole store")
+    busy(compacted)
+    compacted.compact()
+    compacted.hand.write({str(n): (A, "z") for n in range(0, 50, 2)})
+    flush = compacted.hand.store.begin(compacted.hand.lease)
+    resetting = threading.Thread(target=flush.reset_bucket, args=(key, None))
+
+    def waits() -> bool:
+        with store_tables(address) as db:
+            return db.execute("select from pg_stat_activity where wait_event_type = 'Lock'").rowcount > 0
+
+    def reset_meanwhile(name: str) -> None:
+        if name == "compact.before_commit" and resetting.ident is None:
+            resetting.start()
+            wait_until(waits, "the flush to wait for the compaction")
+        elif name == "compact.after_commit":
+            resetting.join()
+            flush.commit(SOURCE, ReplicationProgress(Lsn(1000)))
+
+    monkeypatch.setattr(sql_compaction, "failpoint", reset_meanwhile)
+    with CompactionPass(compacted.compaction, "here:1", lambda _: False) as work:
+        assert work.bucket(compacted.state(A), compacted.compaction.checkpoint(), FREE) is None
+    assert kinds(compacted.ops(A)) == ["CLEAR"]
+    with store_tables(address) as db:
+        assert db.execute("select from segment_blobs").rowcount == 0
+        assert db.execute("select from ops").rowcount == 1
 
 
 class _Meddled:

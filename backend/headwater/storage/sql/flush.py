@@ -217,7 +217,9 @@ class Flush(ABC):
         self._lock()
         self._send()
         db, op = self._cursor, self._numbers.next
-        if bucket is None and db.one("select 1 from buckets where id = ?", key) is None:
+        # Locked first, so that compaction is not in the midst of replacing what is deleted here
+        there = db.one(f"select 1 from buckets where id = ?{db.dialect.for_update}", key) is not None
+        if bucket is None and not there:
             return
         blobs = "select blob from segments where bucket = ?1"
         db.execute(f"delete from segment_blobs where bucket = ?1 and id in ({blobs})", key)
