@@ -156,7 +156,7 @@ def idle(deployment: Deployment) -> None:
 
 
 def within_a_transaction(deployment: Deployment) -> None:
-    deployment.batch_bytes = 4  # it takes many seconds
+    deployment.memory_bytes = 4  # it takes many seconds
     snapshot_of_empty_table(deployment).start()
     deployment.source.execute(INSERT)
     wait_until(lambda: not nobody_writes(deployment.address), "the transaction to be applied")
@@ -198,7 +198,7 @@ def test_source_shutdown_is_not_delayed(
     source.connection = psycopg.connect(source.dsn, autocommit=True)
     assert isinstance(deployment.bulk, Waiting)
     deployment.bulk.go.set()
-    deployment.batch_bytes = 64 << 20
+    deployment.memory_bytes = 64 << 20
     deployment.stop()
     assert shows_the_truth(deployment.start())
 

@@ -152,7 +152,7 @@ def test_single_row_pieces_give_the_same(
     create(source_db)
     source_db.execute(f"alter table notes replica identity {identity}")
     fill(source_db, 22, 10_000)
-    deployment = deploy(NOTES, on_postgres=on_postgres, batch_bytes=4).start()
+    deployment = deploy(NOTES, on_postgres=on_postgres, memory_bytes=4).start()
     source_db.execute(
         "begin; update notes set n = n + 1; update notes set id = 'moved ' || id where n % 3 = 0;"
         " insert into notes select id || ' again', body, n from notes where n % 5 = 0;"

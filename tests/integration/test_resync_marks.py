@@ -89,7 +89,7 @@ def test_interrupted_load_keeps_rows(deploy: Deploy, source_db: SourceDb) -> Non
     create(source_db)
     source_db.execute("insert into live values ('1', 0, 'small'), ('2', 0, repeat('toast', 2000))")
     bulk = Waiting()
-    deployment = deploy(CONFIG, bulk=bulk, batch_bytes=4 * 5_000)
+    deployment = deploy(CONFIG, bulk=bulk, memory_bytes=4 * 5_000)
     device = Device(deployment.start())
     deployment.stop()
     source_db.lose_slots()

@@ -228,7 +228,7 @@ JOB = CompareJob(
     source=SourceSettings("", "", ""), snapshot="", tables=(), plans=(), types=TypeCatalog(), keys=StoreKeys(b""),
     store=SqliteAddress(""), directory="",
 )  # fmt: skip
-IN_PIECES = replace(JOB, source=SourceSettings("", "", "", batch_bytes=4_000))
+IN_PIECES = replace(JOB, source=SourceSettings("", "", "", memory_bytes=4_000))
 TABLE = StoredTable(1, "default", (Relation(1, "public", "items", ReplicaIdentity.DEFAULT, ()),), "")
 
 

@@ -88,7 +88,7 @@ class Deployment:
     user: str = "postgres"
     password: str = ""
     port: int = 0  # where the source is reached, if not at its own
-    batch_bytes: int = 64 << 20
+    memory_bytes: int = 64 << 20
     silence_seconds: float = 60.0
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     take_slot: bool = False
@@ -112,7 +112,7 @@ class Deployment:
             on_apply_error=self.on_apply_error,
             publications=self.publications,
             heartbeat_seconds=self.heartbeat_seconds,
-            batch_bytes=self.batch_bytes,
+            memory_bytes=self.memory_bytes,
             silence_seconds=self.silence_seconds,
         )
 

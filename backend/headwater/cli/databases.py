@@ -202,7 +202,7 @@ def _source(section: Section, batch_mb: int) -> SourceSettings | None:
     if kind != "postgresql":
         section.error(f"a source of type {redacted(kind)} is not supported", "type", fix="use postgresql")
         return None
-    settings = section.read(replace(read_server(section), batch_bytes=batch_mb << 20))
+    settings = section.read(replace(read_server(section), memory_bytes=batch_mb << 20))
     if not settings.publications:
         section.error("must name at least one", "publications", fix="remove it to use headwater")
     section.text("id")

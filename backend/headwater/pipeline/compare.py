@@ -80,7 +80,7 @@ class StoreRows:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
         bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, job.keys)
-        for batch in open_store(job.store).read_rows(self.table.id, self.first, self.end, job.source.piece_bytes):
+        for batch in open_store(job.store).read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
             found: list[ComparedRow] = []
             for _, row in batch:
                 line, mark = row.line, _SOUND

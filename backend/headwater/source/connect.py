@@ -54,7 +54,7 @@ class SourceSettings:
     slot_prefix: Annotated[str, Meta(extra={"key": "slot_name_prefix"})] = "headwater_"
     heartbeat_seconds: Annotated[int, Meta(ge=5, le=60, extra={"key": "heartbeat_interval_seconds"})] = 60
     on_apply_error: Annotated[Literal["skip", "stop"], Meta()] = "skip"  # a transaction that can't be applied
-    batch_bytes: int = 64 << 20  # bytes of rows that bulk work or the stream have in memory; see `piece_bytes`
+    memory_bytes: int = 64 << 20  # of rows that bulk work or the stream have in memory; see `batch_bytes`
     debug_api: Annotated[bool, Meta()] = False  # operators may read it by SQL
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
 
@@ -64,10 +64,10 @@ class SourceSettings:
         return f"{self.host}:{self.port}/{self.database}"
 
     @property
-    def piece_bytes(self) -> int:
-        """How many bytes of rows to receive, load or write at once. Several such pieces are in memory at a time: what
+    def batch_bytes(self) -> int:
+        """How many bytes of rows to receive, load or write at once. Several such batches are in memory at a time: what
         was received, what it is compared with, and the result."""
-        return self.batch_bytes // 4
+        return self.memory_bytes // 4
 
 
 class SourceUnreachableError(HeadwaterError):

@@ -103,27 +103,27 @@ class ReplicationStream:
         return self._largest > _KEPT and time.monotonic() - self._opened_at > _KEPT_SECONDS
 
     def receive(self, wait: float, *, more_expected: bool) -> Received:
-        """What has arrived: up to about BATCH messages, of no more bytes than one piece and a message. Waits at most
-        `wait` seconds for the first.
+        """What has arrived: up to about BATCH messages, of no more bytes than `batch_bytes` and a message. Waits at
+        most `wait` seconds for the first.
 
         `more_expected`: a transaction is half received, so it pays to let packets gather. Raises StreamError, also
         when the server does not answer for too long; SlotLostError or SlotBusyError when it ends the stream.
         """
         payloads: list[Payload] = []
-        room = self._drain(payloads, self._settings.piece_bytes)
-        if room == self._settings.piece_bytes:
+        byte_budget = self._drain(payloads, self._settings.batch_bytes)
+        if byte_budget == self._settings.batch_bytes:
             if more_expected and not self._readable(0):
                 time.sleep(_NAP)
             if self._readable(wait):
                 self._consume()
-                room = self._drain(payloads, room)
+                byte_budget = self._drain(payloads, byte_budget)
             else:
                 self._check_silence()
-        while len(payloads) < BATCH and room > 0 and self._readable(0):
+        while len(payloads) < BATCH and byte_budget > 0 and self._readable(0):
             self._consume()
-            room = self._drain(payloads, room)
-        idle = len(payloads) < BATCH and room > 0
-        return Received(payloads, self._settings.piece_bytes - room, self._position, idle=idle)
+            byte_budget = self._drain(payloads, byte_budget)
+        idle = len(payloads) < BATCH and byte_budget > 0
+        return Received(payloads, self._settings.batch_bytes - byte_budget, self._position, idle=idle)
 
     def report(self, flushed: Lsn, *, force: bool = False) -> None:
         """Report the position up to which the store has everything, if it is new, if the server asks, or every ten
@@ -189,14 +189,14 @@ class ReplicationStream:
             what = "the connection to the source broke"
             raise StreamError(what, self._settings.address, "it is tried again") from error
 
-    def _drain(self, payloads: list[Payload], room: int) -> int:
-        """Take the messages that libpq has, up to `room` bytes. Returns the room that is left."""
+    def _drain(self, payloads: list[Payload], byte_budget: int) -> int:
+        """Take the messages that libpq has, up to `byte_budget` bytes. Returns what is left of it."""
         get, append = self._conn.get_copy_data, payloads.append
-        while room > 0:
+        while byte_budget > 0:
             size, data = get(1)
             if size > 0:
                 if data[0] == _XLOGDATA:
-                    room -= size
+                    byte_budget -= size
                     if size >= _LARGE:
                         self._largest = max(self._largest, size)
                     if data[_HEADER] == _MESSAGE and not _is_ours(data):
@@ -208,7 +208,7 @@ class ReplicationStream:
                 break
             else:
                 raise self._ended()
-        return room
+        return byte_budget
 
     def _keepalive(self, data: bytes) -> None:
         self._position = Lsn(max(self._position, int.from_bytes(data[1:9], "big")))

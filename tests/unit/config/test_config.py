@@ -139,9 +139,9 @@ def test_admin_port(tmp_path: Path) -> None:
 
 
 def test_batch_mb(tmp_path: Path) -> None:
-    assert load(tmp_path, MINIMAL).source().batch_bytes == 64 << 20
+    assert load(tmp_path, MINIMAL).source().memory_bytes == 64 << 20
     told = MINIMAL.replace("replication:\n", "replication:\n  batch_mb: 16\n")
-    assert load(tmp_path, told).source().batch_bytes == 16 << 20
+    assert load(tmp_path, told).source().memory_bytes == 16 << 20
 
 
 def test_keys_without_effect(tmp_path: Path) -> None:

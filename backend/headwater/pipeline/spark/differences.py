@@ -35,7 +35,7 @@ def hand_over_differences(
 ) -> HeadwaterError | None:
     """Read the rows of both sides, and hand every difference to `found`, in batches. Returns the error of a task that
     failed; then nothing is handed over that lacks its rows."""
-    return _hand_over(differing_rows(rows_of(session, job, tasks)), found, job.source.piece_bytes)
+    return _hand_over(differing_rows(rows_of(session, job, tasks)), found, job.source.batch_bytes)
 
 
 def rows_of(session: SparkSession, job: CompareJob, tasks: Sequence[RowsTask]) -> DataFrame:

@@ -169,7 +169,7 @@ class Rebuild(Job):
             )
             return 0
         with self._context.flushed() as flush:
-            writing = _BucketWriter(flush, self._keys, self._context.source.piece_bytes, self._report)
+            writing = _BucketWriter(flush, self._keys, self._context.source.batch_bytes, self._report)
             for table, ids in rows.items():
                 writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
@@ -240,7 +240,7 @@ def repair_lookups(context: JobContext, broken: Sequence[BrokenLookups]) -> None
             ids = [place.row_id for place in broken if place.table == stored.id]
             table, gone = context.stream.table(oid), set(ids)
             if table is not None:
-                for row in flush.load_all(stored.id, ids, context.source.piece_bytes):
+                for row in flush.load_all(stored.id, ids, context.source.batch_bytes):
                     gone.discard(row.row_id)
                     cells = table.intact_cells(row)
                     if cells is not None:

@@ -105,7 +105,7 @@ class Deploy(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(),
-            batch_bytes=context.source.piece_bytes,
+            batch_bytes=context.source.batch_bytes,
         )
         self.prepared = True
         evaluate = partial(context.bulk.reprocess, job, self._report, self._closed)

@@ -56,7 +56,7 @@ def live_context(
     stored: Sequence[StoredTable],
 ) -> LiveContext:
     """What live tables are built from."""
-    return LiveContext(source.tag, distinct(plans), types_of(connection, stored), store.keys(), source.piece_bytes)
+    return LiveContext(source.tag, distinct(plans), types_of(connection, stored), store.keys(), source.batch_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Merge:
     def next_batch(self, differences: Sequence[Difference], oids: frozenset[int]) -> int:
         """Merge the first of these differences. Returns how many. Leaves out tables that are not among `oids`: of one
         that changed or was truncated since, the snapshot says nothing."""
-        count = self._batch.of(differences, self._context.source.piece_bytes)
+        count = self._batch.of(differences, self._context.source.batch_bytes)
         self._copies.expect(differences[count:])
         started = time.perf_counter()
         oid_of = {table.id: oid for oid, table in self._context.stored().items()}

@@ -72,7 +72,7 @@ class Rekey(Job):
             keys=context.store.keys(),
             store=context.store.address,
             directory=context.store.staging_directory(),
-            batch_bytes=context.source.piece_bytes,
+            batch_bytes=context.source.batch_bytes,
         )
         return (yield from Background(partial(context.bulk.rekey, job, self._report, self._closed), self.kind).steps())
 

@@ -64,7 +64,7 @@ def read_lines(
         conn.execute(sql.SQL("set transaction snapshot {}").format(snapshot))
         try:
             with text_as_it_is(conn):
-                yield from _copy(conn, pages, source.piece_bytes, left_out)
+                yield from _copy(conn, pages, source.batch_bytes, left_out)
             _check_name(conn, pages)
         except (PartitionError, psycopg.Error):
             with contextlib.suppress(psycopg.Error):  # the first error is the one to raise
