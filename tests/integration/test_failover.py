@@ -12,9 +12,11 @@ import psycopg
 import pytest
 
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
+from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.source.slot import system_identity
 from headwater.source.stream import ReplicationStream
+from headwater.storage.sql.writer import StoreWriter
 from tests.integration.standby import copy_of, end_of, promote, standby_of, wait_for
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deploy, Deployment
@@ -175,7 +177,9 @@ def test_synchronised_slot_needs_no_compare(
     assert deployment.kinds() == before
 
 
-def test_source_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path: Path) -> None:
+def test_source_back_in_time(
+    primary: EmbeddedPostgres, follow: Follow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment = follow(primary)
     device = Connected(deployment)
     deployment.source.execute("update notes set body = 'before' where id = '1'")
@@ -191,9 +195,17 @@ def test_source_back_in_time(primary: EmbeddedPostgres, follow: Follow, tmp_path
     deployment.stop()
     deployment.source.connection.close()
     primary.stop()
+    rewind, early = StoreWriter.rewind_write_checkpoints, list[bool]()
+
+    def rewound(store: StoreWriter, tag: str, lsn: Lsn) -> None:
+        rewind(store, tag, lsn)
+        early.append(visible(deployment, write))
+
+    monkeypatch.setattr(StoreWriter, "rewind_write_checkpoints", rewound)
     with EmbeddedPostgres(backup, primary.binaries, primary.settings) as restored:
         follow(restored)
         wait_until(lambda: device.right() and settled(deployment), "the rows of then")
+        assert early == [False], "the store has nothing of the restored source's log yet"
         assert device.never_started_over(2, before)
         wait_until(lambda: visible(deployment, write), "the write to be acknowledged")
         deployment.close()

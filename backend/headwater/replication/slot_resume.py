@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import psycopg
 
-from headwater.oplog.lsn import format_lsn
+from headwater.oplog.lsn import ZERO, format_lsn
 from headwater.replication.errors import SourceReplacedError
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.stream.failed import FailedTransactions
@@ -108,15 +108,18 @@ class SlotResume:
     ) -> None:
         lease = self._lease
         published_tables(conn, self._source.publications)  # a slot older than its publication can't be read
-        # First: if we were killed after making the slot, it would look like one ahead of a restored store
-        self._store.move_source(lease, replace(state, slot=""))
+        same = (now.system_id, now.timeline) == (state.system_id, state.timeline)
+        rewritten = not same or state.lsn == ZERO or end_of_log(conn) < state.lsn
+        # First: if we were killed after making the slot, it would look like one ahead of a restored store. And by the
+        # position of another history, writes would count as replicated that the stream is still to bring
+        self._store.move_source(lease, replace(state, slot="", lsn=ZERO if rewritten else state.lsn))
         with self._slot.make() as keeper:
             name, position = keeper.slot, keeper.consistent_point
         stored = self._store.tables(self._source.tag)
         if now.system_id != state.system_id:
             stored = self._renumber(conn, stored, plans)
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
-        if (now.system_id, now.timeline) != (state.system_id, state.timeline) or position < state.lsn:
+        if rewritten or position < state.lsn:
             self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
             FailedTransactions(self._source, self._store).clear(lease)  # their positions are of another history
             NameBook(self._store, state.tag).forget(lease)
