@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fix_browser import Browser
+from tests.support.one_at_a_time import alone
 from tests.support.quiet_http import http_server
 
 pytestmark = pytest.mark.long
@@ -36,7 +37,8 @@ class _Assets(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs") / "site"
-    subprocess.run([ROOT / ".ci" / "docs", folder], check=True, timeout=170)  # a link that leads nowhere fails it
+    with alone(ROOT / ".ci" / "docs"):  # the first makes an environment
+        subprocess.run([ROOT / ".ci" / "docs", folder], check=True, timeout=170)  # a link that leads nowhere fails it
     return folder
 
 
