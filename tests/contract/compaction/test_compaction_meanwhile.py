@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import pytest
@@ -24,11 +24,12 @@ from headwater.storage.shared.compaction import Cut
 from headwater.storage.sql import compaction as sql_compaction
 from headwater.storage.sql.compaction import CompactionStore
 from headwater.storage.sql.cursor import Value
-from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, B, CompactionSetup, kinds
+from tests.contract.compaction.compaction_setup import FREE, LAVISH, A, CompactionSetup, kinds
+from tests.support import store_checker
 from tests.support.model_device import ModelBucket, parse_ops
 from tests.support.store_file import store_tables
 from tests.support.waiting import wait_until
-from tests.support.written_store import SOURCE
+from tests.support.written_store import SOURCE, shown
 
 
 @pytest.mark.usefixtures("form")
@@ -117,26 +118,6 @@ def test_cleared_bucket(compacted: CompactionSetup) -> None:
         compacted.compaction.reput(lease, bucket, pieces[-1].last, [])
     compacted.compaction.release(lease)
     compacted.assert_whole({})
-
-
-def test_compacted_while_truncated(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a store in Postgres, a bucket may be left without history between two statements of a flush."""
-    compacted.hand.publish({"1": (A, "x"), "2": (B, "x")})
-    compacted.hand.write({"1": None})
-    seen = {A: compacted.device(A), B: compacted.device(B)}
-    execute, meddled = PostgresCursor.execute, False
-
-    def compact_first(db: PostgresCursor, statement: str, *values: Value) -> int:
-        nonlocal meddled
-        if not meddled and statement.strip().startswith("update buckets"):
-            meddled = True
-            compacted.compact()
-        return execute(db, statement, *values)
-
-    monkeypatch.setattr(PostgresCursor, "execute", compact_first)
-    compacted.hand.truncate()
-    assert meddled or isinstance(compacted.address, SqliteAddress)
-    compacted.assert_whole({}, seen)
 
 
 def test_bucket_reset_while_compacted(compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +227,69 @@ def test_bucket_that_is_gone(compacted: CompactionSetup) -> None:
     Forgetter(compacted.compaction, lease, lambda _: None).rewrite(compacted.key("gone[]"), clear=True)
     compacted.compaction.release(lease)
     compacted.assert_whole({})
+
+
+@pytest.mark.parametrize("new_address", ["postgres"], indirect=True)  # the embedded store has one writer at a time
+@pytest.mark.parametrize(
+    ("method", "statement"),
+    [
+        ("publish", "update buckets"),
+        ("publish", "insert into ops"),
+        ("truncate", "update buckets"),
+        ("truncate", "insert into ops"),
+        ("reset_bucket", "delete from segments"),
+        ("reset_bucket", "delete from ops"),
+    ],
+)
+def test_compacted_before_a_statement_that_clears(
+    compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch, method: str, statement: str
+) -> None:
+    rows = {str(n): (f'todos.1["{n}"]', "x") for n in range(5)}
+    emptied = rows["2"][0]
+    compacted.hand.publish(rows)
+    device = {bucket: ModelBucket() for bucket, _ in rows.values()}
+    compacted.hand.write({"2": (emptied, "y")})
+    compacted.hand.write({"2": None})
+    compacted.hand.catch_up(device)
+    with compacting_before(statement, compacted, monkeypatch):
+        if method == "publish":
+            compacted.hand.publish(rows)
+        elif method == "truncate":
+            compacted.hand.truncate()
+        else:
+            flush = compacted.hand.store.begin(compacted.hand.lease)
+            flush.reset_bucket(compacted.key(emptied), None)
+            flush.commit(SOURCE, ReplicationProgress(Lsn(compacted.hand.lsn)))
+    compacted.hand.write({"2": (emptied, "again")})
+    assert store_checker.problems(compacted.address) == []
+    for each in (device, {bucket: ModelBucket() for bucket in device}):
+        compacted.hand.catch_up(each)
+        assert shown(each) == compacted.hand.standing()
+
+
+@contextmanager
+def compacting_before(statement: str, compacted: CompactionSetup, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Meanwhile, compacts before the first statement of the store that begins so, as far as locks let it."""
+    thread = threading.Thread(target=compacted.compact)
+
+    def blocked(db: PostgresCursor) -> bool:
+        sessions = "select 1 from pg_stat_activity where application_name = 'headwater compaction'"
+        return bool(db.rows(f"{sessions} and wait_event_type = 'Lock'"))
+
+    def compact_first(method: Callable[..., Any]) -> Callable[..., Any]:
+        def execute(db: PostgresCursor, text: str, *values: Value) -> Any:
+            if text.lstrip().startswith(statement) and thread.ident is None:
+                thread.start()
+                wait_until(lambda: not thread.is_alive() or blocked(db), "the compaction")
+            return method(db, text, *values)
+
+        return execute
+
+    with monkeypatch.context() as patch:
+        for name in ("rows", "execute"):
+            patch.setattr(PostgresCursor, name, compact_first(getattr(PostgresCursor, name)))
+        yield
+    thread.join()
 
 
 def test_one_compaction_at_a_time(compacted: CompactionSetup) -> None:

@@ -20,7 +20,7 @@ from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import tables
 from headwater.storage.sql.control import secret
 from headwater.storage.sql.cursor import Cursor, DuplicateRowError, OpenPart, Row
-from headwater.storage.sql.ops import INSERT_CLEARS, clear_buckets, insert_segments, lock_state, move_checkpoint
+from headwater.storage.sql.ops import INSERT_CLEARS, give_clears, insert_segments, lock_state, move_checkpoint
 from headwater.storage.sql.parts import Segment
 
 Openings = dict[int, tuple[str, ...]]
@@ -98,32 +98,28 @@ def _of_tables(db: Cursor, staged: Sequence[StagedTable]) -> str:
     return db.dialect.staged_for.format(", ".join(str(int(table.id)) for table in staged))
 
 
-_FRESH = """
-(
+_MAKE_FRESH = """
+insert into buckets (id, name, definition, checksum, count, clear_op, last_op)
+select id, name, definition, 0, 1, op, op from (
     select id, name, definition, ?1 + row_number() over (order by id) - 1 as op from (
         select id, min(name) as name, min(definition) as definition from staged_buckets s
         where {staged} and not exists (select 1 from buckets b where b.id = s.id) group by id
     ) s
 ) f
 """
-_MAKE_FRESH = """
-insert into buckets (id, name, definition, checksum, count, clear_op, last_op)
-select id, name, definition, 0, 1, op, op from {fresh}
-"""
-_NUMBERED = """
-(
-    select bucket, blob, size, checksum, cast(?1 + sum(size) over (order by bucket, blob) as bigint) as next
+_PLACE_SEGMENTS = """
+insert into segments (bucket, first_op, last_op, blob) select bucket, next - size, next - 1, blob from (
+    select bucket, blob, size, cast(?1 + sum(size) over (order by bucket, blob) as bigint) as next
     from staged_segments where {staged}
 ) s
 """
-_PLACE_SEGMENTS = """
-insert into segments (bucket, first_op, last_op, blob) select bucket, next - size, next - 1, blob from """
 _ADD_SEGMENTS = """
 update buckets as b
 set checksum = (b.checksum + s.checksum) & 4294967295, count = b.count + s.size, last_op = s.next - 1
 from (
-    select bucket, cast(sum(checksum) as bigint) as checksum, cast(sum(size) as bigint) as size, max(next) as next
-    from {numbered} group by bucket
+    select bucket, cast(sum(checksum) as bigint) as checksum, cast(sum(size) as bigint) as size,
+        cast(?1 + sum(sum(size)) over (order by bucket) as bigint) as next
+    from staged_segments where {staged} group by bucket
 ) s where b.id = s.bucket
 """
 
@@ -131,13 +127,12 @@ from (
 def number(db: Cursor, staged: Sequence[StagedTable], next_op: int) -> int:
     """Give op ids to the staged segments of generations, and CLEARs to their buckets. Returns the next id."""
     which = _of_tables(db, staged)
-    fresh, numbered = _FRESH.format(staged=which), _NUMBERED.format(staged=which)
-    next_op += clear_buckets(db, next_op)
-    made = db.execute(INSERT_CLEARS + fresh, next_op, CLEAR_BODY)
-    db.execute(_MAKE_FRESH.format(fresh=fresh), next_op)
-    next_op += made
-    db.execute(_PLACE_SEGMENTS + numbered, next_op)
-    db.execute(_ADD_SEGMENTS.format(numbered=numbered), next_op)
+    first = next_op
+    next_op += give_clears(db, next_op)
+    next_op += db.execute(_MAKE_FRESH.format(staged=which), next_op)
+    db.execute(INSERT_CLEARS, first, CLEAR_BODY)
+    db.execute(_PLACE_SEGMENTS.format(staged=which), next_op)
+    db.execute(_ADD_SEGMENTS.format(staged=which), next_op)
     total = db.rows(f"select coalesce(sum(size), 0) from staged_segments where {which}")[0][0]
     db.execute(f"delete from staged_segments where {which}")
     db.execute(f"delete from staged_buckets where {which}")

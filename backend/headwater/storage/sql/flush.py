@@ -26,7 +26,7 @@ from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import tables
 from headwater.storage.sql.bucket_keys import KnownBuckets, Naming
 from headwater.storage.sql.cursor import Cursor
-from headwater.storage.sql.ops import clear_buckets
+from headwater.storage.sql.ops import INSERT_CLEARS, give_clears
 from headwater_rules.results import LookupEntry
 
 _F = TypeVar("_F", bound="Flush")
@@ -199,15 +199,13 @@ class Flush(ABC):
         bucket of `definitions` with one op."""
         self._lock()
         self._send()
-        first, names = self._numbers.next, list(definitions)
-        of_these = f"definition {self._cursor.dialect.among}"
-        self._numbers.next += clear_buckets(self._cursor, first, of_these, names)
-        cleared = f"select id, clear_op from buckets where clear_op >= ? and {of_these}"
-        for bucket, op in self._cursor.rows(cleared, first, names):
-            self._numbers.sums[bucket] = BucketSum(last_op=op)
-        keys = self._cursor.rows("select distinct key from lookups where table_id = ? limit ?", table, NAMEABLE + 1)
+        db, numbers, first = self._cursor, self._numbers, self._numbers.next
+        numbers.next += give_clears(db, first, f"definition {db.dialect.among}", list(definitions))
+        for bucket, op in db.rows(f"{INSERT_CLEARS} returning bucket, id", first, CLEAR_BODY):
+            numbers.sums[bucket] = BucketSum(last_op=op)
+        keys = db.rows("select distinct key from lookups where table_id = ? limit ?", table, NAMEABLE + 1)
         self._touched.update(key for (key,) in keys)
-        return tables.renew_generation(self._cursor, table)
+        return tables.renew_generation(db, table)
 
     @explaining
     def reset_bucket(self, key: int, bucket: Bucket | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.oplog.op import CLEAR_BODY
 from headwater.storage.contract.compaction import SealedRun
 from headwater.storage.shared.segments import Run
 from headwater.storage.sql.cursor import Cursor, Value
@@ -26,25 +25,24 @@ def move_checkpoint(db: Cursor, op: int, source: str, buckets: str | None, looku
     )
 
 
-INSERT_CLEARS = """insert into ops (bucket, id, line) select id, op, '{"op_id":"' || op || '",' || ?2 from """
-"""Inserts a CLEAR, with the body ?2, for each row (id, op) of what follows."""
+INSERT_CLEARS = """
+insert into ops (bucket, id, line) select id, clear_op, '{"op_id":"' || clear_op || '",' || ?2 from buckets
+where clear_op >= ?1"""
+"""Inserts the CLEARs, with the body ?2, of buckets that were given ids from ?1 on for them. No other bucket has one
+there, since that takes the store's lock."""
 
-_CLEAR = """
-update buckets as b set checksum = 0, count = 1, clear_op = f.op, last_op = f.op
-from (
+_GIVE_CLEARS = """
+update buckets as b set checksum = 0, count = 1, clear_op = f.op, last_op = f.op from (
     select id, ?1 + row_number() over (order by id) - 1 as op from buckets where last_op > clear_op and {which}
 ) f where b.id = f.id
 """
-_CLEARED = "(select id, clear_op as op from buckets where clear_op >= ?1 and {which}) f"
 
 
-def clear_buckets(db: Cursor, next_op: int, condition: str = "true", *values: Value) -> int:
-    """Empty the buckets with history that satisfy a condition by a CLEAR each, with ids from `next_op` on, by key.
-    Returns how many."""
-    cleared = db.execute(_CLEAR.format(which=condition), next_op, *values)
-    # Second: until the buckets are locked, compaction may leave some of them without history
-    db.execute(INSERT_CLEARS + _CLEARED.format(which=condition), next_op, CLEAR_BODY, *values)
-    return cleared
+def give_clears(db: Cursor, next_op: int, condition: str = "true", *values: Value) -> int:
+    """Empty the buckets with history that satisfy a condition, and give each an id for its CLEAR from `next_op` on, by
+    key. Returns how many. One statement chooses and changes them, for compaction may clear a bucket meanwhile; only
+    then INSERT_CLEARS."""
+    return db.execute(_GIVE_CLEARS.format(which=condition), next_op, *values)
 
 
 def insert_segments(db: Cursor, segments: Sequence[tuple[int, Run | SealedRun]]) -> list[int]:
