@@ -111,21 +111,27 @@ class SourceProbe:
 
     def _copy(self, query: sql.Composed) -> list[str]:
         with self._reading() as conn:
-            return copied_lines(conn, query)
+            try:
+                return copied_lines(conn, query)
+            except psycopg.DataError as error:
+                raise _NoSuchValueError from error
 
     @contextmanager
     def _reading(self) -> Iterator[psycopg.Connection]:
-        with self._shared.use() as conn:
-            try:
-                yield conn
-            except (errors.QueryCanceled, errors.LockNotAvailable) as error:
-                raise ProbeBusyError from error
-            except psycopg.DataError as error:
-                raise _NoSuchValueError from error
-            except psycopg.Error as error:
-                lost = conn.closed
-                self.close()
-                raise (connection_error(self._settings, error) if lost else _failed(error)) from error
+        lost: bool | None = None
+        try:
+            with self._shared.use() as conn:
+                try:
+                    yield conn
+                except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+                    raise ProbeBusyError from error
+                except psycopg.Error:
+                    lost = conn.closed
+                    raise
+        except psycopg.Error as error:
+            if lost is None:  # it could not be set up
+                lost = error.sqlstate is None
+            raise (connection_error(self._settings, error) if lost else _failed(error)) from error
 
     def close(self) -> None:
         self._shared.close()
