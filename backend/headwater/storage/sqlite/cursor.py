@@ -144,8 +144,10 @@ class SqliteCursor:
             finally:
                 self.connection.execute("rollback")
 
-    def sorting(self) -> AbstractContextManager[None]:
-        return sorting(self.connection)
+    @contextmanager
+    def sorting(self) -> Iterator[None]:
+        with self.errors(), sorting(self.connection):
+            yield
 
     def notify(self) -> None:
         self._notified = True
@@ -231,7 +233,8 @@ def _open_part(db: Cursor, part: StagedPart) -> Iterator[OpenPart]:
         finally:
             db.execute("detach database part")
     except StoreError as error:
-        if _is_whole(part.path):
+        may_be_damage = isinstance(error.__cause__, apsw.CorruptError | apsw.NotADBError | apsw.SQLError)
+        if not may_be_damage or _is_whole(part.path):
             raise
         raise part_lost("damaged", part.path) from error
 
