@@ -218,8 +218,18 @@ class Background(Generic[Result]):
         return self.result()
 
     def discard(self, dispose: Callable[[Result], object]) -> None:
-        """Have `dispose` called with the result, now or as soon as there is one. Not called after an error."""
-        self._future.add_done_callback(lambda done: None if done.exception() else dispose(done.result()))
+        """Have `dispose` called with the result, now or as soon as there is one. Not called after an error. An error of
+        its own is logged."""
+
+        def release(done: Future[Result]) -> None:
+            if done.exception() is not None:
+                return
+            try:
+                dispose(done.result())
+            except Exception:  # noqa: BLE001 - the future would tell it to the log of the standard library
+                _log.warning("what a job does not need any more was not released", exc_info=True)
+
+        self._future.add_done_callback(release)
 
     def _run(self) -> None:
         try:

@@ -17,7 +17,7 @@ import orjson
 from headwater.decode.copytext import split_line
 from headwater.decode.wire import DecodeError
 from headwater.oplog.keys import StoreKeys
-from headwater.oplog.limits import is_stub
+from headwater.oplog.limits import is_stub, stored_line
 from headwater.oplog.lsn import ZERO
 from headwater.oplog.row_id import IdentityKind
 from headwater.oplog.transform import decode_memberships, expected_memberships
@@ -271,13 +271,13 @@ class Probing:
         self._record(live)
         lines = self._probe.rows(table, [_key_of(live, row_id) for row_id in row_ids])
         width = len(live.relation.columns)
-        in_source = {live.identity.key(cells): cells for cells in (split_line(line, width) for line in lines)}
+        in_source = {live.identity.key(split_line(line, width)): line for line in lines}
         if not (yield from self._arrived(live)):
             return []
         wrong = set(in_source)  # rows that are missing or different
         for row in self._context.stream.stored_rows(live, row_ids):
-            cells = in_source.get(row.row_id)
-            same = cells is not None and difference(live, row, cells) is None
+            line = in_source.get(row.row_id)
+            same = line is not None and same_row(live, row, line)
             (wrong.discard if same else wrong.add)(row.row_id)
         return [row_id for row_id in self._untouched(live, row_ids) if row_id in wrong]
 
@@ -314,6 +314,13 @@ class Probing:
         if self._log is not None:
             self._context.stream.recording.stop(self._log)
             self._log = None
+
+
+def same_row(live: LiveTable, row: CurrentRow, line: str) -> bool:
+    """Whether a stored row is what the source has, given as its COPY text."""
+    if row.layout == live.layout and not is_stub(row.line):
+        return row.line == stored_line(line)  # not only the same values
+    return difference(live, row, split_line(line, len(live.relation.columns))) is None
 
 
 def _key_of(live: LiveTable, row_id: str) -> list[str]:

@@ -104,11 +104,11 @@ class PlacedRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """A part of a bulk job (see `storage.sql.parts`) that statements can read: the names of its tables. `sizes` are the
-    numbers of rows and ops in its pages, where the database can lose some of them."""
+    """A part of a bulk job (see `storage.sql.parts`) that statements can read: the names of its tables. `size` gives
+    the numbers of rows and ops that its task wrote in a page, where the database can lose some of them."""
 
     part: StagedPart
-    sizes: Mapping[int, tuple[int, int]] | None
+    size: Callable[[int], Row | None] | None
     rows: str
     lookups: str
     buckets: str
@@ -121,7 +121,7 @@ class OpenPart:
 
     def check(self, page: int, rows: int, ops: int) -> None:
         """Raise PartLostError when a page does not hold what its task wrote."""
-        if self.sizes is not None and self.sizes.get(page) != (rows, ops):
+        if self.size is not None and self.size(page) != (rows, ops):
             raise part_lost("damaged", self.part.path)
 
 
