@@ -56,7 +56,8 @@ class SlotNote:
 
 
 def slot_note(source: SourceSettings, store: StoreWriter) -> SlotNote:
-    """What the store noted. An imported store has no note: it owns the slot that it followed."""
+    """What the store noted; fields that an earlier version did not note have their defaults. An imported store has no
+    note: it owns the slot that it followed."""
     text = store.get_meta(_key(source))
     if text:
         return msgspec.json.decode(text, type=SlotNote)

@@ -124,7 +124,8 @@ def to_json(health: ReplicatorHealth) -> str:
 
 
 def from_json(text: str) -> ReplicatorHealth | None:
-    """None for an empty text, and for the format of another version of headwater."""
+    """None for an empty text, and for one whose fields have other types or that lacks a field without a default. What
+    else a report of another version of headwater lacks has its default."""
     try:
         return msgspec.json.decode(text, type=ReplicatorHealth)
     except msgspec.DecodeError:

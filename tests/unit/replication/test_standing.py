@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import pytest
 
 from headwater.api.metrics import source_metrics
+from headwater.bulk.contract import BulkProgress, JobKind
 from headwater.oplog.lsn import Lsn
-from headwater.replication.meters import Flow, FlowMeter
+from headwater.replication.meters import Flow, FlowMeter, Totals
 from headwater.replication.status import (
     Compared,
     LogEnd,
@@ -16,8 +17,11 @@ from headwater.replication.status import (
     ReplicatorHealth,
     Trouble,
     find_status,
+    from_json,
     to_json,
 )
+from headwater.source.readiness.finding import Finding
+from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.reader import ReplicatorStatus
 
 NOW = 10_000.0
@@ -171,3 +175,35 @@ def test_flow_meter() -> None:
     meter.begun(Lsn(80))
     meter.not_asked("why")
     assert (meter.flow().refusal, meter.flow().asked_at) == ("why", 104.0)
+
+
+FILLED = ReplicatorHealth(
+    ReplicationState.RETRYING,
+    NOW - 2.5,
+    NOW + 0.5,
+    TROUBLE,
+    (Compared("public.t", "its definition changed"),),
+    (Finding("HW_2045", "what", "fix", fatal=False, sql=("select 1",), since=NOW - 0.5),),
+    SlotHealth("slot", "reserved", active=True, behind=1, held=2, left=3, limit=4, xmin_age=5, xmin_limit=6),
+    NOW - 3.5,
+    Flow(Lsn(1), 2.5, 3.5, 4.5, 5.5, 6, 7.5, Lsn(8), "refused", 9.5, 10.5),
+    triggers=True,
+    work="half",
+    done=BulkProgress(1, 2, 3, 4, JobKind.MERGE, over=True),
+    totals=Totals(1, 2, 3, 4),
+)
+
+
+def test_filled_report_is_read_again() -> None:
+    assert from_json(to_json(FILLED)) == FILLED
+    assert unfilled(FILLED) == []
+
+
+def unfilled(given: object, path: str = "") -> list[str]:
+    """The fields that have their default, which a report could lack unnoticed."""
+    if isinstance(given, tuple):
+        return [each for entry in given for each in unfilled(entry, path)]
+    if not is_dataclass(given) or isinstance(given, type):
+        return []
+    empty = [f"{path}{each.name}" for each in fields(given) if getattr(given, each.name) == each.default]
+    return empty + [name for each in fields(given) for name in unfilled(getattr(given, each.name), f"{each.name}.")]

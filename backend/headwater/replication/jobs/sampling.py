@@ -81,6 +81,8 @@ class SamplingResults:
 
 
 def sampling_results(store: StoreWriter, tag: str) -> SamplingResults:
+    """The stored results of a source's sampling audit; fields that an earlier version did not store have their
+    defaults."""
     text = store.get_meta(f"sampling {tag}") or "{}"
     return msgspec.json.decode(text, type=SamplingResults)
 

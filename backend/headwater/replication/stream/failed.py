@@ -42,7 +42,7 @@ class FailedTransactions:
         self._key = f"poison {source.tag}"
 
     def read(self) -> list[FailedTransaction]:
-        """The newest last."""
+        """The newest last. Fields that only another version of headwater knows are left out."""
         return msgspec.json.decode(self._store.get_meta(self._key) or "[]", type=list[FailedTransaction])
 
     def skipped(self) -> frozenset[Lsn]:
