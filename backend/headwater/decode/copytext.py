@@ -79,8 +79,11 @@ def line_parts(cells: Sequence[str | None]) -> Iterator[bytes]:
 def readable_lines(text: bytes) -> list[str]:
     """The lines of COPY text without their ends, but those that are not UTF-8."""
     # Not splitlines: a value may hold other separators of Unicode
-    lines = text.decode(errors="surrogateescape").split("\n")
-    return [line for line in lines[:-1] if not escaped_byte(line)]
+    try:
+        return text.decode().split("\n")[:-1]
+    except UnicodeDecodeError:
+        lines = text.decode(errors="surrogateescape").split("\n")
+        return [line for line in lines[:-1] if not escaped_byte(line)]
 
 
 def _has_special(text: str) -> bool:

@@ -241,10 +241,10 @@ def drop_part(db: Cursor, path: str) -> None:
 
 @contextmanager
 def _open_part(db: Cursor, part: StagedPart) -> Iterator[OpenPart]:
-    sizes = db.rows("select page, rows, ops from staged_parts where path = ?", part.path)
-    if not sizes:
+    if db.one("select 1 from staged_parts where path = ? limit 1", part.path) is None:
         raise part_lost("missing", part.path)
-    yield OpenPart(part, {page: (rows, ops) for page, rows, ops in sizes}, *part_tables(part.path))
+    size = "select rows, ops from staged_parts where path = ? and page = ?"
+    yield OpenPart(part, lambda page: db.one(size, part.path, page), *part_tables(part.path))
 
 
 _STAGE_BUCKETS = """
