@@ -74,7 +74,7 @@ class Replicator:
     """Replicates `source` into `store` by the deployed versions of the sync config. `yaml` is the text of the sync
     config file, deployed at the start if it is new; None when only commands deploy.
 
-    `following` is called each time the stream has started. Row sides of a stopped version are kept up to date for
+    `following` is called each time the stream has started. Definitions of a stopped version are kept up to date for
     `keep_stopped` seconds. With `take_slot`, a slot of our name in our database is taken over from another service,
     until the source was followed once. `lost` is called, from another thread, when another replicator has taken the
     lease: long work for this one should end. `figures` are counted up.

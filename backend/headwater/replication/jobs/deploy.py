@@ -1,6 +1,6 @@
 """Deploys a version of the sync config, while the stream is followed and the former version is served.
 
-From the start, the stream is evaluated by the plans of both versions. Row sides that are not complete are evaluated
+From the start, the stream is evaluated by the plans of both versions. Definitions that are not complete are evaluated
 over the current rows on Spark, and the result is taken in page by page, without rows that the stream wrote meanwhile:
 those are right already. Tables that the store does not have are read from the source by a re-sync. Then the version
 becomes active."""

@@ -152,8 +152,8 @@ class JobQueue:
         self._due = True
 
     def _undeployed(self) -> ConfigVersion | None:
-        """The version to deploy: one in processing, or the active one of a store that was imported without its row
-        sides."""
+        """The version to deploy: one in processing, or the active one of a store that was imported without its
+        definitions."""
         store = self._context.store
         processing = in_state(store, VersionState.PROCESSING)
         if processing is not None:

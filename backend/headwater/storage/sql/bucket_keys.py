@@ -1,5 +1,5 @@
 """Buckets whose key is not the hash of their name, since another bucket had that key. How buckets are found by name:
-`NAMED` in both stores' `reader.py`."""
+`Dialect.named_buckets`."""
 
 from __future__ import annotations
 
