@@ -112,9 +112,13 @@ class SourceWriter:
 
     @contextmanager
     def flush(self) -> Iterator[Flush]:
-        """A flush that is committed at the end, with the position as it was."""
+        """A flush that is committed at the end, with the position as it was; rolled back after an error."""
         flush = self.store.begin(self.lease)
-        yield flush
+        try:
+            yield flush
+        except BaseException:
+            flush.rollback()
+            raise
         flush.commit(self.source, ReplicationProgress(Lsn(self.lsn)))
 
     @contextmanager

@@ -80,8 +80,10 @@ def stage(
 def store_away(stage: Stage) -> Iterator[None]:
     """The store can't be reached."""
     stage.network.cut()
-    yield
-    stage.network.mend()
+    try:
+        yield
+    finally:
+        stage.network.mend()
 
 
 @contextmanager
@@ -90,8 +92,10 @@ def lease_lost(stage: Stage) -> Iterator[None]:
     with closing(open_store(stage.address).open_writer()) as store:
         change_leases(stage.address, "owner = 'another' where name = 'default'")
         lease = store.acquire("default", "another", 600.0)
-        yield
-        store.release(lease)
+        try:
+            yield
+        finally:
+            store.release(lease)
 
 
 def change_leases(address: PostgresAddress, change: str) -> None:
