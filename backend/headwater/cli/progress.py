@@ -38,13 +38,8 @@ class BulkProgressDisplay:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[said]}, {task.fields[rate]:,.0f}/s"),
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-        )
+        self._console = Console(file=sys.stderr)
+        self._bars = self._no_bars()
         self._works: dict[str, _Work] = {}
 
     def __call__(self, progress: BulkProgress) -> None:
@@ -58,7 +53,7 @@ class BulkProgressDisplay:
             rate = progress.rows / max(time.monotonic() - work.started, 1e-3)
             if progress.over:
                 del self._works[progress.what]
-            if self._bars.console.is_terminal:
+            if self._console.is_terminal:
                 self._draw(work.bar, progress, rate)
             elif progress.over or time.monotonic() - work.said_at >= _LINE_SECONDS:
                 work.said_at = time.monotonic()
@@ -66,17 +61,26 @@ class BulkProgressDisplay:
             if not self._works:
                 self._clear()
 
+    def _no_bars(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[said]}, {task.fields[rate]:,.0f}/s"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+
     def _draw(self, bar: TaskID, progress: BulkProgress, rate: float) -> None:
         total = max(progress.rows, progress.rows_expected) if progress.rows_expected or progress.over else None
         self._bars.start()
         self._bars.update(bar, completed=progress.rows, total=total, said=str(progress), rate=rate)
 
     def _clear(self) -> None:
-        """Leave what is drawn, and draw none of it again with the next."""
+        """Leave what is drawn, and draw none of it again with the next. A Progress that is started again would first
+        erase as many lines as it drew last, whatever was logged since."""
         if self._bars.live.is_started:
             self._bars.stop()
-        for each in self._bars.task_ids:
-            self._bars.remove_task(each)
+        self._bars = self._no_bars()
 
 
 def _words(progress: BulkProgress, rate: float) -> list[str]:
