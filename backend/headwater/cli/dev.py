@@ -72,7 +72,7 @@ class Address:
 
     def answers(self) -> bool:
         """Whether the demo's page, or its placeholder, is served."""
-        return bool(answer_at(reachable_host(self.host), self.port, "/demo/", _ANSWER_SECONDS))
+        return answer_at(reachable_host(self.host), self.port, "/demo/", _ANSWER_SECONDS) is not None
 
 
 def when_ready(store: Path, address: Address, stop: threading.Event, then: Callable[[], None]) -> None:

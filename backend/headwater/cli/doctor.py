@@ -387,7 +387,7 @@ def _is_ours(host: str, port: int) -> bool:
             return True
         return str(answer["error"]["code"]).startswith(_CODES)  # where no probes are served
     except (ValueError, TypeError, KeyError):
-        return b"\nheadwater_" in answer_at(host, port, "/metrics", _ANSWER_SECONDS)
+        return b"\nheadwater_" in (answer_at(host, port, "/metrics", _ANSWER_SECONDS) or b"")
 
 
 def check_files(config: ServiceConfig) -> Iterator[Result]:

@@ -101,14 +101,14 @@ def listening_at(config: ServiceConfig) -> list[tuple[str, int, str]]:
     return [(host, port, setting) for host, port, setting in every if port is not None]
 
 
-def answer_at(host: str, port: int, path: str, seconds: float) -> bytes:
-    """What HTTP gets at a port; nothing where nobody answers in time."""
+def answer_at(host: str, port: int, path: str, seconds: float) -> bytes | None:
+    """The body that HTTP gets at a port; None where nobody answers in time."""
     try:
         with closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
             connection.request("GET", path)
             return connection.getresponse().read(1 << 20)
     except (OSError, http.client.HTTPException):
-        return b""
+        return None
 
 
 def raise_if_in_use(config: ServiceConfig) -> None:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import tempfile
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from headwater.cli.api import upload_share
-from headwater.cli.workers import WORKER, endpoint_children, most_workers, this_worker, usable_cores, worker_count
+from headwater.cli.dev import Address
+from headwater.cli.workers import (
+    WORKER,
+    answer_at,
+    endpoint_children,
+    most_workers,
+    this_worker,
+    usable_cores,
+    worker_count,
+)
+from tests.support.quiet_http import http_server
 from tests.unit.config.configs import MINIMAL, load
 
 
@@ -74,3 +85,15 @@ def test_uploads_are_shared_out(tmp_path: Path) -> None:
     assert share is not None
     assert (share.max_connections, share.max_per_user) == (2, 2)
     assert upload_share(whole, 1) == whole
+
+
+def test_an_answer_without_a_body() -> None:
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(204)
+            self.end_headers()
+
+    with http_server(Empty) as port:
+        assert answer_at("127.0.0.1", port, "/demo/", 5.0) == b""
+        assert Address("127.0.0.1", port).answers()
+    assert answer_at("127.0.0.1", port, "/demo/", 5.0) is None
