@@ -50,7 +50,7 @@ def forget_(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Remove a value from everything that the store keeps, and prove it by searching the store's files.
+    """Remove a value from everything that the store keeps, and prove it by searching the store again.
 
     Delete it in the source first: the command refuses while the source or a current row holds the value. Runs beside
     the service; see docs/forget.md.
