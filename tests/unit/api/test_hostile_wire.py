@@ -91,7 +91,7 @@ def test_very_many_hostile_clients(service: Service, part: int) -> None:
     wait_until(lambda: connections(service) == [], "the end of every connection")
     log = service.log.read_text(encoding="utf-8")
     assert "Traceback" not in log
-    assert " ERROR " not in log
+    assert not [line for line in log.splitlines() if " ERROR " in line and "HW_6118" not in line]
 
 
 def clients(service: Service) -> list[object]:
