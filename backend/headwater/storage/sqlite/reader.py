@@ -44,12 +44,12 @@ class SqliteReader(SqlReader):
         self._local = threading.local()
         self._all: list[SqliteCursor] = []
         self._lock = threading.Lock()
-        self._waker = Waker(directory)
         # The stream that waits for a write checkpoint may be another process's
-        self._writes_db = open_writes(directory, self._waker.wake)
+        self._writes_db = open_writes(directory, lambda: self._waker.wake())  # noqa: PLW0108 - made last
         self._writes_lock = threading.Lock()
         self._keys = StoreKeys(control.secret(self._connect()))  # fails now rather than at the first request
         self._files = OpenedFiles(self._path)
+        self._waker = Waker(directory)  # last, since nobody closes it after an error
 
     def _cursor(self) -> SqliteCursor:
         """The thread's cursor. Raises StoreGoneError when the store's files were removed or replaced."""
