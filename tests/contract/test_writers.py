@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 from headwater.oplog.op import OpId
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
 from headwater.storage.contract.store import LeaseHeldError
 from headwater.storage.open import open_store
+from headwater.storage.sqlite.cursor import open_writes
 from tests.contract.source_writer import A, B, SourceWriter
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, parse_ops
@@ -106,6 +108,22 @@ def op_ids(reader: StoreReader, bucket: str, upto: OpId) -> list[int]:
         after = chunk.next_after
         if not chunk.more:
             return ids
+
+
+def test_many_make_a_file_at_once(tmp_path: Path) -> None:
+    """SQLite does not wait for another connection that turns the log of a new file on."""
+    crew = Crew()
+    for number in range(60):
+        (directory := tmp_path / str(number)).mkdir()
+        start = threading.Barrier(12)
+
+        def make(directory: Path = directory, start: threading.Barrier = start) -> None:
+            start.wait()
+            open_writes(directory).close()
+
+        for _ in range(start.parties):
+            crew.start(make)
+    crew.join()
 
 
 def test_race_for_the_lease(new_writer: Callable[..., SourceWriter]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ FORMAT = 1
 """Of the tables: the number of the last script in `migrations`."""
 
 BUSY_SECONDS = 30.0
+_AGAIN_SECONDS = 0.01
 
 _WRITER_PRAGMAS = """
 pragma journal_mode = wal;
@@ -56,9 +58,23 @@ def open_writer(path: Path) -> apsw.Connection:
         connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(BUSY_SECONDS * 1000))
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)  # otherwise SQLite plans a query again for each value
-        connection.execute(_WRITER_PRAGMAS + _LIVE).fetchall()  # runs to the end only when drained
+        _prepare(connection)
         OpenedFiles(path).guard(_checked(connection, path))
         return connection
+
+
+def _prepare(connection: apsw.Connection) -> None:
+    """Set a writer's pragmas. SQLite does not wait for another connection that turns the log of a new file on."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute(_WRITER_PRAGMAS + _LIVE).fetchall()  # runs to the end only when drained
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            return
 
 
 def open_reader(path: Path) -> apsw.Connection:
