@@ -164,8 +164,8 @@ class BoundedWebSocket(TakenConnection, WebSocketsSansIOProtocol):
         TakenConnection.__init__(self)
         WebSocketsSansIOProtocol.__init__(self, config, server_state, app_state, _loop)
         self.conn: _Conversation = _Conversation()
-        self.queue = self._queue = _Queue()  # type: ignore[assignment]
-        self.writable = _Gate()  # type: ignore[assignment]
+        self.queue = self._queue = _Queue()  # type: ignore[assignment]  # with all that uvicorn uses
+        self.writable = _Gate()  # type: ignore[assignment]  # likewise
         self._alive_at = 0.0  # when the peer last sent anything or took what waited, by the loop's time
         self._pace = PieceBudget(self.loop.time())
         self._held = False  # whether nothing is read until the frames that wait are parsed

@@ -64,13 +64,14 @@ def open_writer(path: Path) -> apsw.Connection:
 
 
 def _prepare(connection: apsw.Connection) -> None:
-    """Set a writer's pragmas. SQLite does not wait for another connection that turns the log of a new file on."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    """Set a writer's pragmas. SQLite waits for a lock for BUSY_SECONDS, but not for another connection that turns the
+    log of a new file on: an error that came sooner is of that, and passes."""
+    started = time.monotonic()
     while True:
         try:
             connection.execute(_WRITER_PRAGMAS + _LIVE).fetchall()  # runs to the end only when drained
         except apsw.BusyError:
-            if time.monotonic() > deadline:
+            if time.monotonic() - started > BUSY_SECONDS / 2:
                 raise
             time.sleep(_AGAIN_SECONDS)
         else:
