@@ -200,8 +200,10 @@ class Flush(ABC):
         self._lock()
         self._send()
         db, numbers, first = self._cursor, self._numbers, self._numbers.next
-        numbers.next += give_clears(db, first, f"definition {db.dialect.among}", list(definitions))
-        for bucket, op in db.rows(f"{INSERT_CLEARS} returning bucket, id", first, CLEAR_BODY):
+        which, named = f"definition {db.dialect.among}", list(definitions)
+        numbers.next += give_clears(db, first, which, named)
+        # `which` again, for its index: there may be very many buckets
+        for bucket, op in db.rows(f"{INSERT_CLEARS} and {which} returning bucket, id", first, CLEAR_BODY, named):
             numbers.sums[bucket] = BucketSum(last_op=op)
         keys = db.rows("select distinct key from lookups where table_id = ? limit ?", table, NAMEABLE + 1)
         self._touched.update(key for (key,) in keys)
