@@ -276,5 +276,5 @@ def test_figures_tell_rows_from_ops(written: WrittenStore) -> None:
     )
     compact(written.address, A)
     assert {b.name: b.grown for b in open_store(written.address).store_stats().buckets}[A] == 0
-    assert stats.sources[0].tag == "default"
+    assert stats.sources[0].source == "default"
     assert [job.kind for job in stats.jobs] == ["snapshot"]

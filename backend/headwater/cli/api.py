@@ -58,7 +58,7 @@ def build(
     settings = ApiSettings(
         keys=key_source(config.auth),
         audience=config.auth.audience,
-        sources=tuple(source.tag for source in config.sources),
+        sources=tuple(source.name for source in config.sources),
         issuers=config.auth.issuers,
         streams=limits.streams,
         max_data_fetch_concurrency=_fetches(config, workers),

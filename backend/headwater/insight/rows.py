@@ -84,11 +84,11 @@ class CurrentRows:
 
     def tables(self, plan: SyncPlan) -> list[StoredTable]:
         """The stored tables that a plan reads."""
-        return [table for table in self.store.tables(self.source.tag) if _reads(plan.tables(), self.source.tag, table)]
+        return [table for table in self.store.tables(self.source.name) if _reads(plan.tables(), self.source.tag, table)]
 
     def missing(self, plan: SyncPlan) -> list[str]:
         """Tables that a plan names and that have no rows in the store."""
-        tables = self.store.tables(self.source.tag)
+        tables = self.store.tables(self.source.name)
         return [
             f"{pattern.schema}.{pattern.name}"
             for pattern in plan.tables()

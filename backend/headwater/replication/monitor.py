@@ -227,7 +227,7 @@ class _SourceCheck:
 
     def _look(self, store: StoreWriter) -> None:
         """Compare the source with what replication needs of it."""
-        stored = store.tables(self._source.tag)
+        stored = store.tables(self._source.name)
         compared = tuple(
             Compared(f"{table.relation.schema}.{table.relation.name}", str(table.resync))
             for table in stored
@@ -237,7 +237,7 @@ class _SourceCheck:
             self._monitor.changed.set()
         oids = {table.relation.oid for table in stored}
         slot, named, deciding = slot_of(self._source, store), tables_named(store), deciding_in(store)
-        audited = sampling_findings(store, self._source.tag)
+        audited = sampling_findings(store, self._source.name)
         conn = self._ask()
         found = look(conn, self._source, slot, oids, named, deciding)
         findings = (*found.findings, *audited)

@@ -61,7 +61,7 @@ def slot_note(source: SourceSettings, store: StoreWriter) -> SlotNote:
     text = store.get_meta(_key(source))
     if text:
         return msgspec.json.decode(text, type=SlotNote)
-    state = store.source_state(source.tag)
+    state = store.source_state(source.name)
     return SlotNote(state.slot if state is not None else "")
 
 
@@ -73,7 +73,7 @@ def slot_of(source: SourceSettings, store: StoreWriter) -> str:
 
 
 def _key(source: SourceSettings) -> str:
-    return f"slot {source.tag}"
+    return f"slot {source.name}"
 
 
 class OwnSlot:
@@ -194,7 +194,7 @@ class OwnSlot:
                 raise self._foreign(name, "is used by another service")
             time.sleep(0.05)
         if slot is not None and not ours:
-            if not self._take and self._store.source_state(self._source.tag) is not None:
+            if not self._take and self._store.source_state(self._source.name) is not None:
                 raise self._foreign(name, "was made by another service")
             _log.warning('the slot "%s" was there already and is taken over: it is dropped and made again', name)
         end_sessions(self._conn, users)

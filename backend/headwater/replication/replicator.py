@@ -114,7 +114,7 @@ class Replicator:
             followed = recovery.followed
 
     def _acquire(self) -> Lease:
-        return self.store.acquire(self.source.tag, self.owner, LEASE_SECONDS)
+        return self.store.acquire(self.source.name, self.owner, LEASE_SECONDS)
 
     def _deploy(self, yaml: str, lease: Lease) -> bool:
         """Raises LeaseLostError: another holder may have deployed a newer file meanwhile."""
@@ -149,7 +149,7 @@ class _LeaseHolder:
         self._watch = watch
         self._recovery = recovery
         self._failed = FailedTransactions(self._source, self._store)
-        self._names = NameBook(self._store, self._source.tag)
+        self._names = NameBook(self._store, self._source.name)
 
     def run(self) -> None:
         """Run until the event is set. Raises LeaseLostError, and errors that a person has to fix."""
@@ -187,7 +187,7 @@ class _LeaseHolder:
 
     def _needs_snapshot(self, slot: OwnSlot) -> bool:
         """Whether the store can't catch up by the stream and comparisons."""
-        state = self._store.source_state(self._source.tag)
+        state = self._store.source_state(self._source.name)
         if state is None or in_state(self._store, VersionState.ACTIVE) is None:
             return True
         plans = in_use(self._store, self._replicator.keep_stopped).plans
@@ -223,7 +223,7 @@ class _LeaseHolder:
         """Follow the stream from where the store is, until the event is set."""
         settings, source, store, lease = self._replicator, self._source, self._store, self._lease
         recovery = self._recovery
-        state = store.source_state(source.tag)
+        state = store.source_state(source.name)
         if state is None:
             return
         store.discard_staged(lease)  # files of a job that was killed
@@ -235,7 +235,7 @@ class _LeaseHolder:
             connection = stack.enter_context(contextlib.closing(SharedConnection(source)))
             self._adapt(state, used.plans, connection)
             self._names.pass_over(lease, state.lsn)
-            stored = store.tables(source.tag)
+            stored = store.tables(source.name)
             context = live_context(source, store, connection, used.plans, stored)
             fetcher = stack.enter_context(contextlib.closing(RowFetcher(source)))
             schema = stack.enter_context(
@@ -263,7 +263,7 @@ class _LeaseHolder:
 
     def _adapt(self, state: SourceState, plans: Sequence[SyncPlan], connection: SharedConnection) -> None:
         """Make the store's tables what the catalog says."""
-        stored = self._store.tables(self._source.tag)
+        stored = self._store.tables(self._source.name)
         with connection.use() as conn:
             wanted = readable_tables(conn, self._source, plans, {table.relation.oid for table in stored})
             for finding in unseen_findings(conn, wanted):
@@ -318,15 +318,15 @@ def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
     if stream.recording.take_marked():
         scheduler.look_soon()
     found = schema.take()
-    state = None if found is None else context.store.source_state(context.tag)
+    state = None if found is None else context.store.source_state(context.name)
     if found is None or state is None:
         return
-    stored = context.store.tables(context.tag)
+    stored = context.store.tables(context.name)
     changes = table_changes(stored, found)
     if not changes:
         return
     with context.connection.use() as conn:
-        uncertain = distrust_named(NameBook(context.store, context.tag), context.lease, conn, changes)
+        uncertain = distrust_named(NameBook(context.store, context.name), context.lease, conn, changes)
     stream.tables.uncertain_until.update(uncertain)
     adapt(context.store, context.lease, state, context.live_context(schema.plans, stored), changes)
     context.follow(schema.plans)

@@ -65,7 +65,7 @@ class SlotResume:
                 self._replace_slot(conn, state, identity, plans)
                 return
             if identity.timeline != state.timeline:
-                self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
+                self._store.rewind_write_checkpoints(state.source, end_of_log(conn))
                 self._store.move_source(self._lease, replace(state, timeline=identity.timeline))
                 _log.info("the source failed over to timeline %d; slot %s is continued", identity.timeline, state.slot)
             end_reader(conn, state.slot)
@@ -115,15 +115,15 @@ class SlotResume:
         self._store.move_source(lease, replace(state, slot="", lsn=ZERO if rewritten else state.lsn))
         with self._slot.make() as keeper:
             name, position = keeper.slot, keeper.consistent_point
-        stored = self._store.tables(self._source.tag)
+        stored = self._store.tables(self._source.name)
         if now.system_id != state.system_id:
             stored = self._renumber(conn, stored, plans)
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if rewritten or position < state.lsn:
-            self._store.rewind_write_checkpoints(state.tag, end_of_log(conn))
+            self._store.rewind_write_checkpoints(state.source, end_of_log(conn))
             FailedTransactions(self._source, self._store).clear(lease)  # their positions are of another history
-            NameBook(self._store, state.tag).forget(lease)
-        self._store.move_source(lease, SourceState(state.tag, position, name, now.system_id, now.timeline))
+            NameBook(self._store, state.source).forget(lease)
+        self._store.move_source(lease, SourceState(state.source, position, name, now.system_id, now.timeline))
         _log.info("slot %s starts at %s; all tables are compared with the source", name, format_lsn(position))
 
     def _renumber(
@@ -137,4 +137,4 @@ class SlotResume:
                 self._store.mark_resync(self._lease, [table.id], ResyncReason(Cause.IDS_LOST))
             elif oid != table.relation.oid:
                 self._store.add_layout(self._lease, table.id, replace(table.relation, oid=oid), "of another cluster")
-        return self._store.tables(self._source.tag)
+        return self._store.tables(self._source.name)

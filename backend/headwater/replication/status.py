@@ -329,15 +329,15 @@ class SourceStatuses:
         return [self._of(source) for source in self._sources]
 
     def _of(self, source: SourceSettings) -> SourceStatus:
-        heard = self._reader.replicator_status(source.tag)
-        found = find_status(source.tag, heard, None, time.time())
+        heard = self._reader.replicator_status(source.name)
+        found = find_status(source.name, heard, None, time.time())
         if found.lag_bytes is not None or heard.stored is None:
             return found
-        return find_status(source.tag, heard, self._log_end(source), time.time())
+        return find_status(source.name, heard, self._log_end(source), time.time())
 
     def _log_end(self, source: SourceSettings) -> LogEnd | None:
-        asked_at, log_end = self._log_ends.get(source.tag, (0.0, None))
-        if source.tag in self._log_ends and time.monotonic() - asked_at <= _ASKED_AGAIN_SECONDS:
+        asked_at, log_end = self._log_ends.get(source.name, (0.0, None))
+        if source.name in self._log_ends and time.monotonic() - asked_at <= _ASKED_AGAIN_SECONDS:
             return log_end
         hasty = replace(source, connect_timeout=_CONNECT_SECONDS, silence_seconds=_CONNECT_SECONDS)
         try:
@@ -345,7 +345,7 @@ class SourceStatuses:
                 log_end = ask_log_end(conn)
         except HeadwaterError:
             log_end = None
-        self._log_ends[source.tag] = time.monotonic(), log_end
+        self._log_ends[source.name] = time.monotonic(), log_end
         return log_end
 
 

@@ -36,7 +36,8 @@ Waited = TypeVar("Waited")
 class SourceSettings:
     """One source database and how to reach it. Certificates and keys are PEM text; `connect_timeout` is in seconds.
 
-    Picklable: a Spark executor connects with the same settings.
+    Rules name the tables by `tag`. Sources with one tag are its shards, each with a name. Picklable: a Spark executor
+    connects with the same settings.
     """
 
     host: str
@@ -45,6 +46,7 @@ class SourceSettings:
     password: str = field(default="", repr=False)
     port: int = 5432
     tag: Annotated[str, Meta()] = "default"
+    shard: Annotated[str | None, Meta()] = None
     sslmode: str = "verify-full"
     cacert: str | None = field(default=None, repr=False)
     client_certificate: str | None = field(default=None, repr=False)
@@ -57,6 +59,11 @@ class SourceSettings:
     memory_bytes: int = 64 << 20  # of rows that bulk work or the stream have in memory; see `batch_bytes`
     debug_api: Annotated[bool, Meta()] = False  # operators may read it by SQL
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
+
+    @property
+    def name(self) -> str:
+        """What the store, commands and messages call this source. Unique."""
+        return self.tag if self.shard is None else f"{self.tag}/{self.shard}"
 
     @property
     def address(self) -> str:

@@ -29,7 +29,7 @@ class SourceHead:
     """One connection per source, opened when first needed and again when lost. For one event loop."""
 
     def __init__(self, sources: Sequence[SourceSettings]) -> None:
-        self._links = {settings.tag: _Link(settings) for settings in sources}
+        self._links = {settings.name: _Link(settings) for settings in sources}
 
     async def advance_past(self) -> Mapping[str, Lsn]:
         """By tag, a position that is not before the commit of any transaction from before the call. Writes a record

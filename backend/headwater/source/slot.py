@@ -76,8 +76,8 @@ class SystemIdentity:
 def slot_name(settings: SourceSettings) -> str:
     """The name of a new slot for this source. It depends on the database, since slot names are shared by the
     cluster."""
-    unique = "\0".join((settings.slot_prefix, settings.tag, settings.database))
-    stem = _allowed(f"{settings.slot_prefix}{settings.tag}")[:36]
+    unique = "\0".join((settings.slot_prefix, settings.name, settings.database))
+    stem = _allowed(f"{settings.slot_prefix}{settings.name}")[:36]
     return f"{stem}_{_allowed(settings.database)[:17]}_{_hash(unique)}"
 
 

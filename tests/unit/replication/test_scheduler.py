@@ -47,7 +47,11 @@ def context_with(**store: object) -> JobContext:
         is_empty=False,
         renew=nothing,
     )
-    parts = {"source": SimpleNamespace(tag="default"), "store": SimpleNamespace(**store), "stream": stream}
+    parts = {
+        "source": SimpleNamespace(name="default", tag="default"),
+        "store": SimpleNamespace(**store),
+        "stream": stream,
+    }
     parts["schema"] = SimpleNamespace(hint=nothing)
     none = dict.fromkeys(("lease", "bulk", "connection"))
     return JobContext(**cast("dict[str, Any]", {**parts, **none, "progress": nothing}))

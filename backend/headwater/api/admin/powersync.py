@@ -301,7 +301,7 @@ class PowerSyncHandler:
                 raise ApiError("Busy processing sync config", fix="wait until it is served", code=DEPLOY_BUSY)
             if in_state(store, VersionState.ACTIVE) is None:
                 raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
-            store.submit(RequestKind.RESYNC, self._settings.source.tag, '{"tables":[]}')
+            store.submit(RequestKind.RESYNC, self._settings.source.name, '{"tables":[]}')
             return slot_of(self._settings.source, store)
 
     def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
@@ -318,7 +318,7 @@ class PowerSyncHandler:
         except SyncConfigError as error:
             return RulesStatus((), tuple(rule_errors(error.findings)), text)
         active = version.state is VersionState.ACTIVE
-        standing = next(each for each in self._standings.find() if each.source == seen.settings.tag)
+        standing = next(each for each in self._standings.find() if each.source == seen.settings.name)
         connection = self._connection(store, seen, standing, seen.statuses(compiled.plan), active=active)
         errors = [*_of_tables(connection.tables), *_of_replication(standing), *rule_errors(compiled.warnings)]
         errors += rule_errors(of_source(self._compared(version.yaml)[0]))

@@ -79,7 +79,7 @@ def _drop_slot(store: Store, source: SourceSettings, deadline: float) -> None:
 def _acquire(store: StoreWriter, source: SourceSettings, deadline: float) -> Lease:
     while True:
         try:
-            return store.acquire(source.tag, "teardown", 60.0)
+            return store.acquire(source.name, "teardown", 60.0)
         except LeaseHeldError:
             if time.monotonic() > deadline:
                 raise

@@ -78,7 +78,7 @@ def _show_counts(result: dict[str, Any], word: str) -> None:
 def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: bool) -> dict[str, Any] | None:
     """The result of a request; None without `wait`."""
     with existing_store(config) as store, contextlib.closing(open_store(config.storage).open_reader()) as reader:
-        number = store.submit(kind, config.source().tag, orjson.dumps(payload).decode())
+        number = store.submit(kind, config.source().name, orjson.dumps(payload).decode())
         if not wait:
             click.echo(f"request {number} is submitted" + ("" if reader.replicator_alive() else f"; {_NO_REPLICATOR}"))
             return None

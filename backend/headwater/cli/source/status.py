@@ -99,7 +99,7 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
 def standing_of(config: ServiceConfig, kept: StoredState | None, log_end: LogEnd | None) -> SourceStatus:
     """How the source stands, if its log ends there; None: it was not asked, or did not answer. A replicator may run
     though its store is gone."""
-    tag = config.source().tag
+    tag = config.source().name
     heard = open_store(config.storage).last_replicator_status(tag) if kept is None else kept.heard
     return find_status(tag, heard, log_end, time.time())
 
@@ -188,7 +188,7 @@ def read_store(config: ServiceConfig) -> StoredState | None:
     stored = open_store(config.storage)
     if not stored.exists():
         return None
-    tag = config.source().tag
+    tag = config.source().name
     with closing(stored.open_reader()) as reader, closing(stored.open_writer()) as store:
         return StoredState(
             reader.replicator_status(tag),
@@ -239,7 +239,7 @@ def _as_dict(
     state = kept.state if kept else None
     error = source.error
     return {
-        "source": config.source().tag,
+        "source": config.source().name,
         "address": source.address,
         "reachable": error is None,
         "error": error and {"code": error.code, "what": error.what, "where": error.where, "fix": error.fix},

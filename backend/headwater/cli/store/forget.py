@@ -47,7 +47,7 @@ def forget(
             code="HW_8403",
         )
     with existing_store(config) as store:
-        stored = tables_named(store, config.source().tag, table)
+        stored = tables_named(store, config.source().name, table)
         check_source(config.source(), stored, row_id, text)
         target = search_target(store, stored, row_id, text, id_too=id_too)
         backend = open_store(store.address)

@@ -48,7 +48,7 @@ def _as_json(where: str, stats: StoreStats, versions: Sequence[ConfigVersion], t
         "store": where,
         "checkpoint": {
             "op_id": stats.checkpoint,
-            "sources": [{"tag": each.tag, "lsn": format_lsn(each.lsn), "slot": each.slot} for each in stats.sources],
+            "sources": [{"tag": each.source, "lsn": format_lsn(each.lsn), "slot": each.slot} for each in stats.sources],
         },
         "tables": [{**dataclasses.asdict(table), "resync": str(table.resync or "")} for table in stats.tables],
         "history": {
@@ -105,7 +105,7 @@ def _lines(where: str, stats: StoreStats, versions: Sequence[ConfigVersion], top
     yield f"store {where}"
     yield f"checkpoint  op {stats.checkpoint}"
     for source in stats.sources:
-        yield f"  source {source.tag} up to {format_lsn(source.lsn)}, slot {source.slot}"
+        yield f"  source {source.source} up to {format_lsn(source.lsn)}, slot {source.slot}"
     yield ""
     yield from _table_lines(stats.tables)
     yield from _history_lines(stats)

@@ -82,7 +82,7 @@ class Deploy(Job):
         stored = self._context.stored()
         wanted = self._context.published([plan])
         new = [(table.relation, table.shape) for oid, table in wanted.items() if oid not in stored]
-        self._context.store.create_tables(self._context.lease, self._context.tag, new, self._reason)
+        self._context.store.create_tables(self._context.lease, self._context.name, new, self._reason)
         unfilled = {oid for oid, table in stored.items() if table.has(Cause.NEW_IN_VERSION)}
         return frozenset(relation.oid for relation, _ in new) | unfilled
 

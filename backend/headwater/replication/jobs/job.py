@@ -56,7 +56,8 @@ def live_context(
     stored: Sequence[StoredTable],
 ) -> LiveContext:
     """What live tables are built from."""
-    return LiveContext(source.tag, distinct(plans), types_of(connection, stored), store.keys(), source.batch_bytes)
+    types = types_of(connection, stored)
+    return LiveContext(source.name, source.tag, distinct(plans), types, store.keys(), source.batch_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,10 @@ class JobContext:
     schema: SchemaWatch
     progress: Callable[[BulkProgress], None]
     connection: SharedConnection
+
+    @property
+    def name(self) -> str:
+        return self.source.name
 
     @property
     def tag(self) -> str:
@@ -93,7 +98,7 @@ class JobContext:
 
     def stored(self) -> dict[int, StoredTable]:
         """The source's tables in the store, by oid."""
-        return {table.relation.oid: table for table in self.store.tables(self.tag)}
+        return {table.relation.oid: table for table in self.store.tables(self.name)}
 
     def places(self, table: int) -> Places:
         """Ranges of a table's current rows, one for a task."""
@@ -110,7 +115,7 @@ class JobContext:
 
     def flushed(self) -> AbstractContextManager[Flush]:
         """A flush beside those of the stream; see `changes.flushed`."""
-        return flushed(self.store, self.lease, self.tag, self.stream.position)
+        return flushed(self.store, self.lease, self.name, self.stream.position)
 
     @contextmanager
     def staging(self) -> Iterator[None]:
@@ -129,7 +134,7 @@ class JobContext:
         self, kind: JobKind, started: float, application: str = "", *, tasks: int = 0, rows: int = 0, ops: int = 0
     ) -> None:
         """Store what a job did that has ended now."""
-        self.store.note_job(BulkRecord(kind, self.tag, application, tasks, rows, ops, started, time.time()))
+        self.store.note_job(BulkRecord(kind, self.name, application, tasks, rows, ops, started, time.time()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Rekey(Job):
         context, table, started = self._context, self._table, time.time()
         with context.staging():
             pairs = [(table.relation, table.fingerprint)]
-            (target,) = context.store.stage_tables(context.lease, context.tag, pairs, indexed=True)
+            (target,) = context.store.stage_tables(context.lease, context.name, pairs, indexed=True)
             outcome = yield from self._evaluate(target.id)
             distinct = yield from self._stage(outcome)
             if context.stored().get(table.relation.oid) != table:

@@ -230,7 +230,7 @@ class Sampling:
             self._suspects = verdict.suspects
             for key, name, problem in verdict.broken:
                 self._bucket_broken(key, name, problem)
-        known = sampling_results(self._context.store, self._context.tag)
+        known = sampling_results(self._context.store, self._context.name)
         left_out = dict(self._probing.left_out)
         self._note(replace(known, cycles=known.cycles + 1, ended=time.time(), left_out=left_out))
 
@@ -313,7 +313,7 @@ class Sampling:
         """Report damage. Returns whether to repair it: what breaks again and again has a cause that a repair does not
         remove."""
         _log.error("[%s] the sampling audit found damage: %s: %s", code, what, problem)
-        known = sampling_results(self._context.store, self._context.tag)
+        known = sampling_results(self._context.store, self._context.name)
         found = (*known.findings, Damage(time.time(), what, problem))[-_KEPT_FINDINGS:]
         self._note(replace(known, findings=found))
         if subject not in self._noted:
@@ -324,4 +324,6 @@ class Sampling:
         return self._settings.repair and self._repaired[subject] <= _REPAIRED_AT_MOST
 
     def _note(self, known: SamplingResults) -> None:
-        self._context.store.set_meta(self._context.lease, f"sampling {self._context.tag}", orjson.dumps(known).decode())
+        self._context.store.set_meta(
+            self._context.lease, f"sampling {self._context.name}", orjson.dumps(known).decode()
+        )

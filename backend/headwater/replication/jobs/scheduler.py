@@ -138,7 +138,7 @@ class JobQueue:
         if version is not None:
             _log.info("deploying version %d of the sync config", version.id)
             return QueuedJob(Deploy(self._context, version, self._keep_seconds), version=version)
-        requests = self._context.store.open_requests(self._context.tag)
+        requests = self._context.store.open_requests(self._context.name)
         if requests:
             return self._take_request(requests[0])
         if in_use(self._context.store, self._keep_seconds).obsolete:
@@ -378,7 +378,7 @@ class JobScheduler:
         SchemaChangedError when that does not help: a stream that is read again describes every table again."""
         self._changed = Counter({oid: self._changed[oid] + 1 for oid in oids})
         if any(times >= _CHANGED_AT_MOST for times in self._changed.values()):
-            raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.tag)
+            raise SchemaChangedError("the stream describes a table differently than the catalog", self._context.name)
         if oids:
             self._context.schema.hint()
             self._not_before = time.monotonic() + self._intervals.recheck

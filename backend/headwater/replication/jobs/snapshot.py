@@ -54,7 +54,7 @@ class InitialSnapshot:
         while self.store.retire(lease, (), RETIRED_AT_ONCE):
             pass  # the new rows may be in buckets that are being removed
         identity = slot.cluster()
-        first = self.store.source_state(self.source.tag) is None
+        first = self.store.source_state(self.source.name) is None
         keeper = slot.make()
         try:
             self._read(lease, keeper, identity)
@@ -82,7 +82,7 @@ class InitialSnapshot:
         self.store.stage(lease, outcome.parts)
         record = BulkRecord(
             JobKind.SNAPSHOT,
-            self.source.tag,
+            self.source.name,
             outcome.application,
             outcome.tasks,
             sum(part.rows for part in outcome.parts),
@@ -91,9 +91,9 @@ class InitialSnapshot:
             time.time(),
         )
         with connect(self.source) as conn:  # a restored source may be behind what was read before
-            self.store.rewind_write_checkpoints(self.source.tag, end_of_log(conn))
+            self.store.rewind_write_checkpoints(self.source.name, end_of_log(conn))
         state = SourceState(
-            self.source.tag, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
+            self.source.name, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
         )
         self.store.publish(lease, state, tables, self.version, definitions_of(self.plan), record)
         _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
@@ -101,7 +101,7 @@ class InitialSnapshot:
     def _job(
         self, conn: psycopg.Connection, keeper: SnapshotKeeper, lease: Lease
     ) -> tuple[list[StagedTable], SnapshotJob]:
-        stored = {table.relation.oid for table in self.store.tables(self.source.tag)}
+        stored = {table.relation.oid for table in self.store.tables(self.source.name)}
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read read only")
             conn.execute(sql.SQL("set transaction snapshot {}").format(keeper.snapshot))
@@ -113,7 +113,7 @@ class InitialSnapshot:
                     )
             types = load_types(conn, {c.type_oid for table in published for c in table.relation.columns})
         pairs = [(table.relation, table.shape) for table in published]
-        staged = self.store.stage_tables(lease, self.source.tag, pairs)
+        staged = self.store.stage_tables(lease, self.source.name, pairs)
         job = SnapshotJob(
             source=self.source,
             snapshot=keeper.snapshot,

@@ -126,7 +126,7 @@ class TransactionApplier:
     def _end_transaction(self, commit: Commit) -> None:
         flush = self._flush
         if not self.in_transaction:
-            raise StreamProtocolError("a commit without a begin", flush.tag)
+            raise StreamProtocolError("a commit without a begin", flush.source)
         if self._isolating:
             flush.apply_pending()
         is_stored = self._skipping and flush.final_lsn < flush.position
@@ -149,7 +149,7 @@ class TransactionApplier:
             else:
                 why = f"{type(error).__name__} in {_raised_in(error)}"
             lsn, is_known = self._flush.final_lsn, self._isolating and self.in_transaction
-            poison = PoisonError(why, self._flush.tag, lsn if is_known else None, upto=lsn)
+            poison = PoisonError(why, self._flush.source, lsn if is_known else None, upto=lsn)
             raise (machine_error(error) or poison) from error
 
     def _apply_singly(self, received: Received) -> None:

@@ -39,7 +39,7 @@ class FailedTransactions:
     def __init__(self, source: SourceSettings, store: StoreWriter) -> None:
         self._source = source
         self._store = store
-        self._key = f"poison {source.tag}"
+        self._key = f"poison {source.name}"
 
     def read(self) -> list[FailedTransaction]:
         """The newest last. Fields that only another version of headwater knows are left out."""
@@ -66,7 +66,7 @@ class FailedTransactions:
 
     def take_requests(self, lease: Lease) -> None:
         """Carry out requests of `headwater source skip`."""
-        for request in self._store.open_requests(self._source.tag):
+        for request in self._store.open_requests(self._source.name):
             if request.kind != RequestKind.SKIP:
                 continue
             lsn = str(orjson.loads(request.payload or "{}").get("lsn"))
@@ -89,4 +89,4 @@ class FailedTransactions:
         self._store.set_meta(lease, self._key, orjson.dumps(failed[-_KEPT:]).decode())
 
     def _mark_all_tables(self, lease: Lease, lsn: str) -> None:
-        distrust(self._store, lease, self._store.tables(self._source.tag), ResyncReason(Cause.LEFT_OUT, lsn))
+        distrust(self._store, lease, self._store.tables(self._source.name), ResyncReason(Cause.LEFT_OUT, lsn))

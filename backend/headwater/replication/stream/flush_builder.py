@@ -63,7 +63,7 @@ class FlushBuilder:
     ) -> None:
         self._store = store
         self._lease = lease
-        self.tables = TableRegistry(context, stored, NameBook(store, context.tag).read())
+        self.tables = TableRegistry(context, stored, NameBook(store, context.source).read())
         self.incomplete = IncompleteRows()
         self.recording = Recording()
         self.position = position
@@ -75,8 +75,9 @@ class FlushBuilder:
         self._flush: Flush | None = None
 
     @property
-    def tag(self) -> str:
-        return self.tables.context.tag
+    def source(self) -> str:
+        """The name of the source."""
+        return self.tables.context.source
 
     @property
     def batch_bytes(self) -> int:
@@ -234,7 +235,7 @@ class FlushBuilder:
         """Abandon the flush, and mark tables to be compared. Returns the error by which the stream is read again."""
         self.abandon()
         for table in mark:
-            ids = [stored.id for stored in self._store.tables(self.tag) if stored.relation.oid == table.relation.oid]
+            ids = [stored.id for stored in self._store.tables(self.source) if stored.relation.oid == table.relation.oid]
             self._store.mark_resync(self._lease, ids, ResyncReason(cause))
         return SchemaChangedError(what, where, fix)
 
@@ -308,9 +309,9 @@ class FlushBuilder:
             return
         if self._reads.roots:
             self._check_names()
-        checkpoint = self._flush.commit(self.tag, ReplicationProgress(progress.reached, progress.committed_us))
+        checkpoint = self._flush.commit(self.source, ReplicationProgress(progress.reached, progress.committed_us))
         self._flush = None
-        progress.stored(self.tag, checkpoint.op_id)
+        progress.stored(self.source, checkpoint.op_id)
         self._reads.reset()
         self._forget_xids()
         self.position = progress.reached
@@ -403,8 +404,8 @@ class FlushBuilder:
         """Leave what the stream brings of renamed tables, up to a position, to comparisons."""
         what = "a partitioned table was renamed, which the stream does not say"
         fix = "the stream is read again, without its changes"
-        error = self._restart(what, self.tag, fix, mark=[self.tables.tables[oid] for oid in oids])
-        NameBook(self._store, self.tag).distrust(self._lease, oids, until)
+        error = self._restart(what, self.source, fix, mark=[self.tables.tables[oid] for oid in oids])
+        NameBook(self._store, self.source).distrust(self._lease, oids, until)
         return error
 
     def renew(self, context: LiveContext, stored: Sequence[StoredTable]) -> None:

@@ -193,7 +193,7 @@ def adapt(store: StoreWriter, lease: Lease, state: SourceState, context: LiveCon
     if changes.new:
         _log.info("new tables: %s", ", ".join(table.qualified_name for table in changes.new))
         pairs = [(table.relation, table.shape) for table in changes.new]
-        store.create_tables(lease, state.tag, pairs, ResyncReason(Cause.NEW))
+        store.create_tables(lease, state.source, pairs, ResyncReason(Cause.NEW))
 
 
 def is_another(table: StoredTable, published: PublishedTable) -> bool:
@@ -204,18 +204,18 @@ def is_another(table: StoredTable, published: PublishedTable) -> bool:
 
 def _emptied(store: StoreWriter, lease: Lease, state: SourceState, context: LiveContext, table: StoredTable) -> int:
     """Remove all rows of a table, from devices too. Returns the id of its empty generation."""
-    with flushed(store, lease, state.tag, state.lsn) as flush:
+    with flushed(store, lease, state.source, state.lsn) as flush:
         live = context.table(table.id, table.layouts)
         return flush.truncate(table.id, ()) if live is None else empty(flush, live, context.keys)
 
 
 @contextmanager
-def flushed(store: StoreWriter, lease: Lease, tag: str, position: Lsn) -> Iterator[Flush]:
+def flushed(store: StoreWriter, lease: Lease, source: str, position: Lsn) -> Iterator[Flush]:
     """A flush beside those of the stream, which is at `position`. It is committed at the end."""
     flush = store.begin(lease)
     try:
         yield flush
-        flush.commit(tag, ReplicationProgress(position))
+        flush.commit(source, ReplicationProgress(position))
     except BaseException:
         flush.rollback()
         raise

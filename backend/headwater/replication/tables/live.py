@@ -138,6 +138,7 @@ class LiveContext:
     """What live tables are built from. `plans` are those in use, made `bulk.bound_table.distinct`; `batch_bytes` is how
     many bytes of rows are pending, loaded or written at once."""
 
+    source: str
     tag: str
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog

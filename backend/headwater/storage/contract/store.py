@@ -108,7 +108,7 @@ class Lease:
 class SourceState:
     """How far a source was followed: every commit up to `lsn` is in the store."""
 
-    tag: str
+    source: str
     lsn: Lsn
     slot: str
     system_id: str

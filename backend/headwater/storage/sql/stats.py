@@ -176,7 +176,7 @@ def store_stats(db: Cursor) -> StoreStats:
     sources = db.rows("select tag, lsn, slot, system_id, timeline from sources order by tag")
     return StoreStats(
         checkpoint=OpId(_number(db, "select coalesce(checkpoint, 0) from state")),
-        sources=tuple(SourceState(tag, Lsn(lsn), *rest) for tag, lsn, *rest in sources),
+        sources=tuple(SourceState(name, Lsn(lsn), *rest) for name, lsn, *rest in sources),
         tables=tuple(sorted(_tables(db, sizes), key=lambda each: (each.source, each.name))),
         history=_history(db),
         lookups=_number(db, "select count(*) from lookups"),

@@ -123,7 +123,7 @@ def set_source(db: Cursor, state: SourceState) -> None:
         "insert into sources (tag, lsn, slot, system_id, timeline) values (?, ?, ?, ?, ?)"
         " on conflict (tag) do update set lsn = excluded.lsn, slot = excluded.slot, system_id = excluded.system_id,"
         " timeline = excluded.timeline",
-        *(state.tag, state.lsn, state.slot, state.system_id, state.timeline),
+        *(state.source, state.lsn, state.slot, state.system_id, state.timeline),
     )
 
 

@@ -198,7 +198,7 @@ class StoreWriter(ABC):
                 next_op = ops.lock_state(db)
                 failpoint("publish.before_segments")
                 bucket_keys.refuse(bulk.taken_staged(db, tables))
-                for table in generations.active(db, state.tag):
+                for table in generations.active(db, state.source):
                     generations.drop_generation(db, table.id)
                 ids = [table.id for table in tables]
                 db.execute(f"update tables set state = 'active' where id {db.dialect.among}", ids)
@@ -208,7 +208,7 @@ class StoreWriter(ABC):
                 # All rows are new, and nothing of theirs exists for other definitions
                 db.execute("update definitions set state = 'retiring'")
                 control.complete(db, definitions)
-                ops.move_checkpoint(db, next_op, state.tag, None, None)
+                ops.move_checkpoint(db, next_op, state.source, None, None)
                 generations.record_job(db, record)
                 db.notify()
                 failpoint("publish.before_commit")
