@@ -7,12 +7,14 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from headwater.oplog.lsn import Lsn
 from headwater.oplog.op import OpId
+from headwater.oplog.transform import RowKeys, row_ops
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
-from headwater.storage.contract.store import LeaseHeldError
+from headwater.storage.contract.store import LeaseHeldError, ReplicationProgress
 from headwater.storage.open import open_store
 from headwater.storage.sqlite.cursor import open_writes
-from tests.contract.source_writer import A, B, SourceWriter
+from tests.contract.source_writer import A, B, SourceWriter, named, put
 from tests.support.fix_headwater import read_bucket
 from tests.support.model_device import ModelBucket, parse_ops
 
@@ -27,11 +29,11 @@ class Crew:
         self.failures: list[BaseException] = []
         self._threads: list[threading.Thread] = []
 
-    def start(self, run: Callable[..., None], *args: object) -> None:
+    def start(self, run: Callable[..., object], *args: object) -> None:
         self._threads.append(threading.Thread(target=self._watch, args=(run, *args)))
         self._threads[-1].start()
 
-    def _watch(self, run: Callable[..., None], *args: object) -> None:
+    def _watch(self, run: Callable[..., object], *args: object) -> None:
         try:
             run(*args)
         except BaseException as error:  # noqa: BLE001 - told by the test's own thread
@@ -203,3 +205,24 @@ def test_heartbeat(
         newer.report_status(lease, "of the next one")
         assert reader.replicator_status(writer.source).text == "of the next one"
         assert open_reading(again).replicator_status(writer.source).text == ""
+
+
+def test_a_flush_sees_that_another_source_waits_for_it(new_writer: Callable[..., SourceWriter]) -> None:
+    first = new_writer()
+    first.bootstrap({"one": (A, "x")})
+    second = new_writer(beside=first, source="other")
+    second.bootstrap({"two": (B, "x")})
+    keys = first.keys
+    (draft,), _ = row_ops([], [put(A, "three", "x")], RowKeys(first.table, "three", keys))
+    flush = first.store.begin(first.lease)
+    flush.append([draft], {A: named(keys, A)})
+    waited = [flush.waited_for]
+    waiting = Crew()
+    waiting.start(lambda: second.write({"four": (B, "y")}))
+    while not waited[-1] and not waiting.failures:
+        waited.append(flush.waited_for)
+    assert not waited[0]
+    checkpoint = flush.commit(first.source, ReplicationProgress(Lsn(first.lsn + 10)))
+    waiting.join()
+    with closing(open_store(first.address).open_reader()) as reader:
+        assert max(op_ids(reader, A, OpId(2**53))) == checkpoint.op_id < max(op_ids(reader, B, OpId(2**53)))

@@ -294,7 +294,7 @@ class FlushBuilder:
             self.open()  # the comparison that was to bring the values of these rows is over
         if self._flush is None:
             self._advance(Lsn(max(self.progress.reached, received)), idle=idle)
-        elif idle or self.progress.seconds_open() > FLUSH_SECONDS:
+        elif idle or self._flush.waited_for or self.progress.seconds_open() > FLUSH_SECONDS:
             self.commit(received)
 
     def commit(self, received: Lsn = ZERO) -> None:

@@ -34,6 +34,7 @@ from headwater.storage.postgres.copying import (
 from headwater.storage.postgres.cursor import LINE_APART, POSTGRES, PostgresCursor, stored_id
 from headwater.storage.shared.common import KEPT_FLUSHES, NAMEABLE
 from headwater.storage.shared.segments import Run
+from headwater.storage.shared.turns import turns_at
 from headwater.storage.sql import leases
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.cursor import named
@@ -216,10 +217,12 @@ class PostgresFlush(Flush):
     def _lock(self) -> None:
         if self._numbers.next:
             return
-        with self._pending.together() as connection:
+        turns = turns_at(self._cursor.where)
+        with turns.waiting(), self._pending.together() as connection:
             state = connection.execute("select next_op, retired from state for update")
             held = _checking(connection, self._lease)  # a new holder may have written while we waited
         held()
+        self._turns = turns
         ((next_op, retired),) = state.fetchall()
         self._numbers.next = self._numbers.first = int(next_op)
         self._naming.known.check(int(retired))

@@ -22,6 +22,7 @@ from headwater.storage.contract.reason import ResyncReason
 from headwater.storage.contract.store import Lease, ReplicationProgress
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.segments import BucketSum, Run, number_ops
+from headwater.storage.shared.turns import Turns
 from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import tables
 from headwater.storage.sql.bucket_keys import KnownBuckets, Naming
@@ -79,10 +80,16 @@ class Flush(ABC):
         self._naming = Naming(known)
         self._numbers = Numbers()
         self._touched: set[str] = set()  # keys of lookups
+        self._turns: Turns | None = None
 
     def errors(self) -> AbstractContextManager[None]:
         """Turns the driver's errors into ours."""
         return self._cursor.errors()
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether another source of this process waits for the end of this transaction."""
+        return self._turns is not None and self._turns.waited_for
 
     # rows
 

@@ -13,6 +13,7 @@ import apsw
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.storage.contract.store import StoreBusyError, StoreError, StoreGoneError, sealed_error
 from headwater.storage.shared.formats import NOTED, noted_format
+from headwater.storage.shared.turns import Turns, turns_at
 from headwater.storage.sql.cursor import SEALED_MARK, DuplicateRowError, TableGoneError
 
 FORMAT = 1
@@ -183,14 +184,30 @@ def use_own_disk(connection: apsw.Connection) -> None:
 @contextmanager
 def immediate(connection: apsw.Connection) -> Iterator[None]:
     """One write transaction: committed at the end, rolled back on any exception."""
-    connection.execute("begin immediate")
+    turns = begin_write(connection)
     try:
-        yield
+        try:
+            yield
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            raise
+        connection.execute("commit")
+    finally:
+        turns.give()
+
+
+def begin_write(connection: apsw.Connection) -> Turns:
+    """Begin a write transaction when it is our turn, which the caller gives back after its end."""
+    turns = turns_at(connection.filename)
+    if not turns.take(BUSY_SECONDS):
+        raise apsw.BusyError("another thread writes to the store")
+    try:
+        connection.execute("begin immediate")
     except BaseException:
-        if connection.in_transaction:
-            connection.execute("rollback")
+        turns.give()
         raise
-    connection.execute("commit")
+    return turns
 
 
 # files that are gone

@@ -18,6 +18,7 @@ from headwater.storage.sql import leases, tables
 from headwater.storage.sql.bucket_keys import KnownBuckets
 from headwater.storage.sql.flush import Flush, explaining
 from headwater.storage.sql.ops import insert_segments
+from headwater.storage.sqlite.connection import begin_write
 from headwater.storage.sqlite.cursor import SqliteCursor
 from headwater_rules.results import LookupEntry
 
@@ -35,13 +36,13 @@ class SqliteFlush(Flush):
         super().__init__(cursor, lease, known)
         self._db = cursor.connection
         self._wake = wake
-        self._db.execute("begin immediate")
+        self._turns = begin_write(self._db)
         try:
             leases.check(cursor, lease)
             next_op, retired = self._db.execute("select next_op, retired from state").fetchall()[0]
             known.check(as_int(retired))
         except BaseException:
-            self._db.execute("rollback")
+            self.rollback()
             raise
         self._numbers.next = self._numbers.first = as_int(next_op)
 
@@ -150,6 +151,7 @@ class SqliteFlush(Flush):
         leases.extend(self._cursor, self._lease)  # from now, because the transaction may have taken long
         failpoint("flush.before_commit")
         self._db.execute("commit")
+        self._give_turn()
         failpoint("flush.after_commit")
         self._naming.known.add(self._naming.fresh)
         self._wake()
@@ -157,8 +159,16 @@ class SqliteFlush(Flush):
 
     @explaining
     def rollback(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("rollback")
+        try:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+        finally:
+            self._give_turn()
+
+    def _give_turn(self) -> None:
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.give()
 
     def _write_sums(self) -> None:
         self._db.executemany(
