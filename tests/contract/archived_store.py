@@ -63,7 +63,7 @@ def everything(address: StoreAddress) -> dict[str, object]:
             "secret": store.keys().secret,
             "source": store.source_state(SOURCE),
             "versions": store.versions(),
-            "definitions": store.complete_definitions(),
+            "definitions": store.complete_definitions("default"),
             "jobs": store.bulk_records(),
             "writes": reader.write_checkpoints(0),
             "revocations": reader.revocations(0),

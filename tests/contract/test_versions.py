@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
+from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import Newest, StoreReader
 from headwater.storage.contract.store import LeaseLostError, RequestState
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
 from headwater.storage.open import open_store
-from tests.contract.source_writer import SIDES, SOURCE, YAML, A, B, SourceWriter, assert_in_step, lookups, totals
+from tests.contract.source_writer import (
+    RELATION,
+    SIDES,
+    SOURCE,
+    YAML,
+    A,
+    B,
+    SourceWriter,
+    assert_in_step,
+    lookups,
+    totals,
+)
 from tests.support.model_device import contents
 
 STATES = VersionState
@@ -27,7 +40,7 @@ def test_published_version(writer: SourceWriter, reader: StoreReader) -> None:
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         assert (snapshot.config.id, snapshot.config.yaml) == (writer.store.versions()[0].id, YAML)
-    assert writer.store.complete_definitions() == SIDES
+    assert writer.store.complete_definitions(SOURCE) == SIDES
 
 
 def test_same_text(writer: SourceWriter) -> None:
@@ -51,14 +64,16 @@ def test_newer_deploy(writer: SourceWriter) -> None:
 def test_switch(writer: SourceWriter, reader: StoreReader) -> None:
     before = writer.bootstrap({"1": (A, "x")})
     version = writer.store.deploy("two", Origin.FILE)
-    after = writer.store.activate(writer.lease, version.id, {"lists.2": "d2"})
-    assert after is not None
+    assert writer.store.activate(writer.lease, version.id, {SOURCE: {"lists.2": "d2"}}) == []
+    newest = reader.newest()
+    assert newest is not None
+    after = newest.checkpoint
     assert after.op_id > before.op_id
-    assert reader.newest() == Newest(after, version.id, 0)
+    assert newest == Newest(after, version.id, 0)
     touched = reader.touched(before.op_id, after.op_id)
     assert (touched.buckets, touched.lookups) == (frozenset(), frozenset())
     assert states(writer) == [(YAML, STATES.STOPPED), ("two", STATES.ACTIVE)]
-    assert writer.store.complete_definitions() == {**SIDES, "lists.2": "d2"}
+    assert writer.store.complete_definitions(SOURCE) == {**SIDES, "lists.2": "d2"}
     assert assert_in_step(reader, A).rows
     (first, second) = writer.store.versions()
     assert first.stopped >= first.activated > 0
@@ -86,7 +101,7 @@ def test_rollout_of_files(writer: SourceWriter, reader: StoreReader) -> None:
     ):
         version = writer.store.deploy("two", Origin.FILE)
         assert [served(each) for each in (old, late, incomplete, new, reader)] == [YAML] * 5
-        writer.store.activate(writer.lease, version.id, {"lists.2": "d2"})
+        writer.store.activate(writer.lease, version.id, {SOURCE: {"lists.2": "d2"}})
         assert [served(each) for each in (old, late, incomplete, new, reader)] == [YAML, "two", "two", "two", "two"]
         assert assert_in_step(old, A).rows
         writer.store.retire(writer.lease, list(SIDES), 1)
@@ -96,7 +111,7 @@ def test_rollout_of_files(writer: SourceWriter, reader: StoreReader) -> None:
 def test_deploy_by_command(writer: SourceWriter) -> None:
     writer.bootstrap({"1": (A, "x")})
     with closing(open_store(writer.address).open_reader(OwnConfig(YAML, SIDES))) as old:
-        writer.store.activate(writer.lease, writer.store.deploy("two", Origin.COMMAND).id, {"lists.2": "d2"})
+        writer.store.activate(writer.lease, writer.store.deploy("two", Origin.COMMAND).id, {SOURCE: {"lists.2": "d2"}})
         assert served(old) == "two"
 
 
@@ -120,10 +135,10 @@ def test_replaced_version_stays_stopped(writer: SourceWriter, reader: StoreReade
     two = writer.store.deploy("two", Origin.COMMAND).id
     writer.store.deploy("three", Origin.COMMAND)
     writer.store.mark_version(writer.lease, two, state, "by a job that has not looked since")
-    assert writer.store.activate(writer.lease, two, {"lists.2": "d2"}) is None
+    assert writer.store.activate(writer.lease, two, {SOURCE: {"lists.2": "d2"}}) is None
     assert states(writer) == [(YAML, STATES.ACTIVE), ("two", STATES.STOPPED), ("three", STATES.PROCESSING)]
     assert writer.store.versions()[1].note == "another version was deployed"
-    assert writer.store.complete_definitions() == SIDES
+    assert writer.store.complete_definitions(SOURCE) == SIDES
     newest = reader.newest()
     assert newest is not None
     assert newest.checkpoint == before
@@ -135,7 +150,7 @@ def test_switch_needs_the_lease(writer: SourceWriter) -> None:
     other = open_store(writer.address).open_writer()
     other.acquire(SOURCE, "here:1", 30.0)
     with pytest.raises(LeaseLostError):
-        writer.store.activate(writer.lease, version.id, {})
+        writer.store.activate(writer.lease, version.id, {SOURCE: {}})
     with pytest.raises(LeaseLostError):
         writer.store.mark_version(writer.lease, version.id, STATES.FAILED, "")
     assert states(writer) == [(YAML, STATES.ACTIVE), ("two", STATES.PROCESSING)]
@@ -205,12 +220,12 @@ def test_retire(writer: SourceWriter, reader: StoreReader) -> None:
         writer.store.take_page(writer.lease, part, page, ())
     version = writer.store.deploy("two", Origin.FILE)
     sides = {"lists.2": "d2", "owners": "d3"}
-    writer.store.activate(writer.lease, version.id, sides)
+    writer.store.activate(writer.lease, version.id, {SOURCE: sides})
     kept = assert_in_step(reader, A), assert_in_step(reader, B)
     steps = 1
     while writer.store.retire(writer.lease, ["lists.2", "owners"], 7):
         steps += 1
-        assert writer.store.complete_definitions() == SIDES
+        assert writer.store.complete_definitions(SOURCE) == SIDES
     assert steps > 5, "each step is a small one"
     assert not writer.store.retire(writer.lease, [], 7)
     for name in ('lists.2["y"]', 'lists.2["z"]'):
@@ -227,7 +242,7 @@ def test_retire(writer: SourceWriter, reader: StoreReader) -> None:
 def test_ops_for_retired_buckets(writer: SourceWriter, reader: StoreReader) -> None:
     writer.bootstrap({"1": ('lists.2["z"]', "x"), "2": (A, "y")})
     writer.write({"3": ('lists.2["z"]', "x")})
-    writer.store.activate(writer.lease, writer.store.deploy("two", Origin.FILE).id, {"lists.2": "d2"})
+    writer.store.activate(writer.lease, writer.store.deploy("two", Origin.FILE).id, {SOURCE: {"lists.2": "d2"}})
     more = writer.store.retire(writer.lease, ["lists.2"], 1)
     assert more, "the bucket is gone with the first step, and the rows still say that they stand in it"
     writer.write({"1": None, "3": (A, "moved")})
@@ -239,3 +254,62 @@ def test_ops_for_retired_buckets(writer: SourceWriter, reader: StoreReader) -> N
         pass
     writer.write({"4": ('lists.2["z"]', "defined again")})
     assert contents([assert_in_step(reader, 'lists.2["z"]')]) == {("todos", "4"): {"text": "defined again"}}
+
+
+def test_a_version_waits_for_sources_that_were_followed(new_writer: Callable[..., SourceWriter]) -> None:
+    first = new_writer()
+    first.bootstrap({"1": (A, "x")})
+    second = new_writer(beside=first, source="other")
+    version = first.store.deploy("two", Origin.FILE)
+    needed = {SOURCE: {"lists.2": "d2"}, "other": {"lists.3": "d3"}, "never followed": {"lists.4": "d4"}}
+    second.bootstrap({"2": (B, "x")}, yaml="two")
+    assert first.store.versions()[-1].state is STATES.PROCESSING, "the first source is not ready"
+    assert first.store.activate(first.lease, version.id, needed) == ["other"]
+    assert first.store.waiting_for(needed) == ["other"]
+    assert first.store.complete_definitions(SOURCE) == {**SIDES, "lists.2": "d2"}
+    assert second.store.activate(second.lease, version.id, needed) == []
+    assert first.store.versions()[-1].state is STATES.ACTIVE
+    assert second.store.complete_definitions("other") == {**SIDES, "lists.3": "d3"}
+
+
+def test_sources_that_share_buckets(new_writer: Callable[..., SourceWriter]) -> None:
+    first = new_writer()
+    first.bootstrap({"1": (A, "x")})
+    second = new_writer(beside=first, source="other")
+    second.bootstrap({"2": (A, "y"), "3": (B, "y")})
+    with closing(open_store(first.address).open_reader()) as reader:
+        assert {row[1] for row in assert_in_step(reader, A).rows} == {"1", "2"}
+        second.store.discard_staged(second.lease)
+        # The first source removes what both have, while the second still follows it
+        while first.store.retire(first.lease, list(SIDES), 1):
+            pass
+        assert first.store.unfinished_definitions(SOURCE) == []
+        assert second.store.unfinished_definitions("other") == list(SIDES)
+        second.write({"4": (B, "z"), "2": None})
+        assert [totals(reader, bucket)[1:] for bucket in (A, B)] == [(0, 0)] * 2, "no bucket of it is made again"
+        while second.store.retire(second.lease, list(SIDES), 1):
+            pass
+        assert second.store.unfinished_definitions("other") == []
+        current = open_store(first.address).find_row(second.table, "4")
+        assert current is not None
+        assert current.members == ""
+        # Now both have it again, from the beginning
+        first.store.begin_definitions(first.lease, SIDES)
+        first.write({"1": (A, "again")})
+        assert {row[1] for row in assert_in_step(reader, A).rows} == {"1"}
+
+
+def test_what_a_source_has_staged_is_its_own(new_writer: Callable[..., SourceWriter]) -> None:
+    first = new_writer()
+    first.bootstrap({"1": (A, "x")})
+    second = new_writer(beside=first, source="other/west")
+    (staged,) = first.store.stage_tables(first.lease, SOURCE, [(RELATION, "print")])
+    first.store.stage(first.lease, [first.part(staged.id, {"2": (A, "new")}, 0, 1)])
+    part = first.part(staged.id, {"3": (B, "new")}, 0, 1)
+    second.bootstrap({"4": (B, "y")})
+    second.store.discard_staged(second.lease)
+    first.store.stage(first.lease, [part])
+    record = BulkRecord("snapshot", SOURCE, "app", 1, 2, 2, 0.0, 1.0)
+    first.store.publish(first.lease, first.state(), [staged], first.store.versions()[0].id, SIDES, record)
+    with closing(open_store(first.address).open_reader()) as reader:
+        assert {row[1] for row in assert_in_step(reader, B).rows} == {"3", "4"}

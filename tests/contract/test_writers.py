@@ -222,7 +222,7 @@ def test_a_flush_sees_that_another_source_waits_for_it(new_writer: Callable[...,
     while not waited[-1] and not waiting.failures:
         waited.append(flush.waited_for)
     assert not waited[0]
-    checkpoint = flush.commit(first.source, ReplicationProgress(Lsn(first.lsn + 10)))
+    flush.commit(first.source, ReplicationProgress(Lsn(first.lsn + 10)))
     waiting.join()
     with closing(open_store(first.address).open_reader()) as reader:
-        assert max(op_ids(reader, A, OpId(2**53))) == checkpoint.op_id < max(op_ids(reader, B, OpId(2**53)))
+        assert max(op_ids(reader, A, OpId(2**53))) < max(op_ids(reader, B, OpId(2**53)))

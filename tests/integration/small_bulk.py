@@ -39,7 +39,7 @@ def run(directory: Path, text: str) -> None:
     columns = (Column("id", 25, -1, True),)
     relations = [Relation(n, "public", kind, ReplicaIdentity.DEFAULT, columns) for n, kind in enumerate(KINDS, 1)]
     tables = store.stage_tables(lease, SOURCE, [(relation, "print") for relation in relations])
-    folder = Path(store.staging_directory())
+    folder = Path(store.staging_directory(lease))
     keys = store.keys()
     parts = [_part(keys, folder, table, part, text) for table in tables for part in range(PARTS)]
     store.stage(lease, parts)

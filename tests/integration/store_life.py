@@ -137,7 +137,7 @@ class Life:
     def _followed(self) -> list[str]:
         """Row sides that are complete, and those on their way."""
         deploying = sides_of(self._deploying.yaml) if self._deploying is not None else {}
-        return sorted({*self._store.complete_definitions(), *deploying, *sides_of(self._active())})
+        return sorted({*self._store.complete_definitions(SOURCE), *deploying, *sides_of(self._active())})
 
     def _keys(self, row_id: str, subkey: str | None = None) -> RowKeys:
         return RowKeys(self._table, row_id, self._store.keys(), subkey)
@@ -215,19 +215,19 @@ class Life:
         elif self._pages is not None:
             self._take_page(self._pages)
         else:
-            self._store.activate(self._lease, self._deploying.id, sides_of(self._deploying.yaml))
+            self._store.activate(self._lease, self._deploying.id, {SOURCE: sides_of(self._deploying.yaml)})
             self._deploying = None
 
     def _begin_deploy(self) -> None:
         version = self._in_state(VersionState.PROCESSING)
-        if version is None and sides_of(self._active()).keys() - self._store.complete_definitions().keys():
+        if version is None and sides_of(self._active()).keys() - self._store.complete_definitions(SOURCE).keys():
             version = self._in_state(VersionState.ACTIVE)
         if version is None:
             self.deploy()
             return
         while self._store.retire(self._lease, (), _RETIRED_AT_ONCE):
             pass
-        complete = self._store.complete_definitions()
+        complete = self._store.complete_definitions(SOURCE)
         missing = {name: digest for name, digest in sides_of(version.yaml).items() if name not in complete}
         self._store.begin_definitions(self._lease, missing)
         self._deploying = version
@@ -280,7 +280,7 @@ class Life:
 
     def _forget_half_built(self) -> None:
         """What is not followed any more must not be there: from the first step on it is not."""
-        unfinished = {*self._store.unfinished_definitions()} - sides_of(self._active()).keys()
+        unfinished = {*self._store.unfinished_definitions(SOURCE)} - sides_of(self._active()).keys()
         self._store.retire(self._lease, sorted(unfinished), _RETIRED_AT_ONCE)
 
     def retire(self) -> None:
@@ -289,7 +289,7 @@ class Life:
             return
         wanted = {VersionState.ACTIVE, VersionState.PROCESSING}
         needed = {name for each in self._store.versions() if each.state in wanted for name in sides_of(each.yaml)}
-        obsolete = sorted(self._store.complete_definitions().keys() - needed)
+        obsolete = sorted(self._store.complete_definitions(SOURCE).keys() - needed)
         while self._store.retire(self._lease, obsolete, _RETIRED_AT_ONCE):
             self.flush()
 

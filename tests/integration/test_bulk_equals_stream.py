@@ -179,7 +179,7 @@ class Place:
         leaf = Leaf(1, "public", "notes", 1, 2, len(rows))
         table = SnapshotTable(staged.id, PublishedTable(self.relation, (leaf,), None, "shape", "print"))
         settings_of_nobody = SourceSettings("nowhere", "nothing", "nobody")
-        directory, keys = self.store.staging_directory(), self.store.keys()
+        directory, keys = self.store.staging_directory(self.lease), self.store.keys()
         job = SnapshotJob(
             source=settings_of_nobody, snapshot="", tables=(table,), plan=plan, types=TypeCatalog(), keys=keys,
             store=self.store.address, directory=directory,
@@ -222,7 +222,7 @@ class Place:
     def reprocess(self, yaml: str, plan: SyncPlan, meanwhile: Sequence[RowChange]) -> None:
         """As a deploy does: what stored rows give, evaluated before changes that come before it is taken."""
         version = self.store.deploy(yaml, Origin.COMMAND)
-        complete = self.store.complete_definitions()
+        complete = self.store.complete_definitions(TAG)
         self.store.begin_definitions(
             self.lease, {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         )
@@ -235,7 +235,7 @@ class Place:
             types=TypeCatalog(),
             keys=self.store.keys(),
             store=self.store.address,
-            directory=self.store.staging_directory(),
+            directory=self.store.staging_directory(self.lease),
             batch_bytes=_PIECE,
         )
         written: dict[int, set[str]] = {stored.id: set()}
@@ -246,7 +246,7 @@ class Place:
                 self.store.take_page(self.lease, part, page, written[stored.id])
         again = [ReprocessTask(stored, *places).run(job, number, "1") for number, places in enumerate(ranges)]
         assert sum(part.ops for part in again) == 0, "an attempt that was cut short is not repeated in what it did"
-        self.store.activate(self.lease, version.id, definitions_of(plan))
+        self.store.activate(self.lease, version.id, {TAG: definitions_of(plan)})
 
     def held(self, plan: SyncPlan) -> Held:
         """What devices see. The store is whole."""

@@ -280,7 +280,7 @@ class Witness:
                 assert snapshot.config.yaml == active.yaml
                 assert snapshot.checkpoint.op_id >= self.checkpoint, "the checkpoint went back"
                 self.checkpoint = snapshot.checkpoint.op_id
-                expected = expected_buckets({*store.complete_definitions(), *sides_of(active.yaml)}, rows)
+                expected = expected_buckets({*store.complete_definitions("default"), *sides_of(active.yaml)}, rows)
                 totals = snapshot.totals(list(expected))
                 outputs = expected_lookups(sides_of(active.yaml), rows)
                 found = snapshot.lookups(list(outputs))

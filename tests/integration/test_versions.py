@@ -150,7 +150,7 @@ def test_rollback_costs_nothing_and_obsolete_is_forgotten(deploy: Deploy, todos_
 
     def forgotten() -> bool:
         with deployment.store() as store:
-            return len(store.complete_definitions()) == 3  # two definitions and a lookup
+            return len(store.complete_definitions("default")) == 3  # two definitions and a lookup
 
     wait_until(forgotten, "the row sides of the second version to go")
     assert deployment.op_count_now() < ops
@@ -290,7 +290,7 @@ def settle(deployment: Deployment) -> None:
 def complete(deployment: Deployment) -> Collection[str]:
     deployment.raise_failure()
     with deployment.store() as store:
-        return store.complete_definitions().keys()
+        return store.complete_definitions("default").keys()
 
 
 def newest(deployment: Deployment) -> ConfigVersion:

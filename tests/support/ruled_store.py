@@ -77,12 +77,12 @@ class RuledStore:
         """Do all that the version needs that somebody has deployed."""
         (version,) = [each for each in self.store.versions() if each.state is VersionState.PROCESSING]
         plan = compile_config(version.yaml).plan
-        new = without(plan, self.store.complete_definitions())
+        new = without(plan, self.store.complete_definitions(SOURCE))
         flush = self.store.begin(self.lease)
         for table in self.store.tables(SOURCE):
             self._evaluate(flush, new, table)
         self._commit(flush)
-        self.store.activate(self.lease, version.id, definitions_of(plan))
+        self.store.activate(self.lease, version.id, {SOURCE: definitions_of(plan)})
         return version
 
     def fail(self, note: str) -> None:

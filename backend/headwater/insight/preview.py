@@ -73,7 +73,7 @@ def preview(
     """The answer to `request` under `plan`, with the first `shown` rows of each bucket. The limits are the API's. For a
     refused request, the errors of its streams say why. Raises PreviewTooLargeError when the rows to be shown have more
     than `max_shown_size` characters."""
-    lookups = LookupScan(current, plan, current.store.complete_definitions(), reader)
+    lookups = LookupScan(current, plan, current.store.complete_definitions(current.source.name), reader)
     resolution = resolve(plan, request, lookups, max_buckets=limits.max_buckets, max_results=limits.max_results)
     streams = tuple(status.name for status in resolution.streams)
     return Preview(

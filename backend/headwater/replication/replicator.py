@@ -190,7 +190,7 @@ class _LeaseHolder:
         state = self._store.source_state(self._source.name)
         if state is None or in_state(self._store, VersionState.ACTIVE) is None:
             return True
-        plans = in_use(self._store, self._replicator.keep_stopped).plans
+        plans = in_use(self._store, self._source.name, self._replicator.keep_stopped).plans
         resume = SlotResume(self._source, self._store, self._lease, slot)
         try:
             resume.ensure_usable(state, plans, slot_lost=self._recovery.slot_lost)
@@ -228,7 +228,7 @@ class _LeaseHolder:
             return
         store.discard_staged(lease)  # files of a job that was killed
         forget_half_built(store, lease)
-        used = in_use(store, settings.keep_stopped)
+        used = in_use(store, source.name, settings.keep_stopped)
         if used.obsolete:  # first, since `_adapt` drops the tables that only they read
             store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         with contextlib.ExitStack() as stack:

@@ -102,9 +102,9 @@ def in_state(store: StoreWriter, state: VersionState) -> ConfigVersion | None:
     return found[-1] if found else None
 
 
-def in_use(store: StoreWriter, keep_seconds: float) -> InUse:
+def in_use(store: StoreWriter, source: str, keep_seconds: float) -> InUse:
     """What to follow now. Versions that were stopped less than `keep_seconds` ago are included."""
-    complete = store.complete_definitions()
+    complete = store.complete_definitions(source)
     plans: list[SyncPlan] = []
     covered: set[str] = set()
     for version in sorted(store.versions(), key=lambda v: (v.state is not VersionState.ACTIVE, -v.id)):
@@ -123,7 +123,7 @@ def in_use(store: StoreWriter, keep_seconds: float) -> InUse:
     wanted = set() if coming is None else definitions_of(coming).keys()
     if coming is not None:  # definitions that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
-    obsolete = {*complete, *store.unfinished_definitions()} - covered - wanted
+    obsolete = {*complete, *store.unfinished_definitions(source)} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
 
 
@@ -140,7 +140,7 @@ def forget_half_built(store: StoreWriter, lease: Lease) -> None:
     can change unnoticed in them while they are not followed."""
     active = in_state(store, VersionState.ACTIVE)
     served = set() if active is None else definitions_of(plan_of(active.yaml)).keys()
-    left = sorted({*store.unfinished_definitions()} - served)
+    left = sorted({*store.unfinished_definitions(lease.name)} - served)
     if left:
         store.retire(lease, left, RETIRED_AT_ONCE)
 

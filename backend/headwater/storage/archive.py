@@ -28,7 +28,7 @@ from headwater.storage.address import StoreAddress
 from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
 from headwater.storage.open import open_store
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 ReportRows = Callable[[int, int], None]
 """Is called with the rows done so far, and those of the whole store."""

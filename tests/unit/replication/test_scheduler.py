@@ -131,7 +131,7 @@ def test_active_before_discarding(monkeypatch: pytest.MonkeyPatch) -> None:
     context = context_with(
         activate=lambda *_: called.append("activate"),
         begin_definitions=nothing,
-        complete_definitions=dict,
+        complete_definitions=lambda _: {},
         create_tables=nothing,
         discard_staged=busy,
         retire=nothing,

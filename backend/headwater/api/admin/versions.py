@@ -144,7 +144,7 @@ def deploy(store: StoreWriter, text: str, note: str, checked: tuple[Compiled, tu
     compiled, findings = checked
     before = {version.id for version in store.versions()}
     try:
-        check_names(compiled.plan, store.complete_definitions())
+        check_names(compiled.plan, store.known_definitions())
     except SyncConfigError as error:
         raise invalid(error) from None
     version = store.deploy(text, Origin.COMMAND)

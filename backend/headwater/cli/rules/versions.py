@@ -81,7 +81,7 @@ def _print_lacking(config: ServiceConfig, text: str) -> None:
 
 def _refuse_clashes(store: StoreWriter, plan: SyncPlan, origin: str) -> None:
     try:
-        check_names(plan, store.complete_definitions())
+        check_names(plan, store.known_definitions())
     except SyncConfigError as error:
         raise HeadwaterError(error.errors[0].message, origin, error.errors[0].suggestion, code="HW_8103") from error
 

@@ -112,7 +112,7 @@ def verify_job(
         types=types_of(context.connection, list(stored.values())),
         keys=context.store.keys(),
         store=context.store.address,
-        directory=context.store.staging_directory(),
+        directory=context.store.staging_directory(context.lease),
         buckets=oids is None,
     )
 

@@ -51,10 +51,10 @@ class Deploy(Job):
     def _run(self) -> Steps[JobOutcome]:
         context, started = self._context, time.time()
         plan = plan_of(self._version.yaml)
-        used = in_use(context.store, self._keep_seconds)
+        used = in_use(context.store, context.name, self._keep_seconds)
         while context.store.retire(context.lease, used.obsolete, RETIRED_AT_ONCE):
             pass  # the version may need definitions that are being removed: they have to begin empty
-        complete = context.store.complete_definitions()
+        complete = context.store.complete_definitions(context.name)
         check_names(plan, complete)
         missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         context.store.begin_definitions(context.lease, missing)
@@ -67,7 +67,7 @@ class Deploy(Job):
                 yield from self._fill(plan, new)
             finally:
                 context.stream.recording.watch(())
-            if context.store.activate(context.lease, self._version.id, definitions_of(plan)) is None:
+            if context.store.activate(context.lease, self._version.id, {context.name: definitions_of(plan)}) is None:
                 _log.info("version %d of the sync config was replaced before it became active", self._version.id)
                 return JobOutcome(follow=True)
         _log.info("version %d of the sync config is active", self._version.id)
@@ -104,7 +104,7 @@ class Deploy(Job):
             types=types_of(context.connection, [table.stored for table in tables]),
             keys=context.store.keys(),
             store=context.store.address,
-            directory=context.store.staging_directory(),
+            directory=context.store.staging_directory(context.lease),
             batch_bytes=context.source.batch_bytes,
         )
         self.prepared = True

@@ -71,7 +71,7 @@ class Rekey(Job):
             types=types_of(context.connection, [self._table]),
             keys=context.store.keys(),
             store=context.store.address,
-            directory=context.store.staging_directory(),
+            directory=context.store.staging_directory(context.lease),
             batch_bytes=context.source.batch_bytes,
         )
         return (yield from Background(partial(context.bulk.rekey, job, self._report, self._closed), self.kind).steps())

@@ -208,7 +208,7 @@ class Resync(Job):
             types=types_of(context.connection, [table.stored for table in tables]),
             keys=context.store.keys(),
             store=context.store.address,
-            directory=context.store.staging_directory(),
+            directory=context.store.staging_directory(context.lease),
         )
 
     def _table(self, stored: StoredTable, published: PublishedTable) -> CompareTable:

@@ -207,7 +207,7 @@ class Sampling:
         """Whether all rows are in the buckets by which the stream is followed. While a deploy waits to be tried again,
         they are not: the stream is followed by its plan already."""
         followed = {name for plan in self._context.stream.tables.context.plans for name in definitions_of(plan)}
-        return followed <= self._context.store.complete_definitions().keys()
+        return followed <= self._context.store.complete_definitions(self._context.name).keys()
 
     # a cycle
 

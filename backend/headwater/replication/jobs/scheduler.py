@@ -112,7 +112,7 @@ class JobQueue:
 
     def plans(self) -> Sequence[SyncPlan]:
         """The plans of all versions whose definitions have to stay right."""
-        return in_use(self._context.store, self._keep_seconds).plans
+        return in_use(self._context.store, self._context.name, self._keep_seconds).plans
 
     def next(self) -> QueuedJob | None:
         """The next job. None when there is none, or when a step without a job came first."""
@@ -141,7 +141,7 @@ class JobQueue:
         requests = self._context.store.open_requests(self._context.name)
         if requests:
             return self._take_request(requests[0])
-        if in_use(self._context.store, self._keep_seconds).obsolete:
+        if in_use(self._context.store, self._context.name, self._keep_seconds).obsolete:
             self.follow()
         return None
 
@@ -161,7 +161,7 @@ class JobQueue:
         active = in_state(store, VersionState.ACTIVE)
         if active is None:
             return None
-        missing = definitions_of(plan_of(active.yaml)).keys() - store.complete_definitions().keys()
+        missing = definitions_of(plan_of(active.yaml)).keys() - store.complete_definitions(self._context.name).keys()
         return active if missing else None
 
     # requests
@@ -210,7 +210,7 @@ class JobQueue:
         version that wants such a definition again must not take it for complete, nor continue it."""
         store, lease = self._context.store, self._context.lease
         forget_half_built(store, lease)
-        used = in_use(store, self._keep_seconds)
+        used = in_use(store, self._context.name, self._keep_seconds)
         if used.obsolete:
             _log.info("removing %d definitions that no version of the sync config needs", len(used.obsolete))
             self._obsolete = used.obsolete

@@ -122,6 +122,6 @@ class InitialSnapshot:
             types=types,
             keys=self.store.keys(),
             store=self.store.address,
-            directory=self.store.staging_directory(),
+            directory=self.store.staging_directory(lease),
         )
         return staged, job

@@ -18,7 +18,7 @@ DATASETS: Mapping[str, Mapping[str, type]] = {
         "id": int, "yaml": str, "state": str, "origin": str, "created_at": float, "activated_at": float,
         "stopped_at": float, "note": str,
     },
-    "definitions": {"name": str, "digest": str, "state": str},
+    "definitions": {"source": str, "name": str, "digest": str, "state": str},
     "retired_buckets": {"id": int, "name": str},
     "sources": {"tag": str, "lsn": int, "slot": str, "system_id": str, "timeline": int},
     "tables": {"id": int, "source": str, "layouts": str, "fingerprint": str, "resync": str, "resync_detail": str},

@@ -2,7 +2,8 @@
 definitions are complete.
 
 A bucket definition here is also one of a lookup: what rows of source tables produce for it. It is identified by the
-name and digest that the rules give it, so versions share the definitions that they have in common.
+name and digest that the rules give it, so versions share the definitions that they have in common. Each source has the
+definitions that read tables of its tag, and they are complete for each by itself.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
-from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value, named
+from headwater.storage.sql.cursor import RETIRING, Cursor, Dialect, OpenPart, Row, Value, named
 
 _LONGEST_ID = 500  # characters; an index entry has to stay below 2,700 bytes
 
@@ -345,11 +345,10 @@ POSTGRES = Dialect(
         from state
     """,
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
-    retire_lookups="""
+    retire_lookups=f"""
         delete from lookups where ctid = any(array(
-            select l.ctid from definitions s join lookups l on left(l.key, 500) >= (s.name || '[') collate "C"
-                and left(l.key, 500) < (s.name || '\\') collate "C"
-            where s.state = 'retiring' limit ?))
+            select l.ctid from ({RETIRING}) s join lookups l on left(l.key, 500) >= (s.name || '[') collate "C"
+                and left(l.key, 500) < (s.name || '\\') collate "C" limit ?))
     """,
     strip_members="""
         update rows_{table:d} r set members = coalesce((

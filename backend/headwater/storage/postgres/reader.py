@@ -155,7 +155,7 @@ class PostgresReader(SqlReader):
         if (
             self._own is None
             or replaced is None
-            or not self._own.complete(control.complete_definitions(PostgresCursor(db, self._address)))
+            or not self._own.complete(control.served_definitions(PostgresCursor(db, self._address)))
         ):
             return None
         return StoredConfig(replaced, self._own.yaml)

@@ -88,7 +88,7 @@ class PostgresWriter(StoreWriter):
 
     # bulk jobs
 
-    def staging_directory(self) -> str:
+    def staging_directory(self, lease: Lease) -> str:
         if self._staging is None:
             self._staging = tempfile.mkdtemp(prefix="headwater-stage-")
         Path(self._staging).mkdir(mode=0o700, exist_ok=True)
@@ -97,10 +97,10 @@ class PostgresWriter(StoreWriter):
     def discard_staged(self, lease: Lease) -> None:
         with self._lend() as db:
             bulk.discard(db, lease)
-        self._empty_staging()
+        self._empty_staging(lease)
         self._sweeper.start()
 
-    def _empty_staging(self) -> None:
+    def _empty_staging(self, lease: Lease) -> None:
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
 

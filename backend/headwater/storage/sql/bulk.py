@@ -124,11 +124,15 @@ from (
 """
 
 
-def number(db: Cursor, staged: Sequence[StagedTable], next_op: int) -> int:
-    """Give op ids to the staged segments of generations, and CLEARs to their buckets. Returns the next id."""
+_NOT_OF_OTHERS = "definition not in (select name from definitions where source <> ?2)"
+
+
+def number(db: Cursor, source: str, staged: Sequence[StagedTable], next_op: int) -> int:
+    """Give op ids to the staged segments of a source's generations, and CLEARs to all buckets but those of other
+    sources. Returns the next id."""
     which = _of_tables(db, staged)
     first = next_op
-    next_op += give_clears(db, next_op)
+    next_op += give_clears(db, next_op, _NOT_OF_OTHERS, source)
     next_op += db.execute(_MAKE_FRESH.format(staged=which), next_op)
     db.execute(INSERT_CLEARS, first, CLEAR_BODY)
     db.execute(_PLACE_SEGMENTS.format(staged=which), next_op)

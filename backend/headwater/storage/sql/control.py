@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from headwater.storage.contract.store import Revocation, RevokedKind, StoreError
 from headwater.storage.sql.cursor import Cursor, Row
 
-PUT_DEFINITION = "insert into definitions (name, digest, state) values (?, ?, ?) on conflict (name) do "
+PUT_DEFINITION = (
+    "insert into definitions (source, name, digest, state) values (?, ?, ?, ?) on conflict (name, source) do "
+)
 REVOCATION = "seq, kind, value, since, until"
 
 
@@ -32,6 +34,12 @@ def secret(db: Cursor) -> bytes:
     return row[0] if isinstance(row[0], bytes) else bytes.fromhex(row[0])
 
 
+def is_first(db: Cursor, version: int) -> bool:
+    """Whether a version is in processing and none is served yet."""
+    found = db.rows("select state = 'processing' from versions where id = ? or state = 'active'", version)
+    return [bool(each) for (each,) in found] == [True]
+
+
 def set_active(db: Cursor, version: int) -> None:
     """Within a write transaction: serve `version` and stop the one before."""
     now = db.dialect.now
@@ -45,18 +53,36 @@ def set_active(db: Cursor, version: int) -> None:
     db.execute("update state set config = ?", version)
 
 
-def complete(db: Cursor, definitions: Mapping[str, str]) -> None:
-    """Within a write transaction: mark these bucket definitions as complete."""
-    for name, digest in definitions.items():
-        db.execute(
-            f"{PUT_DEFINITION} update set digest = excluded.digest, state = excluded.state", name, digest, "complete"
+def complete(db: Cursor, source: str, definitions: Mapping[str, str]) -> None:
+    """Within a write transaction: mark these bucket definitions of a source as complete."""
+    put = f"{PUT_DEFINITION} update set digest = excluded.digest, state = excluded.state"
+    db.execute_many(put, [(source, name, digest, "complete") for name, digest in definitions.items()])
+
+
+def complete_definitions(db: Cursor, source: str) -> dict[str, str]:
+    """Complete bucket definitions of a source, name to digest."""
+    query = "select name, digest from definitions where source = ? and state = 'complete' order by name"
+    return dict(db.rows(query, source))
+
+
+def served_definitions(db: Cursor) -> dict[str, str]:
+    """Bucket definitions that are complete for every source that has them, name to digest."""
+    return dict(
+        db.rows(
+            "select name, min(digest) from definitions group by name"
+            " having sum(case when state = 'complete' then 0 else 1 end) = 0 order by name"
         )
+    )
 
 
-def complete_definitions(db: Cursor) -> dict[str, str]:
-    """Complete bucket definitions, name to digest."""
-    rows = db.rows("select name, digest from definitions where state = 'complete' order by name")
-    return dict(rows)
+def waiting_for(db: Cursor, needed: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The sources that were followed before and for which not all of these definitions are complete."""
+    followed = {name for (name,) in db.rows("select tag from sources")}
+    return [
+        source
+        for source, definitions in needed.items()
+        if source in followed and not definitions.items() <= complete_definitions(db, source).items()
+    ]
 
 
 def revocations(db: Cursor, after_seq: int) -> list[Revocation]:

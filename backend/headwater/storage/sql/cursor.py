@@ -125,6 +125,11 @@ class OpenPart:
             raise part_lost("damaged", self.part.path)
 
 
+RETIRING = """
+select name from definitions group by name having sum(case state when 'retiring' then 0 else 1 end) = 0"""
+"""The definitions that are being removed for every source that has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """The SQL in which the databases differ. Fragments with `{}` are formatted with a column or a value, those with

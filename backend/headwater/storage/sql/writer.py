@@ -132,16 +132,16 @@ class StoreWriter(ABC):
     # bulk jobs
 
     @abstractmethod
-    def _empty_staging(self) -> None:
-        """Delete what is in the staging directory."""
+    def _empty_staging(self, lease: Lease) -> None:
+        """Delete what is in the staging directory of the lease's source."""
 
     @abstractmethod
-    def staging_directory(self) -> str:
-        """A directory of this machine for the progress and parts of a bulk job; `discard_staged` empties it."""
+    def staging_directory(self, lease: Lease) -> str:
+        """A directory of this machine for the progress of a bulk job of a source; `discard_staged` empties it."""
 
     @abstractmethod
     def discard_staged(self, lease: Lease) -> None:
-        """Delete what an unfinished bulk job left."""
+        """Delete what an unfinished bulk job of the lease's source left."""
 
     def stage(self, lease: Lease, parts: Sequence[StagedPart]) -> None:
         """Take over parts, in short transactions. The work is proportional to their size; readers see nothing of it."""
@@ -186,9 +186,10 @@ class StoreWriter(ABC):
         record: BulkRecord,
     ) -> Checkpoint:
         """Replace all tables of the source by staged ones, in one short transaction: number the segments, clear what
-        their buckets held before, move the source to `state.lsn` and activate `version`, whose bucket definitions are
-        complete with it. Clients see all of it at the commit, or nothing. Holds the store's lock for a time in
-        proportion to the number of buckets and segments, not of rows."""
+        its buckets held before, and move the source to `state.lsn`. Its bucket `definitions` are complete with it, and
+        `version` is served if it is in processing and none is. Clients see all of it at the commit, or nothing. Holds
+        the store's lock for a time in proportion to the number of buckets and segments, not of rows. Buckets that other
+        sources have, too, are not cleared: the source must have no rows in them."""
         with self._work() as db:
             if not bulk.index_rows(db, lease, tables):
                 raise StoreError("two rows of a bulk job have the same id", str(self.address))
@@ -202,19 +203,20 @@ class StoreWriter(ABC):
                     generations.drop_generation(db, table.id)
                 ids = [table.id for table in tables]
                 db.execute(f"update tables set state = 'active' where id {db.dialect.among}", ids)
-                next_op = bulk.number(db, tables, next_op)
+                next_op = bulk.number(db, lease.name, tables, next_op)
                 generations.set_source(db, state)
-                control.set_active(db, version)
                 # All rows are new, and nothing of theirs exists for other definitions
-                db.execute("update definitions set state = 'retiring'")
-                control.complete(db, definitions)
+                db.execute("update definitions set state = 'retiring' where source = ?", lease.name)
+                control.complete(db, lease.name, definitions)
+                if control.is_first(db, version):
+                    control.set_active(db, version)
                 ops.move_checkpoint(db, next_op, state.source, None, None)
                 generations.record_job(db, record)
                 db.notify()
                 failpoint("publish.before_commit")
             failpoint("publish.after_commit")
             reached = generations.checkpoint(db)
-        self._empty_staging()
+        self._empty_staging(lease)
         self._sweep()
         return reached
 
@@ -318,23 +320,33 @@ class StoreWriter(ABC):
                 failpoint("deploy.before_commit")
             return _version(version)
 
-    def activate(self, lease: Lease, version: int, definitions: Mapping[str, str]) -> Checkpoint | None:
-        """Serve `version` from now on and stop the one before, in one transaction that moves the checkpoint.
-        `definitions` (name to digest) become complete; those that were complete before stay so until `retire`. Does
-        nothing and returns None when another version was deployed since."""
+    def activate(self, lease: Lease, version: int, needed: Mapping[str, Mapping[str, str]]) -> list[str] | None:
+        """Complete what a version needs of the lease's source. Serve it from now on and stop the one before, in one
+        transaction that moves the checkpoint, if that was the last source that it waited for. `needed` has the bucket
+        definitions (name to digest) by source. A source that was never followed is not waited for: what is there of
+        it comes as with one that is added later. Definitions that were complete before stay so until `retire`. Returns
+        the sources that the version waits for, none once it is served; None when another version was deployed since."""
         with self._work() as db:
             with db.transaction(lease):
                 op = ops.lock_state(db)
                 wanted = "select 1 from versions where id = ? and state in ('processing', 'active')"
                 if not db.rows(f"{wanted}{db.dialect.for_update}", version):
                     return None
+                control.complete(db, lease.name, needed[lease.name])
+                waiting = control.waiting_for(db, needed)
+                if waiting:
+                    return waiting
                 control.set_active(db, version)
-                control.complete(db, definitions)
                 ops.move_checkpoint(db, op, lease.name, "[]", "[]")
                 db.notify()
                 failpoint("activate.before_commit")
             failpoint("activate.after_commit")
-            return generations.checkpoint(db)
+            return []
+
+    def waiting_for(self, needed: Mapping[str, Mapping[str, str]]) -> list[str]:
+        """The sources that `activate` would wait for."""
+        with self._work() as db:
+            return control.waiting_for(db, needed)
 
     def mark_version(self, lease: Lease, version: int, state: VersionState, note: str) -> None:
         """Set state and note of the version in processing: PROCESSING and how far, or STOPPED or FAILED and why. Does
@@ -344,25 +356,38 @@ class StoreWriter(ABC):
             change = f"update versions set state = ?, stopped_at = {stopped}, note = ?"
             db.execute(f"{change} where id = ? and state = 'processing'", state.value, note, version)
 
-    def complete_definitions(self) -> dict[str, str]:
-        """Bucket definitions (name to digest) whose rows are all in the store and are kept up to date."""
+    def sources(self) -> list[str]:
+        """The names of the sources that were followed, in order."""
+        with self._beside() as db:
+            return [name for (name,) in db.rows("select tag from sources order by tag")]
+
+    def complete_definitions(self, source: str) -> dict[str, str]:
+        """Bucket definitions (name to digest) of which all rows of a source are in the store and kept up to date."""
         with self._work() as db:
-            return control.complete_definitions(db)
+            return control.complete_definitions(db, source)
+
+    def known_definitions(self) -> dict[str, str]:
+        """Bucket definitions (name to digest) of any source that the store may hold something of."""
+        with self._work() as db:
+            return dict(db.rows("select name, min(digest) from definitions group by name order by name"))
 
     def begin_definitions(self, lease: Lease, definitions: Mapping[str, str]) -> None:
         """Record bucket definitions that are about to be built, before anything of them is written."""
         with self._work() as db, db.transaction(lease):
             for name, digest in definitions.items():
-                db.execute(f"{control.PUT_DEFINITION} nothing", name, digest, "building")
+                db.execute(f"{control.PUT_DEFINITION} nothing", lease.name, name, digest, "building")
 
-    def unfinished_definitions(self) -> list[str]:
-        """Names of bucket definitions that are being built or removed, of which the store may hold something."""
+    def unfinished_definitions(self, source: str) -> list[str]:
+        """Names of a source's bucket definitions that are being built or removed, of which the store may hold
+        something."""
+        unfinished = "select name from definitions where source = ? and state <> 'complete' order by name"
         with self._work() as db:
-            return [name for (name,) in db.rows("select name from definitions where state <> 'complete' order by name")]
+            return [name for (name,) in db.rows(unfinished, source)]
 
     def retire(self, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
         """Do one step of removing bucket definitions: they stop being complete, their buckets and lookups are deleted,
-        and current rows lose their memberships, at most `limit` rows per call. Returns True while more is left."""
+        and the source's current rows lose their memberships, at most `limit` rows per call. Returns True while more is
+        left. Other sources lose these definitions, too, and have to do the same for their rows."""
         with self._work() as db:
             return retire.retire(db, lease, definitions, limit)
 

@@ -79,10 +79,13 @@ class StageFile:
 
 
 def discard(db: Cursor, lease: Lease) -> None:
-    """Drop staged generations, segments and names."""
+    """Drop what was staged for the lease's source: generations, segments and names."""
     with db.transaction(lease):
-        for (table,) in db.rows("select id from tables where state = 'staged'"):
-            tables.drop_generation(db, table)
-        db.execute("delete from segment_blobs where id in (select blob from staged_segments)")
-        db.execute("delete from staged_segments")
-        db.execute("delete from staged_buckets")
+        owned = db.rows("select id, state from tables where source = ?", lease.name)
+        for table, state in owned:
+            blobs = "select blob from staged_segments where table_id = ?"
+            db.execute(f"delete from segment_blobs where id in ({blobs})", table)
+            db.execute("delete from staged_segments where table_id = ?", table)
+            db.execute("delete from staged_buckets where table_id = ?", table)
+            if state == "staged":
+                tables.drop_generation(db, table)

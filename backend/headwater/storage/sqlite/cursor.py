@@ -18,7 +18,7 @@ from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
-from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value
+from headwater.storage.sql.cursor import RETIRING, Cursor, Dialect, OpenPart, Row, Value
 from headwater.storage.sqlite.connection import immediate, open_writer, sorting, sqlite_errors
 
 AFTER = """s.bucket = ?1 and s.last_op > ?2
@@ -255,7 +255,8 @@ insert into segment_blobs (id, bucket, size, checksum, bodies)
 select ?1 + id, bucket, size, checksum, bodies from part.segments order by id
 """
 _STAGE_SEGMENTS = """
-insert into staged_segments (blob, bucket, size, checksum) select ?1 + id, bucket, size, checksum from part.segments
+insert into staged_segments (blob, table_id, bucket, size, checksum)
+select ?1 + id, ?2, bucket, size, checksum from part.segments
 """
 
 
@@ -266,10 +267,11 @@ def _stage_part(db: Cursor, lease: Lease, opened: OpenPart) -> None:
             take_rows(db, opened, f"p.id >= {first:d} and p.id < {first + _ROWS_A_TRANSACTION:d}")
     with db.transaction(lease):
         take_lookups(db, opened, "true")
-        db.execute("insert or ignore into staged_buckets select id, name, definition from part.buckets")
+        table = opened.part.table
+        db.execute("insert or ignore into staged_buckets select ?, id, name, definition from part.buckets", table)
         ((base,),) = db.rows("select coalesce(max(seq), 0) from sqlite_sequence where name = 'segment_blobs'")
         db.execute(_STAGE_BLOBS, base)
-        db.execute(_STAGE_SEGMENTS, base)
+        db.execute(_STAGE_SEGMENTS, base, table)
 
 
 def _file_sizes(db: Cursor, _: Mapping[str, int]) -> tuple[int, int]:
@@ -335,11 +337,10 @@ SQLITE = Dialect(
         from state
     """,
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
-    retire_lookups="""
+    retire_lookups=f"""
         delete from lookups where (key, table_id, row_id, output) in (
             select l.key, l.table_id, l.row_id, l.output
-            from definitions s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\'
-            where s.state = 'retiring' limit ?)
+            from ({RETIRING}) s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\' limit ?)
     """,
     strip_members="""
         update rows_{table:d} set members = coalesce(
@@ -355,7 +356,7 @@ SQLITE = Dialect(
         insert or ignore into lookups (key, table_id, row_id, output)
         select p.key, {table}, p.row_id, p.output from {part} p where {condition}
     """,
-    staged_for="true",  # one job at a time
+    staged_for="table_id in ({})",
     join_all="cross join",
     live_memberships="""
         select json_extract(m.value, '$[0]'), count(*) from rows_{table:d} r, json_each(r.members) m

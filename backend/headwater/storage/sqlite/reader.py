@@ -96,7 +96,7 @@ class SqliteReader(SqlReader):
             return None
         if self._own is not None:
             replaced = db.one(_REPLACED, self._own.yaml, time.time() - self._own.keep_seconds)
-            if replaced is not None and self._own.complete(control.complete_definitions(db)):
+            if replaced is not None and self._own.complete(control.served_definitions(db)):
                 return int(replaced[0])
         return int(row[0])
 

@@ -110,7 +110,7 @@ class SqliteStore(Store):
                 self._directory.rmdir()
 
     def open_part(self, table: int, number: int, attempt: str) -> PartWriter:
-        return open_part(self._directory / "stage" / f"part-{number:05d}-{attempt}.db", table, attempt)
+        return open_part(self._directory / "stage" / f"part-{table}-{number:05d}-{attempt}.db", table, attempt)
 
     def check_empty(self) -> None:
         archive.check_empty(self.address)

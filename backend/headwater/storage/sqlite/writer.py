@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from headwater.storage.address import SqliteAddress
@@ -83,10 +84,10 @@ class SqliteWriter(StoreWriter):
 
     # bulk jobs
 
-    def staging_directory(self) -> str:
-        directory = self._directory.resolve() / "stage"
+    def staging_directory(self, lease: Lease) -> str:
+        directory = self._directory.resolve() / "stage" / _folder_of(lease.name)
         try:
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(exist_ok=True, parents=True)
         except OSError as error:
             raise StoreError(
                 f"the directory for parts of bulk jobs can't be created: {error.strerror}", str(directory), "remove it"
@@ -95,10 +96,17 @@ class SqliteWriter(StoreWriter):
 
     def discard_staged(self, lease: Lease) -> None:
         bulk.discard(self._db, lease)
-        self._empty_staging()
+        self._empty_staging(lease)
 
-    def _empty_staging(self) -> None:
-        shutil.rmtree(self._directory / "stage", ignore_errors=True)
+    def _empty_staging(self, lease: Lease) -> None:
+        stage = self._directory / "stage"
+        shutil.rmtree(stage / _folder_of(lease.name), ignore_errors=True)
+        others = {str(table) for (table,) in self._db.rows("select id from tables where source <> ?", lease.name)}
+        for part in stage.glob("part-*"):
+            if part.name.split("-")[1] not in others:
+                part.unlink(missing_ok=True)
+        with suppress(OSError):  # others use it
+            stage.rmdir()
 
     def report_status(self, lease: Lease, text: str) -> None:
         if self._status is None or self._status.lease != lease:
@@ -116,3 +124,8 @@ class SqliteWriter(StoreWriter):
         self._db.close()
         self._lease_db.close()
         self._waker.close()
+
+
+def _folder_of(source: str) -> str:
+    """A name for files of a source, whose own name may have any characters."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]

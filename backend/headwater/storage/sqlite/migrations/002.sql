@@ -1,0 +1,32 @@
+-- Several sources: each has the bucket definitions of its tables, and what its bulk job has staged.
+
+create table definitions_by_source (
+    source text not null,
+    name   text not null,
+    digest text not null,
+    state  text not null check (state in ('building', 'complete', 'retiring')),
+    primary key (name, source)
+) strict;
+insert into definitions_by_source
+select coalesce((select min(tag) from sources), (select min(name) from leases), 'default'), name, digest, state
+from definitions;
+drop table definitions;
+alter table definitions_by_source rename to definitions;
+
+delete from segment_blobs where id in (select blob from staged_segments);
+drop table staged_segments;
+create table staged_segments (
+    blob     integer primary key,
+    table_id integer not null,
+    bucket   integer not null,
+    size     integer not null,
+    checksum integer not null
+) strict;
+drop table staged_buckets;
+create table staged_buckets (
+    table_id   integer not null,
+    id         integer not null,
+    name       text not null,
+    definition text not null,
+    primary key (table_id, id, name)
+) strict;
