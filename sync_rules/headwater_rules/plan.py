@@ -22,18 +22,22 @@ Value = None | int | float | str | bytes
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """A source table as named in a rule. A trailing `%` in schema or name matches any suffix."""
+    """A source table as named in a rule. A trailing `%` in tag, schema or name matches any suffix."""
 
     tag: str
     schema: str
     name: str
 
     def matches(self, tag: str, schema: str, name: str) -> bool:
-        return self.tag == tag and _matches(self.schema, schema) and _matches(self.name, name)
+        return self.of(tag) and _matches(self.schema, schema) and _matches(self.name, name)
+
+    def of(self, tag: str) -> bool:
+        """Whether sources with this tag can have such a table."""
+        return _matches(self.tag, tag)
 
     @property
     def exact(self) -> bool:
-        return not (self.name.endswith("%") or self.schema.endswith("%"))
+        return not any(part.endswith("%") for part in (self.tag, self.schema, self.name))
 
 
 def _matches(pattern: str, text: str) -> bool:

@@ -36,6 +36,14 @@ def without(plan: SyncPlan, names: Collection[str]) -> SyncPlan:
     return only(plan, definitions_of(plan).keys() - set(names))
 
 
+def of_tag(plan: SyncPlan, tag: str) -> SyncPlan:
+    """A plan with only the row sides that read tables of sources with this tag. See `only`. Such a row side may read
+    tables of other sources too, and the same bucket then has rows of several sources."""
+    buckets = (bucket.name for bucket in plan.buckets if any(source.table.of(tag) for source in bucket.sources))
+    lookups = (lookup.name for lookup in plan.lookups if lookup.table.of(tag))
+    return only(plan, {*buckets, *lookups})
+
+
 def tables_of(plan: SyncPlan, names: Collection[str]) -> tuple[TablePattern, ...]:
     """The tables that these row sides of a plan read, without duplicates."""
     return only(plan, names).tables()

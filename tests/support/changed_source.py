@@ -90,7 +90,7 @@ def settled(deployment: Deployment) -> bool:
     """The store knows the tables as they are, and none is being compared with the source."""
     deployment.raise_failure()
     with deployment.store() as store:
-        stored = store.tables("default")
+        stored = store.tables(deployment.name)
     if any(table.resync for table in stored):
         return False
     return known(stored, wanted_tables(deployment.source.connection, deployment.settings, [plan_of(deployment.yaml)]))
@@ -108,7 +108,7 @@ def compared(deployment: Deployment) -> bool:
     """A table is being compared with the source, or soon is."""
     deployment.raise_failure()
     with deployment.store() as store:
-        return any(table.resync for table in store.tables("default"))
+        return any(table.resync for table in store.tables(deployment.name))
 
 
 @dataclass(frozen=True)

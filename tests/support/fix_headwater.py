@@ -29,6 +29,7 @@ from headwater.replication.jobs.sampling import SamplingSettings
 from headwater.replication.meters import Figures
 from headwater.replication.replicator import Replicator
 from headwater.replication.status import SourceStatus, find_status
+from headwater.replication.versions import ConfigFile, Peers
 from headwater.source.catalog.publications import load_publications
 from headwater.source.connect import SourceSettings
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
@@ -93,8 +94,12 @@ class Deployment:
     patience: float = DEADLINE  # in seconds, with the start and the end of the replicator
     take_slot: bool = False
     whole: bool = True  # to be checked in the end
+    tag: str = "default"
+    shard: str | None = None
+    peers: Peers = field(default_factory=dict)  # none but itself, if not given
     figures: Figures = field(default_factory=Figures)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _following: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _failure: BaseException | None = None
     _reader: StoreReader | None = None
@@ -114,7 +119,14 @@ class Deployment:
             heartbeat_seconds=self.heartbeat_seconds,
             memory_bytes=self.memory_bytes,
             silence_seconds=self.silence_seconds,
+            tag=self.tag,
+            shard=self.shard,
         )
+
+    @property
+    def name(self) -> str:
+        """What the store calls the source."""
+        return self.settings.name
 
     @property
     def address(self) -> StoreAddress:
@@ -130,24 +142,28 @@ class Deployment:
             self._reader = open_store(self.address).open_reader()
         return self._reader
 
-    def start(self, *, publish: bool = True) -> Deployment:
+    def start(self, *, publish: bool = True, wait: bool = True) -> Deployment:
         """Start the replicator and wait until it follows the stream, which it can't without `publish`, if that is
         still to be done."""
         self._stop, self._failure = threading.Event(), None
-        following = threading.Event()
+        following = self._following = threading.Event()
         if publish and not load_publications(self.source.connection, ["headwater"]):
             self.source.execute("create publication headwater for all tables")
         self._thread = threading.Thread(target=self._run, args=(following,), daemon=True)
         self._thread.start()
-        if not publish:
-            return self
+        if publish and wait:
+            self.wait_until_following()
+        return self
+
+    def wait_until_following(self) -> None:
+        """Wait until the replicator that was started last follows the stream."""
+        following = self._following
         wait_until(
             lambda: following.is_set() or self._failure is not None,
             "the replicator to follow the stream",
             self.patience,
         )
         self.raise_failure()
-        return self
 
     def _run(self, following: threading.Event) -> None:
         try:
@@ -160,7 +176,8 @@ class Deployment:
         Replicator(
             source=self.settings,
             store=store,
-            yaml=self.yaml,
+            file=ConfigFile(self.yaml),
+            peers=self.peers or {self.name: self.tag},
             bulk=self.bulk,
             owner=f"test:{next(_numbers)}",
             progress=self.snapshots.append,
@@ -217,7 +234,7 @@ class Deployment:
         def reached() -> bool:
             self.raise_failure()
             checkpoint = self.reader.newest()
-            return checkpoint is not None and checkpoint.checkpoint.lsns["default"] >= reached_at
+            return checkpoint is not None and checkpoint.checkpoint.lsns.get(self.name, 0) >= reached_at
 
         wait_until(reached, "the store to reach the source")
         checkpoint = self.reader.newest()
@@ -245,7 +262,7 @@ class Deployment:
 
     def health(self) -> SourceStatus:
         """How the replicator stands, by what it tells. Its `at` is None before it has told anything."""
-        return find_status("default", self.reader.replicator_status("default"), None, time.time())
+        return find_status(self.name, self.reader.replicator_status(self.name), None, time.time())
 
     def store(self) -> closing[StoreWriter]:
         """The store as a command has it."""
@@ -267,7 +284,7 @@ class Deployment:
     def ask(self, kind: str, **payload: object) -> dict[str, Any]:
         """Send the replicator a request and wait for its result."""
         with self.store() as store:
-            number = store.submit(kind, "default", json.dumps(payload))
+            number = store.submit(kind, self.name, json.dumps(payload))
 
             def ended() -> bool:
                 self.raise_failure()

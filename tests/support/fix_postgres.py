@@ -212,17 +212,26 @@ def maintenance(postgres: EmbeddedPostgres) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[SourceDb]:
-    """A fresh database on the session's server; gone afterwards, with its slots and publications."""
-    name = f"source_{next(_numbers)}"
-    # Half the work of writing it to the log, which all walsenders of the server would read
-    strategy = sql.SQL("strategy file_copy" if postgres.binaries.major >= 15 else "")
-    maintenance.execute(sql.SQL("create database {} {}").format(sql.Identifier(name), strategy))
-    database = SourceDb(postgres, name)
-    try:
-        yield database
-    finally:
-        database.drop(maintenance)
+def new_source_db(postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[Callable[[], SourceDb]]:
+    """Makes fresh databases on the session's server; gone afterwards, with their slots and publications."""
+    with ExitStack() as stack:
+
+        def make() -> SourceDb:
+            name = f"source_{next(_numbers)}"
+            # Half the work of writing it to the log, which all walsenders of the server would read
+            strategy = sql.SQL("strategy file_copy" if postgres.binaries.major >= 15 else "")
+            maintenance.execute(sql.SQL("create database {} {}").format(sql.Identifier(name), strategy))
+            database = SourceDb(postgres, name)
+            stack.callback(database.drop, maintenance)
+            return database
+
+        yield make
+
+
+@pytest.fixture
+def source_db(new_source_db: Callable[[], SourceDb]) -> SourceDb:
+    """A fresh database on the session's server."""
+    return new_source_db()
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ Cells = Sequence[str | None]
 @dataclass(frozen=True, slots=True)
 class BoundTable:
     """The plans in use, bound to one table. `definitions` are the names of the bucket definitions that get rows of it;
-    `exclusive` says that no other table has rows in their buckets. `closed` are the row sides that get none, since the
-    table lacks a column that decides."""
+    `exclusive` says that no other table, of this source or another, has rows in their buckets. `closed` are the row
+    sides that get none, since the table lacks a column that decides."""
 
     transform: TableTransform
     has_lookups: bool
@@ -86,9 +86,17 @@ def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
 
 
 def bind(
-    plans: Sequence[SyncPlan], tag: str, relation: Relation, types: TypeCatalog, table_id: int, keys: StoreKeys
+    plans: Sequence[SyncPlan],
+    tag: str,
+    relation: Relation,
+    types: TypeCatalog,
+    table_id: int,
+    keys: StoreKeys,
+    *,
+    sharded: bool = False,
 ) -> BoundTable | None:
-    """Bind plans that are `distinct`. None when none of them uses the table."""
+    """Bind plans that are `distinct`. None when none of them uses the table. `sharded`: other sources have the tag,
+    too."""
     columns = [column.name for column in relation.columns]
     parts: list[_Part] = []
     buckets: list[BucketDefinition] = []
@@ -104,7 +112,7 @@ def bind(
         transform=_transform(parts, [bucket.name for bucket in buckets], relation, types, table_id, keys),
         has_lookups=any(part.program.has_lookups for part in parts),
         definitions=tuple(definition.name for definition in fed),
-        exclusive=all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
+        exclusive=not sharded and all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
         closed=frozenset().union(*(part.program.closed for part in parts)),
     )
 
@@ -141,10 +149,17 @@ def oversized_ops_of(table: str, row_id: str, memberships: str) -> list[str]:
 
 
 def bind_layouts(
-    plans: Sequence[SyncPlan], tag: str, layouts: Sequence[Relation], types: TypeCatalog, table_id: int, keys: StoreKeys
+    plans: Sequence[SyncPlan],
+    tag: str,
+    layouts: Sequence[Relation],
+    types: TypeCatalog,
+    table_id: int,
+    keys: StoreKeys,
+    *,
+    sharded: bool = False,
 ) -> list[BoundTable | None]:
     """`bind` for each layout of a table."""
-    return [bind(plans, tag, layout, types, table_id, keys) for layout in layouts]
+    return [bind(plans, tag, layout, types, table_id, keys, sharded=sharded) for layout in layouts]
 
 
 def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:

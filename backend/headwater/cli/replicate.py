@@ -20,6 +20,7 @@ from headwater.pipeline.spark.session import Spark
 from headwater.replication.meters import Figures
 from headwater.replication.own_slot import slot_of
 from headwater.replication.replicator import Replicator
+from headwater.replication.versions import ConfigFile
 from headwater.storage.open import open_store
 from headwater.storage.sql.leases import process_owner
 from headwater.telemetry.log_facts import process_facts
@@ -79,7 +80,8 @@ def _replicate(
         Replicator(
             source=config.source(),
             store=store,
-            yaml=yaml,
+            file=None if yaml is None else ConfigFile(yaml),
+            peers={source.name: source.tag for source in config.sources},
             bulk=BulkJobs(engine),
             owner=process_owner(),
             progress=BulkProgressDisplay(),

@@ -1,6 +1,6 @@
 """The replicator of one source: takes the lease, makes a snapshot when needed, and follows the stream.
 
-A start reads from the store, in this order: whether the sync config file is new (`versions.deploy_file`), the note of
+A start reads from the store, in this order: whether the sync config file is new (`versions.ConfigFile`), the note of
 the slot (`own_slot`), how far the source was followed and whether the slot still leads there (`slot_resume`),
 transactions to be skipped, the versions in use, and the tables, which are made what the catalog says. Jobs that a stop
 interrupted are found again by their marks (`jobs.scheduler`).
@@ -38,7 +38,15 @@ from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.changes import NameBook, adapt, distrust_named, table_changes
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
-from headwater.replication.versions import RETIRED_AT_ONCE, deploy_file, forget_half_built, in_state, in_use, newest
+from headwater.replication.versions import (
+    RETIRED_AT_ONCE,
+    ConfigFile,
+    Peers,
+    forget_half_built,
+    in_state,
+    in_use,
+    newest,
+)
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.readiness.checks import unseen_findings
 from headwater.source.rows.fetch import RowFetcher
@@ -71,8 +79,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Replicator:
-    """Replicates `source` into `store` by the deployed versions of the sync config. `yaml` is the text of the sync
-    config file, deployed at the start if it is new; None when only commands deploy.
+    """Replicates `source` into `store` by the deployed versions of the sync config. `file` is the sync config file,
+    deployed at the start if it is new; None when only commands deploy. `peers` are all sources of the configuration,
+    this one included: a version is served when all of them are done with it. Each has a Replicator and a writer of the
+    store of its own.
 
     `following` is called each time the stream has started. Definitions of a stopped version are kept up to date for
     `keep_stopped` seconds. With `take_slot`, a slot of our name in our database is taken over from another service,
@@ -82,7 +92,8 @@ class Replicator:
 
     source: SourceSettings
     store: StoreWriter
-    yaml: str | None
+    file: ConfigFile | None
+    peers: Peers
     bulk: BulkJobs
     owner: str
     progress: Callable[[BulkProgress], None]
@@ -96,7 +107,7 @@ class Replicator:
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set. Raises errors that a person has to fix. After a lost lease, waits for it again."""
-        turns, yaml, followed = _Turns(stop), self.yaml, False
+        turns, file, followed = _Turns(stop), self.file, False
         while (lease := _when_possible(self._acquire, stop)) is not None:
             recovery, ended = Recovery(followed=followed), turns.begin()
             watch = SourceMonitor(
@@ -104,8 +115,8 @@ class Replicator:
             )
             try:
                 with _LeaseKeeper(self.store, lease, ended, self.lost) as keeper, watch:
-                    if yaml is not None and _when_possible(partial(self._deploy, yaml, lease), ended):
-                        yaml = None  # not again: another holder of the lease may deploy a newer one
+                    if file is not None:
+                        _when_possible(partial(self._deploy, file, lease), ended)
                     _LeaseHolder(self, lease, ended, watch, recovery).run()
                     keeper.raise_if_lost()
                 return
@@ -116,11 +127,10 @@ class Replicator:
     def _acquire(self) -> Lease:
         return self.store.acquire(self.source.name, self.owner, LEASE_SECONDS)
 
-    def _deploy(self, yaml: str, lease: Lease) -> bool:
+    def _deploy(self, file: ConfigFile, lease: Lease) -> None:
         """Raises LeaseLostError: another holder may have deployed a newer file meanwhile."""
         self.store.renew(lease)
-        deploy_file(self.store, lease, yaml)
-        return True
+        file.deploy(self.store, lease)
 
 
 def _when_possible(do: Callable[[], _T], stop: threading.Event) -> _T | None:
@@ -243,7 +253,9 @@ class _LeaseHolder:
             )
             flush = FlushBuilder(store, lease, context, stored, state.lsn, fetcher, settings.figures)
             applier = TransactionApplier(flush, schema, self._failed.skipped(), recovery.isolate_until)
-            jobs = JobContext(source, store, lease, self._bulk, flush, schema, self._progress, connection)
+            jobs = JobContext(
+                source, store, lease, self._bulk, flush, schema, self._progress, connection, settings.peers
+            )
             stream = stack.enter_context(
                 ReplicationStream(source, state.slot, state.lsn, source.publications, recovery.patience)
             )

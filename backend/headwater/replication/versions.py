@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 RETIRED_AT_ONCE = 5_000
 
+Peers = Mapping[str, str]
+"""All sources of the configuration: their tags, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class InUse:
@@ -36,6 +40,23 @@ class InUse:
 
 FILE_KEY = "digest of the sync config file"
 """The key under which the store notes which text of the file was taken last."""
+
+
+class ConfigFile:
+    """The text of the service's sync config file. The first source of a process that can write to the store deploys
+    it, and no other one: another process may have deployed a newer file when the next one can."""
+
+    def __init__(self, yaml: str) -> None:
+        self._yaml = yaml
+        self._lock = threading.Lock()
+        self._deployed = False
+
+    def deploy(self, store: StoreWriter, lease: Lease) -> None:
+        """See `deploy_file`. Does nothing after it has succeeded."""
+        with self._lock:
+            if not self._deployed:
+                deploy_file(store, lease, self._yaml)
+                self._deployed = True
 
 
 def deploy_file(store: StoreWriter, lease: Lease, yaml: str) -> None:

@@ -47,12 +47,13 @@ def context_with(**store: object) -> JobContext:
         is_empty=False,
         renew=nothing,
     )
-    parts = {
-        "source": SimpleNamespace(name="default", tag="default"),
+    parts: dict[str, object] = {
+        "source": SimpleNamespace(name="default", tag="default", shard=None),
         "store": SimpleNamespace(**store),
         "stream": stream,
     }
     parts["schema"] = SimpleNamespace(hint=nothing)
+    parts["peers"] = {"default": "default"}
     none = dict.fromkeys(("lease", "bulk", "connection"))
     return JobContext(**cast("dict[str, Any]", {**parts, **none, "progress": nothing}))
 

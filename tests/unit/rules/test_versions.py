@@ -22,6 +22,7 @@ from headwater_rules.versions import (
     check_names,
     compare,
     definitions_of,
+    of_tag,
     only,
     tables_of,
     without,
@@ -253,3 +254,19 @@ def test_short_name_collision(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SyncConfigError, match="would share the name"):
         check_names(new, definitions_of(old))
     check_names(new, definitions_of(new))
+
+
+def test_part_of_a_tag() -> None:
+    plan = compile_config(
+        """
+config: {edition: 3}
+streams:
+  orders: {query: 'SELECT * FROM "shop.public".orders WHERE buyer IN (SELECT id FROM "people.public".users)'}
+  users: {query: 'SELECT * FROM "people.public".users'}
+"""
+    ).plan
+    orders, users = (bucket.name for bucket in plan.buckets)
+    (lookup,) = (each.name for each in plan.lookups)
+    assert definitions_of(of_tag(plan, "shop")).keys() == {orders}
+    assert definitions_of(of_tag(plan, "people")).keys() == {users, lookup}
+    assert definitions_of(of_tag(plan, "default")) == {}

@@ -20,6 +20,7 @@ from headwater.replication.stream.flush_builder import FlushBuilder
 from headwater.replication.tables.changes import flushed
 from headwater.replication.tables.live import LiveContext
 from headwater.replication.tables.schema_watch import SchemaWatch, readable_tables
+from headwater.replication.versions import Peers
 from headwater.source.catalog.published import PublishedTable, load_types, locked_tables
 from headwater.source.catalog.shape import leaf_oids
 from headwater.source.connect import SharedConnection, SourceSettings
@@ -57,13 +58,14 @@ def live_context(
 ) -> LiveContext:
     """What live tables are built from."""
     types = types_of(connection, stored)
-    return LiveContext(source.name, source.tag, distinct(plans), types, store.keys(), source.batch_bytes)
+    sharded = source.shard is not None
+    return LiveContext(source.name, source.tag, distinct(plans), types, store.keys(), source.batch_bytes, sharded)
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What jobs work with while one source is followed. `stream` is the flush that the stream is writing. Methods that
-    take tables or plans read the source's catalog, and raise its errors."""
+    """What jobs work with while one source is followed, which is among `peers`. `stream` is the flush that the stream
+    is writing. Methods that take tables or plans read the source's catalog, and raise its errors."""
 
     source: SourceSettings
     store: StoreWriter
@@ -73,6 +75,7 @@ class JobContext:
     schema: SchemaWatch
     progress: Callable[[BulkProgress], None]
     connection: SharedConnection
+    peers: Peers
 
     @property
     def name(self) -> str:

@@ -136,7 +136,7 @@ class LiveTable:
 @dataclass(frozen=True, slots=True)
 class LiveContext:
     """What live tables are built from. `plans` are those in use, made `bulk.bound_table.distinct`; `batch_bytes` is how
-    many bytes of rows are pending, loaded or written at once."""
+    many bytes of rows are pending, loaded or written at once. `sharded`: other sources have the tag, too."""
 
     source: str
     tag: str
@@ -144,6 +144,7 @@ class LiveContext:
     types: TypeCatalog
     keys: StoreKeys
     batch_bytes: int
+    sharded: bool = False
 
     def tables(self, stored: Sequence[StoredTable], known: Iterable[LiveTable] = ()) -> dict[int, LiveTable]:
         """By oid, those of the stored tables that the rules use. Tables in `known`, of the same context, are reused:
@@ -154,7 +155,9 @@ class LiveContext:
 
     def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
-        *earlier, bound = bind_layouts(self.plans, self.tag, layouts, self.types, table_id, self.keys)
+        *earlier, bound = bind_layouts(
+            self.plans, self.tag, layouts, self.types, table_id, self.keys, sharded=self.sharded
+        )
         if bound is None:
             return None
         relation = layouts[-1]
