@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
@@ -131,6 +131,16 @@ class ServiceConfig:
             fix = "add one: replication: {connections: [{type: postgresql, uri: …}]}"
             raise _missing("no source is configured", "replication.connections", fix)
         return self.sources[0]
+
+    def chosen(self, names: Sequence[str]) -> tuple[SourceSettings, ...]:
+        """The sources with these names, a tag standing for all its shards; all sources if there are no names. Raises
+        ConfigError when there is no such source, or none at all."""
+        self.source()
+        known = ", ".join(source.name for source in self.sources)
+        unknown = [name for name in names if not any(name in {each.name, each.tag} for each in self.sources)]
+        if unknown:
+            raise _missing(f"there is no source {unknown[0]}", "--source", f"use one of: {known}")
+        return tuple(each for each in self.sources if not names or each.name in names or each.tag in names)
 
     def uploads(self) -> UploadSettings:
         """What devices may write. Raises ConfigError when that is not configured."""

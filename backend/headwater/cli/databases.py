@@ -154,18 +154,31 @@ def _refuse_unsupported(section: Section) -> None:
         section.error("is not supported by this version", "tls_servername", fix="use the certificate's host name")
 
 
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
 def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
-    """The configured sources, at most one."""
+    """The configured sources, each with a name of its own."""
     connections = replication.sections("connections")
     batch_mb = replication.integer("batch_mb", 64, 4, 4096)
     replication.warn_unknown()
-    if len(connections) > 1:
-        replication.error(
-            f"{len(connections)} sources are configured, but this version supports only one",
-            "connections",
-            fix="run a separate service, with its own storage path, for each",
-        )
-    return tuple(settings for section in connections if (settings := _source(section, batch_mb)) is not None)
+    read = [(section, settings) for section in connections if (settings := _source(section, batch_mb)) is not None]
+    for number, (section, settings) in enumerate(read):
+        for _, other in read[:number]:
+            _refuse_alike(section, settings, other)
+    return tuple(settings for _, settings in read)
+
+
+def _refuse_alike(section: Section, source: SourceSettings, other: SourceSettings) -> None:
+    """Report a source that can't be told from another one."""
+    if source.name == other.name:
+        fix = "give each connection a tag, by which rules name its tables; or shards of one tag each a shard"
+        section.error(f"another connection is called {other.name}, too", "tag", fix=fix)
+    elif source.tag == other.tag and None in (source.shard, other.shard):
+        section.error(f"another connection has the tag {other.tag}, too", "shard", fix="give both a shard")
+    elif (source.address, source.publications) == (other.address, other.publications):
+        fix = "name different publications, or follow it once: rules may read all of its tables"
+        section.error(f"is the database of {other.name}, by the same publications", fix=fix)
 
 
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
@@ -203,6 +216,9 @@ def _source(section: Section, batch_mb: int) -> SourceSettings | None:
         section.error(f"a source of type {redacted(kind)} is not supported", "type", fix="use postgresql")
         return None
     settings = section.read(replace(read_server(section), memory_bytes=batch_mb << 20))
+    for key, name in (("tag", settings.tag), ("shard", settings.shard)):
+        if name is not None and not _PLAIN_NAME.fullmatch(name):
+            section.error("must be at most 40 letters, digits, _ and -", key)
     if not settings.publications:
         section.error("must name at least one", "publications", fix="remove it to use headwater")
     section.text("id")

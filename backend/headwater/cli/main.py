@@ -142,19 +142,30 @@ def start(runner_type: str, configs: ConfigSource, source_timeout: float) -> Non
     )
 
 
-@cli.command(epilog=examples("headwater replicate --config headwater.yaml"))
+@cli.command(epilog=examples("headwater replicate --config headwater.yaml", "headwater replicate --source orders"))
 @config_options
 @_source_timeout
 @_take_slot
 @_unified
-def replicate(configs: ConfigSource, source_timeout: float, take_slot: bool, unified: bool) -> None:
-    """Only the replicator: follow the source into the store. A second one waits for the first to end."""
+@click.option("--source", "names", multiple=True, metavar="NAME",
+              help="Follow this source alone: its tag, or tag/shard. Can be repeated.")  # fmt: skip
+def replicate(
+    configs: ConfigSource, source_timeout: float, take_slot: bool, unified: bool, names: tuple[str, ...]
+) -> None:
+    """Only the replicator: follow the sources into the store. A second one waits for the first to end."""
     config = load(configs)
     stop = stop_on_signals()
     end_with_supervisor()
     from headwater.cli import replicate as command
 
-    command.run(config, stop, source_timeout=source_timeout, take_slot=take_slot, unified=unified)
+    command.run(
+        config,
+        stop,
+        sources=config.chosen(names),
+        source_timeout=source_timeout,
+        take_slot=take_slot,
+        unified=unified,
+    )
 
 
 @cli.command(epilog=examples("headwater api --config headwater.yaml"))

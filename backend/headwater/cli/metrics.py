@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -67,11 +67,14 @@ def _own(app: ApiApp) -> EndpointCollector:
 
 
 @contextlib.contextmanager
-def replicator_page(config: ServiceConfig, port: int, figures: Figures) -> Iterator[None]:
-    """Serve the metrics of a replicator alone, from a thread, while the context is open. Raises AddressInUseError."""
+def replicator_page(config: ServiceConfig, port: int, figures: Mapping[str, Figures]) -> Iterator[None]:
+    """Serve the metrics of replicators alone, with figures by source, from a thread, while the context is open. Raises
+    AddressInUseError."""
     listening = bind(config.metrics_host, port, METRICS_PORT)
     sizes = StoreSizes(open_store(config.storage).disk_use)
-    collector: Collector = SourceCollector(_standings(config), lambda _: figures.totals(), sizes)
+    followed = [source for source in config.sources if source.name in figures]
+    standings = SourceStatuses(open_store(config.storage).open_reader(), followed)
+    collector: Collector = SourceCollector(standings, lambda status: figures[status.source].totals(), sizes)
     server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")
     thread = threading.Thread(target=server.run, args=([listening],), name="metrics")
     thread.start()

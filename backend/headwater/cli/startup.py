@@ -46,7 +46,7 @@ def wait_for_source(
                 _log.warning("%s", finding)
             return
         except HeadwaterError as error:
-            if error.kind is Kind.RETRY and timeout <= 0:
+            if error.kind is Kind.RETRY and timeout == 0:
                 return
             if error.kind is not Kind.RETRY or time.monotonic() + _PAUSE > deadline:
                 raise
@@ -54,6 +54,34 @@ def wait_for_source(
                 said = str(error)
                 _log.warning("%s; trying again", said)
             stop.wait(_PAUSE)
+
+
+def wait_for_sources(
+    sources: Sequence[SourceSettings], tables: Sequence[TablePattern], stop: threading.Event, timeout: float
+) -> None:
+    """`wait_for_source` for the only source. Of several, return when one is ready: the others are tried once, and what
+    is wrong with them is logged, since each is followed as soon as it can be. Raises the error of the first source
+    after `timeout` seconds without any."""
+    if len(sources) == 1:
+        wait_for_source(sources[0], tables, stop, timeout)
+        return
+    deadline = time.monotonic() + timeout
+    while not stop.is_set():
+        errors = [error for source in sources if (error := _not_ready(source, tables, stop)) is not None]
+        if len(errors) < len(sources) or timeout <= 0:
+            return
+        if time.monotonic() + _PAUSE > deadline:
+            raise errors[0]
+        stop.wait(_PAUSE)
+
+
+def _not_ready(source: SourceSettings, tables: Sequence[TablePattern], stop: threading.Event) -> HeadwaterError | None:
+    try:
+        wait_for_source(source, [table for table in tables if table.of(source.tag)], stop, -1)
+    except HeadwaterError as error:
+        _log.warning("source %s: %s", source.name, error)
+        return error
+    return None
 
 
 _ABSENT_COLUMNS = {RuleCode.NO_COLUMN, RuleCode.COLUMN_NOT_SENT}

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from headwater.telemetry.log_facts import facts_of, process_facts
+from headwater.telemetry.log_facts import facts_of, process_facts, source_name
 
 if TYPE_CHECKING:
     from headwater.cli.config import ServiceConfig
@@ -28,12 +28,14 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as in logging
         words, facts = super().formatMessage(record), facts_of(record)
+        if source := source_name.get():
+            words = f"{words} (source {source})"
         return f"{words} {json.dumps(facts)}" if facts else words  # ASCII: untrusted values can't break the line
 
 
 class JsonFormatter(logging.Formatter):
-    """Time (UTC), level, logger and message of a record, then its facts and those of the process; the trace of an
-    exception under `trace`."""
+    """Time (UTC), level, logger and message of a record, then its facts, its source, and the facts of the process; the
+    trace of an exception under `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -44,7 +46,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
-        return json.dumps({**process_facts, **facts_of(record), **entry}, default=str)
+        source = {"source": name} if (name := source_name.get()) else {}
+        return json.dumps({**process_facts, **source, **facts_of(record), **entry}, default=str)
 
 
 def set_up_logging(level: str = "INFO", form: str = "text") -> None:

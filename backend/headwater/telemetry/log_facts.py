@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from itertools import islice
 
 _ATTRIBUTE = "facts"
@@ -15,6 +16,9 @@ _LINE = 8000
 
 process_facts: dict[str, object] = {}
 """Fields of all log lines of the process."""
+
+source_name: ContextVar[str] = ContextVar("source_name", default="")
+"""The source that a line is about, where a process follows several."""
 
 
 def log_extra(facts: Mapping[str, object]) -> dict[str, object]:

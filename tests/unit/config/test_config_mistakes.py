@@ -147,7 +147,9 @@ def test_guess_of_opposites(name: str, known: str, guess: str) -> None:
         (SOURCE + "{heartbeat_interval_seconds: 2}", "must be a number from 5 to 60"),
         ("replication: {batch_mb: 1}", "replication.batch_mb: must be a number from 4 to 4096"),
         (SOURCE + "{reject_ip_ranges: [local]}", "reject_ip_ranges: is not supported by this version"),
-        (SOURCE + "{hostname: a}\n  - {hostname: b}", "2 sources are configured, but this version supports only one"),
+        (SOURCE + "{hostname: a}\n  - {hostname: b}", "tag: another connection is called default, too"),
+        (SOURCE + "{tag: a}\n  - {tag: a, shard: b}", "shard: another connection has the tag a, too"),
+        (SOURCE + "{tag: 'a b'}", "tag: must be at most 40 letters, digits, _ and -"),
     ],
 )
 def test_mistake(tmp_path: Path, text: str, message: str) -> None:

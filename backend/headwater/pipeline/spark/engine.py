@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Generic
+from typing import Any, Generic
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -25,10 +25,12 @@ _MOST_IDLE_WORKERS = 32
 
 
 class SparkEngine:
-    """Spark, started when first needed."""
+    """Spark, started when first needed. Engines share it; with `pool`, each gets a fair share for its jobs."""
 
-    def __init__(self, spark: Spark) -> None:
+    def __init__(self, spark: Spark, pool: str | None = None) -> None:
         self._spark = spark
+        self._pool = pool
+        self._running: set[SparkRun[Any]] = set()
 
     def warm_up(self) -> None:
         self._spark.warm_up()
@@ -39,7 +41,17 @@ class SparkEngine:
     @contextmanager
     def run(self, job: Job, what: str, stop: threading.Event | None = None) -> Iterator[SparkRun[Job]]:
         with self._spark.used() as context, self._spark_errors(context, what):
-            yield SparkRun(self._spark, context, job, what, stop or threading.Event())
+            run = SparkRun(self._spark, context, job, what, stop or threading.Event(), self._pool)
+            self._running.add(run)
+            try:
+                yield run
+            finally:
+                self._running.discard(run)
+
+    def cancel(self) -> None:
+        """Cancel the work of this engine alone, from another thread."""
+        for run in list(self._running):
+            run.cancel()
 
     @contextmanager
     def _spark_errors(self, context: SparkContext, what: str) -> Iterator[None]:
@@ -63,8 +75,11 @@ class SparkEngine:
 class SparkRun(Generic[Job]):
     """See `TaskRun`. All its Spark jobs are in one job group, by which they can be cancelled."""
 
-    def __init__(self, spark: Spark, context: SparkContext, job: Job, what: str, stop: threading.Event) -> None:
+    def __init__(
+        self, spark: Spark, context: SparkContext, job: Job, what: str, stop: threading.Event, pool: str | None
+    ) -> None:
         self._spark = spark
+        self._pool = pool
         self._context = context
         self._job = job
         self._what = what
@@ -132,6 +147,8 @@ class SparkRun(Generic[Job]):
             raise GivenUpError("the job was given up", self._what)
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(failed, done), name="watcher", daemon=True)
+        if self._pool is not None:
+            self._context.setLocalProperty("spark.scheduler.pool", self._pool)
         self._context.setJobGroup(self._group, f"headwater: {self._what}", interruptOnCancel=True)
         watcher.start()
         try:
@@ -143,6 +160,10 @@ class SparkRun(Generic[Job]):
         finally:
             done.set()
             watcher.join()
+
+    def cancel(self) -> None:
+        """Have the work end soon. It fails with GivenUpError."""
+        self._stop.set()
 
     def _watch(self, failed: Callable[[], bool], done: threading.Event) -> None:
         while not done.wait(_LOOK_SECONDS):

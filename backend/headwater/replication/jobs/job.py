@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -209,7 +210,8 @@ class Background(Generic[Result]):
     def __init__(self, work: Callable[[], Result], name: str) -> None:
         self._work = work
         self._future: Future[Result] = Future()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        context = copy_context()  # log lines name the source
+        threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True).start()
 
     @property
     def done(self) -> bool:

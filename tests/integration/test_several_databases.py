@@ -1,0 +1,126 @@
+"""A service with several databases, as it is configured and run: none stops another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psycopg
+
+from tests.support.fix_postgres import SourceDb
+from tests.support.fix_processes import Launch
+from tests.support.fix_service import client_auth, connection_to, free_port, token_for
+from tests.support.model_client import ModelClient
+from tests.support.waiting import wait_until
+
+RULES = """
+config: {edition: 3}
+streams:
+  orders: {auto_subscribe: true, query: 'SELECT * FROM orders'}
+  products: {auto_subscribe: true, query: 'SELECT * FROM "catalogue.public".products'}
+"""
+ORDERS = "create table orders (id text primary key, product text); insert into orders values ('o1', 'p1')"
+PRODUCTS = "create table products (id text primary key, name text); insert into products values ('p1', 'pen')"
+
+
+def several(folder: Path, *sources: SourceDb, **more: object) -> dict[str, object]:
+    """The config of a service over these databases: the first is `default`, the next `catalogue`."""
+    connections = []
+    for source in sources:
+        settings = source.settings()
+        prefix = {"slot_name_prefix": settings.slot_prefix}
+        connections.append(connection_to(settings.port, settings.database) | prefix)
+    connections[1]["tag"] = "catalogue"
+    return {
+        "replication": {"connections": connections},
+        "storage": {"type": "sqlite", "path": str(folder / "store")},
+        "sync_config": {"content": RULES},
+        "host": "127.0.0.1",
+        "port": free_port(),
+        "api": {"workers": 1},
+        "client_auth": client_auth(),
+        **more,
+    }
+
+
+def with_tables(source: SourceDb, tables: str) -> SourceDb:
+    source.execute(tables)
+    source.execute("create publication headwater for all tables")
+    return source
+
+
+def rows_at(config: dict[str, object]) -> set[tuple[str, str]]:
+    """What a new device gets. Nothing while the endpoint has nothing."""
+    headers = {"Authorization": f"Token {token_for('anna')}"}
+    url = f"http://127.0.0.1:{config['port']}/sync/stream"
+    client = ModelClient()
+    with httpx.stream("POST", url, headers=headers, json={"include_checksum": True, "raw_data": True}) as answer:
+        if answer.status_code != 200:
+            return set()
+        for line in answer.iter_lines():
+            client.receive(line.encode() + b"\n")
+            if client.completed:
+                break
+    return set(client.rows)
+
+
+def test_two_databases_are_served_as_one(new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path) -> None:
+    first, second = with_tables(new_source_db(), ORDERS), with_tables(new_source_db(), PRODUCTS)
+    config = several(tmp_path, first, second)
+    running = launch("serve", config)
+    running.wait_ready(int(str(config["port"])))
+    wait_until(lambda: rows_at(config) == {("orders", "o1"), ("products", "p1")}, "the rows of both")
+    second.execute("insert into products values ('p2', 'ink')")
+    first.execute("delete from orders")
+    wait_until(lambda: rows_at(config) == {("products", "p1"), ("products", "p2")}, "the changes of both")
+    running.ask_to_end()
+    assert running.wait() == 0
+
+
+def test_a_database_that_is_missing_stops_no_other(
+    new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path
+) -> None:
+    first, second = with_tables(new_source_db(), ORDERS), new_source_db()
+    config = several(tmp_path, first, second)  # the second has no publication yet: a person has to make it
+    running = launch("serve", config)
+    running.wait_ready(int(str(config["port"])))
+    wait_until(lambda: rows_at(config) == {("orders", "o1")}, "the rows of the first")
+    running.wait_for("(source catalogue)")
+    first.execute("insert into orders values ('o2', 'p1')")
+    wait_until(lambda: rows_at(config) == {("orders", "o1"), ("orders", "o2")}, "a change of the first")
+    with_tables(second, PRODUCTS)
+    wait_until(lambda: len(rows_at(config)) == 3, "the rows of the second")
+
+
+def test_each_source_in_a_process_of_its_own(
+    new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path
+) -> None:
+    first, second = with_tables(new_source_db(), ORDERS), with_tables(new_source_db(), PRODUCTS)
+    config = several(tmp_path, first, second)
+    launch("replicate", config, "--source", "default")
+    endpoint = launch("api", config)
+    endpoint.wait_ready(int(str(config["port"])))
+    wait_until(lambda: rows_at(config) == {("orders", "o1")}, "the rows of the first")
+    launch("replicate", config, "--source", "catalogue")
+    wait_until(lambda: rows_at(config) == {("orders", "o1"), ("products", "p1")}, "the rows of both")
+    unknown = launch("replicate", config, "--source", "nobody")
+    assert unknown.wait() == 1
+    assert "there is no source nobody" in unknown.output
+    assert "use one of: default, catalogue" in unknown.output
+
+
+def test_slots_of_two_sources_differ(new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path) -> None:
+    """Two shards in one database, by publications of their own."""
+    source = new_source_db()
+    source.execute(ORDERS + "; " + PRODUCTS)
+    source.execute("create publication one for table orders; create publication two for table products")
+    config = several(tmp_path, source, source)
+    connections = config["replication"]["connections"]  # type: ignore[index]
+    connections[0]["publications"], connections[1]["publications"] = ["one"], ["two"]
+    running = launch("serve", config)
+    running.wait_ready(int(str(config["port"])))
+    wait_until(lambda: len(rows_at(config)) == 2, "the rows of both")
+    with psycopg.connect(source.dsn) as conn:
+        slots = conn.execute("select count(*) from pg_replication_slots where database = current_database()").fetchone()
+    assert slots == (2,)
