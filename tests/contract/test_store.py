@@ -187,6 +187,15 @@ def test_lost_position(writer: SourceWriter, reader: StoreReader) -> None:
     assert second.lsns == {SOURCE: Lsn(30)}
 
 
+def test_position_of_a_source_that_is_not_asked_is_kept(reader: StoreReader) -> None:
+    reader.create_write_checkpoint(["u/1"], {"one": Lsn(50), "two": Lsn(5)})
+    reader.create_write_checkpoint(["u/1"], {"two": Lsn(7)})
+    reader.request_write_checkpoint({"u/1": 3}, {"three": Lsn(1)})
+    write = reader.write_checkpoint("u/1")
+    assert write is not None
+    assert (write.id, write.lsns) == (3, {"one": Lsn(50), "two": Lsn(7), "three": Lsn(1)})
+
+
 def test_chosen_number(reader: StoreReader) -> None:
     assert reader.request_write_checkpoint({"u/1": 5, "u/2": 2**63 - 1}, {SOURCE: Lsn(5)}) == {
         "u/1": 5,

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -23,7 +23,8 @@ from headwater.api.http.server import ApiServer, bind
 from headwater.api.limits import HttpLimits
 from headwater.api.streams.traffic import Traffic
 from headwater.oplog.lsn import Lsn
-from headwater.source.head import SourceHead
+from headwater.source.connect import SourceUnreachableError
+from headwater.source.head import SourceHead, UnknownHeadError
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
@@ -72,19 +73,23 @@ def make_token(
 
 
 class PlayedHead(SourceHead):
-    """The end of a source's log, where the test puts it."""
+    """The ends of sources' logs, where the test puts them. Those of `down` do not answer."""
 
     def __init__(self) -> None:
         self.lsns: Mapping[str, Lsn] = {"default": Lsn(1)}
         self.failure: Exception | None = None
+        self.down: set[str] = set()
         self.asked = 0
         self.closed = False
 
-    async def advance_past(self) -> Mapping[str, Lsn]:
+    async def advance_past(self, sources: Collection[str] | None = None) -> Mapping[str, Lsn]:
         self.asked += 1
         if self.failure is not None:
             raise self.failure
-        return self.lsns
+        lsns = {source: lsn for source, lsn in self.lsns.items() if sources is None or source in sources}
+        for source in self.down & lsns.keys():
+            raise UnknownHeadError(source, SourceUnreachableError("no route to db.internal", "db.internal:5432/app"))
+        return lsns
 
     async def close(self) -> None:
         self.closed = True
@@ -179,8 +184,10 @@ class Endpoint:
             assert response.status_code == 200, response.read()
             yield Stream(response, client)
 
-    def write_checkpoint(self, user: str = "u1", client_id: str | None = None) -> httpx.Response:
-        params = {} if client_id is None else {"client_id": client_id}
+    def write_checkpoint(self, user: str = "u1", client_id: str | None = None, *sources: str) -> httpx.Response:
+        params: dict[str, str | list[str]] = {} if client_id is None else {"client_id": client_id}
+        if sources:
+            params["source"] = list(sources)
         return self.http.get("/write-checkpoint2.json", params=params, headers=self._headers(make_token(user), {}))
 
     def refused(self) -> dict[str, int]:

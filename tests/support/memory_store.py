@@ -78,6 +78,8 @@ class MemoryStore:
     reads: list[str] = field(default_factory=list)
     revoked: list[Revocation] = field(default_factory=list)
     told: str = ""  # by its replicator
+    others: dict[str, Lsn] = field(default_factory=dict)  # positions of sources besides the first
+    told_by: dict[str, str] = field(default_factory=dict)  # by their replicators
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -205,7 +207,7 @@ class MemoryStore:
             for key in dict.fromkeys(keys):
                 self._seq += 1
                 previous = self._writes[key].id if key in self._writes else 0
-                self._writes[key] = WriteCheckpoint(key, previous + 1, dict(lsns), self._seq)
+                self._writes[key] = WriteCheckpoint(key, previous + 1, self._later(key, lsns), self._seq)
             return {key: self._writes[key].id for key in keys}
 
     def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
@@ -213,8 +215,11 @@ class MemoryStore:
             for key, chosen in requests.items():
                 if key not in self._writes or chosen > self._writes[key].id:
                     self._seq += 1
-                    self._writes[key] = WriteCheckpoint(key, chosen, dict(lsns), self._seq)
+                    self._writes[key] = WriteCheckpoint(key, chosen, self._later(key, lsns), self._seq)
             return {key: self._writes[key].id for key in requests}
+
+    def _later(self, key: str, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
+        return {**(self._writes[key].lsns if key in self._writes else {}), **lsns}
 
     def forget_write_requests(self, seconds: float) -> int:
         return 0
@@ -241,7 +246,8 @@ class MemoryStore:
         return ""
 
     def replicator_status(self, tag: str) -> ReplicatorStatus:
-        return ReplicatorStatus(self.told, 0.0, runs=True) if self.told else ReplicatorStatus()
+        told = self.told_by.get(tag, self.told)
+        return ReplicatorStatus(told, 0.0, runs=True) if told else ReplicatorStatus()
 
     def close(self) -> None:
         pass
@@ -258,7 +264,7 @@ class MemoryStore:
         return list(found)
 
     def _now(self) -> Checkpoint:
-        return Checkpoint(OpId(self._checkpoint), {"default": Lsn(self._lsn)})
+        return Checkpoint(OpId(self._checkpoint), {"default": Lsn(self._lsn), **self.others})
 
     def _marks(self, bucket: str) -> BucketMarks:
         visible = [op for op in self._ops[bucket] if op.id <= self._checkpoint]

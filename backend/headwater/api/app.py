@@ -59,7 +59,7 @@ class ApiSettings:
     """Settings of the endpoint. A token's claim aud must be in `audience`, unless one of `issuers` made it. Limits are
     per process, except `requests` and `body`, which are per connection. `keep_requests` is in seconds. `probes` turns
     the probe routes on; without `admin` the admin API refuses every request, without `upload` there is no route for
-    uploads. `sources` are the tags of the sources."""
+    uploads. `sources` are the names of the sources."""
 
     keys: KeyRing
     audience: frozenset[str]
@@ -105,14 +105,16 @@ class Endpoint:
         self._hub = Hub(reader, threads, self.traffic, self._on_revocations, settings.sources)
         context = StreamContext(threads, self._hub, self.traffic, settings.streams.client_read_timeout_seconds)
         resolve = PlanCache(settings.requests).resolve
-        self.streams = Streams(context, resolve, settings.streams, settings.body, revocations, parsing)
+        self.streams = Streams(
+            context, resolve, settings.streams, settings.body, revocations, parsing, settings.sources
+        )
         writes = WriteCheckpointBatcher(reader, threads, head, self._hub.refresh, settings.keep_requests)
         self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing)
         self._admin = settings.admin and Administration(
             settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
         )
 
-        checkpoints = WriteCheckpointRoute(verifier, writes, self._hub, parsing)
+        checkpoints = WriteCheckpointRoute(verifier, writes, self._hub, parsing, settings.sources)
         stream: ASGIApp = StreamEndpoint(self.streams, verifier, tasks)
         websocket: ASGIApp = RSocketEndpoint(self.streams, verifier, self.refusals, tasks)
         self.device_routes: Sequence[BaseRoute] = (

@@ -6,6 +6,10 @@ that the client chose; it is deleted some time after the client last requested i
 
 Requests are answered in batches. Those that arrive while a batch asks the source for its LSN form the next batch, so
 the LSN is always read after the requests that it is for.
+
+With several sources, a number stands for the ends of all their logs, unless the request names those that the client
+wrote to. Requests that name the same sources form batches of their own, so that a source which does not answer holds up
+nobody who did not write to it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +35,9 @@ from headwater.api.streams.threads import StoreThreads
 from headwater.api.tasks import Waiters
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
-from headwater.source.head import SourceHead
+from headwater.oplog.lsn import Lsn
+from headwater.source.connect import tag_of
+from headwater.source.head import SourceHead, UnknownHeadError
 from headwater.storage.contract.reader import StoreReader
 from headwater.sync.interest import News
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
@@ -50,6 +56,9 @@ SWEEP_SECONDS = 60.0
 log = logging.getLogger(__name__)
 
 
+Sources = frozenset[str] | None
+"""The names of sources; None for all."""
+
 _Number = Callable[[Sequence[str]], dict[str, int]]
 """Stores a write checkpoint for each key. Returns the numbers by key."""
 
@@ -64,7 +73,7 @@ class _Waiting:
 
 
 class WriteCheckpointBatcher:
-    """Creates write checkpoints in batches, one batch at a time, so that the LSNs of one client never go back.
+    """Creates write checkpoints in batches, for each set of sources one batch at a time.
 
     Calls `created` after each batch. Not thread-safe: use it in one event loop."""
 
@@ -82,37 +91,54 @@ class WriteCheckpointBatcher:
         self._threads = threads
         self._head = head
         self._created = created
-        self._waiting: list[_Waiting] = []
-        self._worker: asyncio.Task[None] | None = None
+        self._waiting: dict[Sources, list[_Waiting]] = {}
+        self._workers: dict[Sources, asyncio.Task[None]] = {}
+        self._silent: set[str] = set()
 
-    async def create(self, key: str, chosen: int | None = None) -> int:
-        """Create a write checkpoint and return its number: the next one, or that which the client chose, unless it has
-        a higher one. Raises TooManyRequestsError, or what the source or the store raises."""
-        if len(self._waiting) >= MAX_WAITING:
+    async def create(self, key: str, chosen: int | None = None, sources: Sources = None) -> int:
+        """Create a write checkpoint for the ends of these sources' logs, and return its number: the next one, or that
+        which the client chose, unless it has a higher one. Raises TooManyRequestsError, or what the source or the store
+        raises; HW_6007 for one of several sources."""
+        waiting = self._waiting.setdefault(sources, [])
+        if len(waiting) >= MAX_WAITING:
             raise TooManyRequestsError("too many write checkpoints are requested at once")
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(key, chosen, future))
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
+        waiting.append(_Waiting(key, chosen, future))
+        if sources not in self._workers:
+            self._workers[sources] = asyncio.create_task(self._work(sources))
         return await future
 
     async def close(self) -> None:
-        """Cancel the batch in progress; waiting requests are not answered."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait([self._worker])
+        """Cancel the batches in progress; waiting requests are not answered."""
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.cancel()
+        if workers:
+            await asyncio.wait(workers)
 
-    async def _work(self) -> None:
+    async def _work(self, sources: Sources) -> None:
         try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                await self._answer(batch)
+            while batch := self._waiting.pop(sources, ()):
+                await self._answer(batch, sources)
         finally:
-            self._worker = None
+            del self._workers[sources]
 
-    async def _answer(self, batch: Sequence[_Waiting]) -> None:
+    async def _positions(self, sources: Sources) -> Mapping[str, Lsn]:
+        """Where the logs of these sources end. Raises what the source raises; ApiError for one of several sources."""
         try:
-            lsns = await self._head.advance_past()
+            lsns = await (self._head.advance_past() if sources is None else self._head.advance_past(sources))
+        except UnknownHeadError as error:
+            if error.source not in self._silent:
+                log.warning("write checkpoints can't be created: %s", error)
+            self._silent.add(error.source)
+            fix = f"send the request again; if nothing was written to {error.source}, name what was, as ?source=NAME"
+            raise ApiError(f"the source {error.source} does not answer", fix=fix, code=error.code) from error
+        self._silent -= lsns.keys()
+        return lsns
+
+    async def _answer(self, batch: Sequence[_Waiting], sources: Sources) -> None:
+        try:
+            lsns = await self._positions(sources)
         except Exception as error:  # noqa: BLE001 - raised for each waiting request
             _settle(batch, dict.fromkeys((each.key for each in batch), error))
             return
@@ -170,8 +196,16 @@ def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]
 class WriteCheckpointRoute:
     """The handlers of the routes."""
 
-    def __init__(self, verifier: Verifier, writes: WriteCheckpointBatcher, hub: Hub, parsing: Parsing) -> None:
+    def __init__(
+        self,
+        verifier: Verifier,
+        writes: WriteCheckpointBatcher,
+        hub: Hub,
+        parsing: Parsing,
+        sources: Sequence[str] = (),
+    ) -> None:
         self._parsing = parsing
+        self._sources = sources
         self._verifier = verifier
         self._writes = writes
         self._hub = hub
@@ -181,34 +215,58 @@ class WriteCheckpointRoute:
         """`GET /write-checkpoint2.json?client_id=…`"""
         user = await self._admit(request)
         client_id = parse_client_id(request.query_params.get("client_id"))
+        sources = self._asked(request)
         with self._quota.hold(user.user_id):
-            checkpoint = await self._writes.create(write_key(user.user_id, client_id))
+            checkpoint = await self._writes.create(write_key(user.user_id, client_id), sources=sources)
         return JSONResponse({"data": {"write_checkpoint": str(checkpoint)}})
 
     async def wait(self, request: Request) -> Response:
         """`GET /write-checkpoint.json`, which only very old clients ask for: waits until all that was committed at the
         source has been replicated."""
         user = await self._admit(request)
-        key = write_key(user.user_id, None)
+        key, sources = write_key(user.user_id, None), self._asked(request)
         with self._quota.hold(user.user_id), ReplicationWaiter(self._hub, key) as waiter:
-            await waiter.wait_for(await self._writes.create(key))
+            await waiter.wait_for(await self._writes.create(key, sources=sources))
         return JSONResponse({"data": {"checkpoint": str(self._hub.op_id)}})
 
     async def request(self, request: Request) -> Response:
         """`POST /sync/checkpoint-request`"""
         require_json(request)
         user = await self._admit(request)
+        sources = self._asked(request)
         with self._quota.hold(user.user_id):
             body = await read_body(request, MAX_BODY)
             parsed = await self._parsing.parsed(user.user_id, body, parse_checkpoint_request)
-            stored = await self._writes.create(write_key(user.user_id, parsed.client_id), parsed.id)
+            stored = await self._writes.create(write_key(user.user_id, parsed.client_id), parsed.id, sources)
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
+
+    def _asked(self, request: Request) -> Sources:
+        """The sources that the request names, or else all that the store has rows of: devices have nothing yet of one
+        whose first snapshot is not complete, which may take hours. Raises HW_6033."""
+        named = sources_named(request.query_params.getlist("source"), self._sources)
+        if named is not None or self._hub.followed.issuperset(self._sources):
+            return named
+        return self._hub.followed.intersection(self._sources) or None
 
     async def _admit(self, request: Request) -> Principal:
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
         self._hub.raise_unless_active()
         return user
+
+
+def sources_named(given: Iterable[str], sources: Sequence[str]) -> Sources:
+    """The sources that a request names, each by its name or with others by their tag, in one parameter with commas or
+    in several. None if it names none. Raises HW_6033 for an unknown name."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    found: set[str] = set()
+    for name in names:
+        known = {source for source in sources if name in {source, tag_of(source)}}
+        if not known:
+            what = f"there is no source {name[:100]!r}"
+            raise ApiError(what, fix=f"name some of: {', '.join(sources)}", code="HW_6033")
+        found |= known
+    return frozenset(found) or None
 
 
 WAIT_SECONDS = 50.0

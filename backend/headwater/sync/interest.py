@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -124,17 +124,23 @@ class AwaitedWrites(Generic[Who]):
             if write.key in self._clients and (held is None or (held.id, held.seq) < (write.id, write.seq)):
                 self._awaited[write.key] = write
 
-    def release(self, lsns: Mapping[str, Lsn]) -> dict[Who, int]:
-        """Who may now see which id, because a checkpoint with these positions contains it. Returned once."""
-        contained = [write for write in self._awaited.values() if reached(write, lsns)]
+    def release(self, lsns: Mapping[str, Lsn], sources: Collection[str] | None = None) -> dict[Who, int]:
+        """Who may now see which id, because a checkpoint with these positions contains it (see `reached`). Returned
+        once."""
+        contained = [write for write in self._awaited.values() if reached(write, lsns, sources)]
         for write in contained:
             del self._awaited[write.key]
         return {who: write.id for write in contained for who in self._clients[write.key]}
 
 
-def reached(write: WriteCheckpoint, lsns: Mapping[str, Lsn]) -> bool:
-    """Whether a checkpoint with these positions contains the write."""
-    return all(lsns.get(tag, ZERO) >= lsn for tag, lsn in write.lsns.items())
+def reached(write: WriteCheckpoint, lsns: Mapping[str, Lsn], sources: Collection[str] | None = None) -> bool:
+    """Whether a checkpoint with these positions contains the write. A source that it does not have, and that is not
+    among the configured `sources` either, was removed with all its rows, and nobody waits for it any more."""
+    return all(
+        lsns.get(source, ZERO) >= lsn
+        for source, lsn in write.lsns.items()
+        if source in lsns or sources is None or source in sources
+    )
 
 
 def _move(index: dict[str, set[Who]], who: Who, before: Set[str], after: Set[str]) -> None:

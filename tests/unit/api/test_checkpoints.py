@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 
@@ -85,8 +85,8 @@ class HeldHead(PlayedHead):
         super().__init__()
         self.go = asyncio.Event()
 
-    async def advance_past(self) -> Mapping[str, Lsn]:
-        lsns = await super().advance_past()
+    async def advance_past(self, sources: Collection[str] | None = None) -> Mapping[str, Lsn]:
+        lsns = await super().advance_past(sources)
         await self.go.wait()
         return lsns
 

@@ -77,7 +77,7 @@ class _Sequences:
 class Hub:
     """Not thread-safe: use it in one event loop. Call `start` before the first stream and `close` after the last.
     `revoked` is called with revocations: first with all in force, which may be none, then with each new one. `sources`
-    are the tags of the sources that the store follows."""
+    are the names of the sources that the config has."""
 
     def __init__(
         self,
@@ -105,6 +105,11 @@ class Hub:
     def op_id(self) -> OpId:
         """The op id up to which streams know about changes."""
         return self._seen.state.checkpoint.op_id if self._seen.state else OpId(0)
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """The sources of which the store has rows."""
+        return frozenset(self._seen.state.checkpoint.lsns) if self._seen.state else frozenset()
 
     @property
     def active(self) -> bool:
@@ -250,7 +255,8 @@ class Hub:
     def _release(self) -> None:
         if self._seen.state is None:
             return
-        for stream, write_checkpoint in self._writes.release(self._seen.state.checkpoint.lsns).items():
+        released = self._writes.release(self._seen.state.checkpoint.lsns, self._sources or None)
+        for stream, write_checkpoint in released.items():
             stream.notify(News(self.op_id, write_checkpoint=write_checkpoint))
 
 

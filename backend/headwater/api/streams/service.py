@@ -52,9 +52,11 @@ class Streams:
         body_limits: BodyLimits,
         revocations: Revocations,
         parsing: Parsing,
+        sources: Sequence[str] | None = None,
     ) -> None:
         self._context = context
         self._resolve = resolve
+        self._sources = sources
         self.body_limits = body_limits
         self.parsing = parsing
         self._left_out = LeftOutMemory()
@@ -124,6 +126,7 @@ class Streams:
             self._resolve,
             self._left_out,
             opening.form,
+            self._sources,
         )
         return SyncStream(session, opening.client, self._context)
 

@@ -48,11 +48,11 @@ before."""
 
 class SyncSession:
     """Reads for one stream. Use it in one thread at a time. After each call, `interest` has the buckets and lookups
-    that the answer depends on, and `op_id` is its checkpoint."""
+    that the answer depends on, and `op_id` is its checkpoint. `sources` are the configured ones, if they are known."""
 
     __slots__ = (
         "_memory", "_request", "_resolve", "_state", "awaited", "config_id", "form", "interest", "left_out", "op_id",
-        "operations", "write_key",
+        "operations", "sources", "write_key",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +63,10 @@ class SyncSession:
         resolve: Resolve,
         memory: LeftOutMemory,
         form: WireForm,
+        sources: Sequence[str] | None = None,
     ) -> None:
         self._request = request
+        self.sources = sources
         self.write_key = write_key
         self._resolve = resolve
         self._memory = memory
@@ -98,7 +100,7 @@ class SyncSession:
         self.left_out = resolution.left_out
         self.interest = _interest(resolution)
         write = snapshot.write_checkpoint(self.write_key)
-        visible = write is not None and reached(write, snapshot.checkpoint.lsns)
+        visible = write is not None and reached(write, snapshot.checkpoint.lsns, self.sources)
         self.awaited = None if visible else write
         line = self._advance(snapshot, resolution, self.interest.buckets, write.id if write and visible else None)
         return self._fill(line, snapshot, history=False)

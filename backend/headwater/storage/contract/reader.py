@@ -179,7 +179,7 @@ class StoreReader(Protocol):
 
     def create_write_checkpoint(self, keys: Sequence[str], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         """Create an id for each key (duplicates share one), one above its last. It is valid once checkpoints reach
-        `lsns`. Durable on return."""
+        `lsns`, and what the key's last one had of other sources. Durable on return."""
 
     def request_write_checkpoint(self, requests: Mapping[str, int], lsns: Mapping[str, Lsn]) -> dict[str, int]:
         """Store ids that clients chose, by key. An id above the key's last one replaces it, and is valid once

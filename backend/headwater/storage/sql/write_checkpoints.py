@@ -199,8 +199,10 @@ def _next_id(own: WriteCheckpoint | None, stand_in: WriteCheckpoint | None, chos
 
 def _later_positions(before: WriteCheckpoint | None, lsns: Mapping[str, Lsn]) -> dict[str, Lsn]:
     """The positions of the next write checkpoint. Of two processes, the later writer may have read its position
-    earlier, and a position never goes back."""
-    return {tag: max(lsn, before.lsns.get(tag, lsn) if before else lsn) for tag, lsn in lsns.items()}
+    earlier, and a position never goes back. A source that is not asked this time keeps the position of before: the
+    client may still wait for that write."""
+    held = before.lsns if before else {}
+    return {**held, **{source: max(lsn, held.get(source, lsn)) for source, lsn in lsns.items()}}
 
 
 def next_stand_in(
