@@ -141,6 +141,8 @@ CODES = {
     "HW_6005": Code(_RETRY, "The streams that fit the device's limits changed; the client reconnects.", "Nothing."),
     "HW_6006": RefusalCode(_RETRY, "The source's newest changes were not replicated within the time that a client waits for them.", "See `headwater source status`, if it repeats.", 503),
     "HW_6007": RefusalCode(_RETRY, "One of several sources does not say where its log ends, so it is not known when the client's writes will have come back.", "Check that source. Apps can name the source that they wrote to, as `?source=`.", 503),
+    "HW_6008": Code(_RETRY, "A stream's rows may be old: their source is down, stopped, behind or being read again. Devices see this among the errors of the stream.", "See `headwater source status`."),
+    "HW_6009": Code(_RETRY, "Some of a stream's rows may be old: their tables are being compared with the source.", "Wait, or see `headwater source status`."),
     "HW_6020": RefusalCode(_RETRY, "A device stopped reading its stream, which was closed; it reconnects and resumes.", "Nothing."),
     "HW_6021": RefusalCode(_REJECT, "The client sent something that is not HTTP/1.1, or not exactly one Host header.", "Correct the client."),
     "HW_6022": RefusalCode(_REJECT, "A request's headers are too many or too long.", "Send fewer.", 431),

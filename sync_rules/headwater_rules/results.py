@@ -77,7 +77,8 @@ class ResolvedBucket:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One line of the checkpoint's `streams`. Each error is `{"subscription": "default" | index, "message": …}`."""
+    """One line of the checkpoint's `streams`. Each error is `{"subscription": "default" | index, "message": …}`, with
+    more keys where a program may want to tell errors apart."""
 
     name: str
     is_default: bool

@@ -11,8 +11,8 @@ import pytest
 
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, parse_lsn
-from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError
 from headwater.source import head as heads_of_sources
+from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError
 from headwater.source.head import SourceHead, UnknownHeadError
 from tests.support.fix_postgres import SourceDb
 

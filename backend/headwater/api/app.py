@@ -35,6 +35,7 @@ from headwater.api.streams.endpoint import StreamEndpoint
 from headwater.api.streams.hub import Hub
 from headwater.api.streams.service import Streams
 from headwater.api.streams.session import PlanCache
+from headwater.api.streams.stale import StaleSources
 from headwater.api.streams.stream import StreamContext
 from headwater.api.streams.threads import StoreThreads
 from headwater.api.streams.traffic import Traffic
@@ -104,7 +105,7 @@ class Endpoint:
         threads = StoreThreads(ChunkCache(reader, settings.chunk_cache_bytes), settings.max_data_fetch_concurrency)
         self._hub = Hub(reader, threads, self.traffic, self._on_revocations, settings.sources)
         context = StreamContext(threads, self._hub, self.traffic, settings.streams.client_read_timeout_seconds)
-        resolve = PlanCache(settings.requests).resolve
+        resolve = PlanCache(settings.requests, StaleSources(reader, settings.sources).find).resolve
         self.streams = Streams(
             context, resolve, settings.streams, settings.body, revocations, parsing, settings.sources
         )

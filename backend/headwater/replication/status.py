@@ -315,6 +315,47 @@ def _seconds(flow: Flow, now: float) -> float | None:
     return None if flow.caught_up_at is None else 0.0
 
 
+_OLD_ROWS, _COMPARED_ROWS = "HW_6008", "HW_6009"
+_WHY_OLD = {
+    ReplicationState.SNAPSHOT: "it is being read from the beginning",
+    ReplicationState.APPLYING: "a large transaction is being stored",
+    ReplicationState.WAITING: "it sends nothing",
+    ReplicationState.RETRYING: "it can't be followed now",
+    ReplicationState.STOPPED: "its replicator is stopped",
+    ReplicationState.UNKNOWN: "its replicator is not heard of",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Why rows of a source may be old, for anybody: it reveals no host, table or value. `since` is in seconds since
+    1970; None where that is not known. `tables` are those concerned, with their schemas; None means all."""
+
+    source: str
+    code: str
+    why: str
+    since: float | None
+    tables: frozenset[str] | None = None
+
+
+def find_staleness(standing: SourceStatus, now: float, seconds: float) -> Staleness | None:
+    """Why the rows of a source may be more than `seconds` old, as far as is known. None if they are not, and when no
+    replicator has ever reported."""
+    if standing.at is None:
+        return None
+    behind = None if not standing.lag_seconds else now - standing.lag_seconds
+    if (why := _WHY_OLD.get(standing.state)) is not None:
+        if standing.state is ReplicationState.SNAPSHOT:
+            behind = standing.since
+        return Staleness(standing.source, _OLD_ROWS, why, behind or standing.lag_known_at)
+    if behind is not None and now - behind > seconds:
+        return Staleness(standing.source, _OLD_ROWS, "it is behind", behind)
+    if standing.compared:
+        tables = frozenset(each.table for each in standing.compared)
+        return Staleness(standing.source, _COMPARED_ROWS, "its tables are being compared", None, tables)
+    return None
+
+
 class SourceStatuses:
     """Finds the status of sources for a service: from what their replicators report, and where that is old, from the
     sources themselves, each asked every few seconds at most. For any thread."""

@@ -101,7 +101,7 @@ class _Link:
 
     async def _close_unused(self) -> None:
         try:
-            while (rest := self._used + IDLE_SECONDS - time.monotonic()) > 0:
+            while (rest := self._used + IDLE_SECONDS - time.monotonic()) > 0:  # noqa: ASYNC110 - a time is awaited
                 await asyncio.sleep(rest)
             async with self._lock:
                 await self._disconnect()

@@ -5,10 +5,11 @@ Lookup stages are joined: values of one looked-up row are only combined with val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
+from types import MappingProxyType
 
 import orjson
 
@@ -67,6 +68,7 @@ def resolve(
     max_buckets: int = MOST_BUCKETS,
     max_results: int = MOST_RESULTS,
     left_out: Set[str] = frozenset(),
+    errors: Mapping[str, Sequence[Mapping[str, object]]] = MappingProxyType({}),
 ) -> Resolution:
     """The buckets of a request, with lookups answered by `read` (at one checkpoint). If the answer contains no lookup
     keys, it is valid as long as the plan is. Subscriptions to unknown streams are ignored. Expressions that fail on the
@@ -74,7 +76,7 @@ def resolve(
 
     A subscription that exceeds a limit is left out entirely and reported. Streams with a more urgent priority are
     fitted in first, then those defined earlier. `left_out` are the keys of subscriptions that were left out before: see
-    `ResolveLimits`.
+    `ResolveLimits`. `errors` are others, by the name of a stream, which all subscriptions to it get.
     """
     streams: list[Stream] = []
     entries: list[_Entry] = []
@@ -95,7 +97,7 @@ def resolve(
     given = [answers[number] for number in range(len(entries))]
     return Resolution(
         tuple(_buckets(plan, given)),
-        tuple(_statuses(streams, given)),
+        tuple(_statuses(streams, given, errors)),
         frozenset(resolver.answers),
         tuple(answer.left_out for answer in given if answer.left_out is not None),
     )
@@ -151,11 +153,15 @@ def _entries(stream: Stream, request: SyncRequest, index: int, named: Sequence[N
     ]
 
 
-def _statuses(streams: Iterable[Stream], answers: Iterable[_Answer]) -> Iterator[StreamStatus]:
+def _statuses(
+    streams: Iterable[Stream], answers: Iterable[_Answer], others: Mapping[str, Sequence[Mapping[str, object]]]
+) -> Iterator[StreamStatus]:
     errors: dict[str, list[dict[str, object]]] = {}
     for answer in answers:
-        found = errors.setdefault(answer.entry.stream.name, [])
-        found += ({"subscription": answer.entry.label, "message": message} for message in answer.messages)
+        name, label = answer.entry.stream.name, answer.entry.label
+        found = errors.setdefault(name, [])
+        found += ({"subscription": label, "message": message} for message in answer.messages)
+        found += ({"subscription": label, **other} for other in others.get(name, ()))
     for stream in streams:
         yield StreamStatus(stream.name, stream.auto_subscribe, tuple(errors[stream.name]))
 

@@ -255,9 +255,9 @@ def test_waiting_requests_per_user_are_limited(endpoint: Endpoint) -> None:
     held = threading.Event()
     advance = endpoint.head.advance_past
 
-    async def waiting() -> Mapping[str, Lsn]:
+    async def waiting(sources: Collection[str] | None = None) -> Mapping[str, Lsn]:
         await asyncio.to_thread(held.wait, 10)
-        return await advance()
+        return await advance(sources)
 
     endpoint.head.advance_past = waiting  # type: ignore[method-assign]
     with ThreadPoolExecutor(MAX_WAITING_OF_USER + 5) as clients:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from cachetools import LRUCache
 
 from headwater.api.streams.encoding import Batch, Pieces, WireForm
+from headwater.api.streams.stale import Reads, errors_of, reads_of
 from headwater.api.streams.threads import SharedStep, SnapshotCache
 from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
+from headwater.replication.status import Staleness
 from headwater.storage.contract.reader import StoredConfig, WriteCheckpoint
 from headwater.sync.client_state import BucketDownload, ClientState, View
 from headwater.sync.interest import Interest, News, reached
@@ -240,29 +242,34 @@ def _name(device: str) -> bytes:
 
 
 class PlanCache:
-    """Resolves requests with the compiled plan of a config. Keeps only the newest plan. Safe to use from several
-    threads."""
+    """Resolves requests with the compiled plan of a config. Keeps only the newest plan. `stale` says which sources are,
+    for the errors of their streams. Safe to use from several threads."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, stale: Callable[[], Sequence[Staleness]] = lambda: ()) -> None:
         self._limits = limits
+        self._stale = stale
         self._lock = threading.Lock()
-        self._held: tuple[int, SyncPlan] | None = None
+        self._held: tuple[int, SyncPlan, Reads] | None = None
 
     def resolve(
         self, config: StoredConfig, request: SyncRequest, read: LookupReader, left_out: frozenset[str]
     ) -> Resolution:
         """The buckets of a request. `left_out` are keys of what did not fit before. Raises SyncConfigError."""
+        plan, reads = self._plan(config)
+        stale = self._stale()
         return resolve(
-            self._plan(config),
+            plan,
             request,
             read,
             max_buckets=self._limits.max_buckets,
             max_results=self._limits.max_results,
             left_out=left_out,
+            errors=errors_of(reads, stale) if stale else {},
         )
 
-    def _plan(self, config: StoredConfig) -> SyncPlan:
+    def _plan(self, config: StoredConfig) -> tuple[SyncPlan, Reads]:
         with self._lock:
             if self._held is None or self._held[0] != config.id:
-                self._held = (config.id, compile_config(config.yaml).plan)
-            return self._held[1]
+                plan = compile_config(config.yaml).plan
+                self._held = config.id, plan, reads_of(plan)
+            return self._held[1:]
