@@ -110,7 +110,13 @@ class Endpoint:
             context, resolve, settings.streams, settings.body, revocations, parsing, settings.sources
         )
         writes = WriteCheckpointBatcher(reader, threads, head, self._hub.refresh, settings.keep_requests)
-        self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing)
+        several = len(settings.sources) > 1
+
+        async def checkpoint(key: str, sources: frozenset[str]) -> int:
+            self._hub.raise_unless_active()
+            return await writes.create(key, sources=sources if several else None)
+
+        self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing, checkpoint)
         self._admin = settings.admin and Administration(
             settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
         )

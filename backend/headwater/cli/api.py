@@ -97,7 +97,8 @@ def upload_share(settings: UploadSettings | None, workers: int) -> UploadSetting
     if settings is None:
         return None
     connections, per_user = (math.ceil(each / workers) for each in (settings.max_connections, settings.max_per_user))
-    return replace(settings, max_connections=connections, max_per_user=per_user)
+    others = tuple(filter(None, (upload_share(each, workers) for each in settings.others)))
+    return replace(settings, max_connections=connections, max_per_user=per_user, others=others)
 
 
 def key_source(auth: ClientAuth) -> KeyRing:

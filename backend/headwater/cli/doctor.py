@@ -276,13 +276,14 @@ def _standing(found: SourceStatus) -> Iterator[Result]:
 
 def check_upload(settings: UploadSettings | None) -> Iterator[Result]:
     """Whether what devices may write can be written: tried as an upload does it."""
-    if settings is None:
-        return
-    findings = check_uploads(settings)
-    yield from (_of_finding("uploads", each) for each in findings)
-    if not any(each.fatal for each in findings):
-        tables = count(len(settings.tables), "table")
-        yield _ok("uploads", f"tried as {settings.login.user}, who becomes {settings.role}: {tables} can be written")
+    by_source = {} if settings is None else settings.by_source()
+    for source, own in by_source.items():
+        findings = check_uploads(own)
+        name = "uploads" if len(by_source) == 1 else f"uploads to {source}"
+        yield from (_of_finding(name, each) for each in findings)
+        if not any(each.fatal for each in findings):
+            tables = count(len(own.tables), "table")
+            yield _ok(name, f"tried as {own.login.user}, who becomes {own.role}: {tables} can be written")
 
 
 def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterator[Result]:

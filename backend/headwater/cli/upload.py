@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
@@ -15,7 +15,34 @@ from headwater.config import ConfigSource
 if TYPE_CHECKING:
     from headwater.source.upload.letters import DeadLetter, DeadLetters
 
+    Letters = Mapping[str, DeadLetters]
+
 Result = TypeVar("Result")
+
+
+class Letter(NamedTuple):
+    """A dead letter as an operator names it: its number, after its source unless that is the first."""
+
+    number: int
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.number}" if self.source else str(self.number)
+
+
+class _LetterType(click.ParamType):  # type: ignore[type-arg]  # of which older versions have none
+    name = "letter"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Letter:
+        if isinstance(value, Letter):
+            return value
+        source, _, number = str(value).rpartition(":")
+        if not number.isdecimal() or len(number) > 18:
+            self.fail(f"{value!r} is not the number of a dead letter, such as 12 or crm:12", param, ctx)
+        return Letter(int(number), source)
+
+
+LETTER = _LetterType()
 
 
 @click.group()
@@ -28,40 +55,40 @@ def upload() -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="List at most this many.")
-@click.option("--after", type=click.IntRange(0), default=0, metavar="LETTER", help="List those after this one.")
-def list_(configs: ConfigSource, as_json: bool, limit: int, after: int) -> None:
+@click.option("--after", type=LETTER, default=Letter(0), metavar="LETTER", help="List those after this one.")
+def list_(configs: ConfigSource, as_json: bool, limit: int, after: Letter) -> None:
     """List the dead letters, oldest first: transactions that could not be applied, and why. Shows no values of rows,
-    except those in messages of Postgres."""
-    found = _with_letters(configs, lambda letters: letters.waiting(after, limit + 1))
+    except those in messages of Postgres. With several sources, those of each one after the other."""
+    found = _with_letters(configs, lambda letters: _listed(letters, after, limit + 1))
     if len(found) > limit:
         found = found[:limit]
-        click.echo(f"more wait: see --after {found[-1].id}", err=True)
+        click.echo(f"more wait: see --after {found[-1][0]}", err=True)
     if as_json:
-        click.echo(json.dumps([_facts(letter) for letter in found], indent=2))
+        click.echo(json.dumps([_facts(*each) for each in found], indent=2))
         return
     if not found:
-        click.echo("no dead letters wait" if not after else f"no dead letters after {after} wait")
-    for letter in found:
+        click.echo(f"no dead letters after {after} wait" if after.number else "no dead letters wait")
+    for name, letter in found:
         ops = f"{letter.first_op}" if letter.first_op == letter.last_op else f"{letter.first_op} to {letter.last_op}"
         again = f", tried {letter.attempts} times" if letter.attempts > 1 else ""
-        click.echo(f"{letter.id}  {letter.parked_at:%Y-%m-%d %H:%M:%S}  user {letter.sub}, ops {ops}{again}")
+        click.echo(f"{name}  {letter.parked_at:%Y-%m-%d %H:%M:%S}  user {letter.sub}, ops {ops}{again}")
         click.echo(f"    [{letter.code}] {letter.message}{'' if letter.op_id is None else f' (op {letter.op_id})'}")
 
 
 @upload.command(epilog=examples("headwater upload show 12"))
-@click.argument("letter", type=int)
+@click.argument("letter", type=LETTER)
 @config_options
-def show(configs: ConfigSource, letter: int) -> None:
+def show(configs: ConfigSource, letter: Letter) -> None:
     """Show dead letter LETTER with everything that the device sent, as JSON."""
-    found, crud = _with_letters(configs, lambda letters: letters.one(letter))
-    click.echo(json.dumps({**_facts(found), "crud": json.loads(crud)}, indent=2))
+    found, crud = _with_letters(configs, lambda letters: _of(letters, letter).one(letter.number))
+    click.echo(json.dumps({**_facts(letter, found), "crud": json.loads(crud)}, indent=2))
 
 
-@upload.command(epilog=examples("headwater upload retry 12 13", "headwater upload retry --all"))
-@click.argument("letters", type=int, nargs=-1, metavar="LETTER…")
+@upload.command(epilog=examples("headwater upload retry 12 crm:13", "headwater upload retry --all"))
+@click.argument("letters", type=LETTER, nargs=-1, metavar="LETTER…")
 @click.option("--all", "every", is_flag=True, help="Retry all that wait, oldest first.")
 @config_options
-def retry(configs: ConfigSource, letters: tuple[int, ...], every: bool) -> None:
+def retry(configs: ConfigSource, letters: tuple[Letter, ...], every: bool) -> None:
     """Apply dead letters now, each as the user who sent it, with the claims of its token.
 
     They overwrite what was written since, unless the table's conflict policy prevents it. The exit code is 1 when one
@@ -73,15 +100,15 @@ def retry(configs: ConfigSource, letters: tuple[int, ...], every: bool) -> None:
 
 
 @upload.command(epilog=examples("headwater upload discard 12"))
-@click.argument("letters", type=int, nargs=-1, required=True, metavar="LETTER…")
+@click.argument("letters", type=LETTER, nargs=-1, required=True, metavar="LETTER…")
 @config_options
-def discard(configs: ConfigSource, letters: tuple[int, ...]) -> None:
+def discard(configs: ConfigSource, letters: tuple[Letter, ...]) -> None:
     """Give dead letters up, and delete their contents."""
     _with_letters(configs, lambda waiting: _discard(waiting, letters))
 
 
-def _with_letters(configs: ConfigSource, work: Callable[[DeadLetters], Awaitable[Result]]) -> Result:
-    """The result of `work` on the dead letters of the configured source."""
+def _with_letters(configs: ConfigSource, work: Callable[[Letters], Awaitable[Result]]) -> Result:
+    """The result of `work` on the dead letters of each source. The first one's letters have no source in their name."""
     import asyncio
 
     from headwater.source.upload.apply import Uploads
@@ -90,49 +117,79 @@ def _with_letters(configs: ConfigSource, work: Callable[[DeadLetters], Awaitable
     settings = load(configs, warn=False).uploads()
 
     async def run() -> Result:
-        uploads = Uploads(settings)
+        uploads = {name: Uploads(each) for name, each in settings.by_source().items()}
+        letters = {
+            "" if name == settings.login.name else name: DeadLetters(settings.by_source()[name], each)
+            for name, each in uploads.items()
+        }
         try:
-            return await work(DeadLetters(settings, uploads))
+            return await work(letters)
         finally:
-            await uploads.close()
+            for each in uploads.values():
+                await each.close()
 
     return asyncio.run(run())
 
 
-async def _retry(letters: DeadLetters, numbers: Sequence[int] | None) -> int:
+def _of(letters: Letters, letter: Letter) -> DeadLetters:
+    """The letters of that one's source."""
+    if letter.source not in letters:
+        known = ", ".join(f"{name}:…" if name else "numbers" for name in letters)
+        raise click.UsageError(f"no source has the letter {letter}; here are: {known}")
+    return letters[letter.source]
+
+
+async def _listed(letters: Letters, after: Letter, limit: int) -> list[tuple[Letter, DeadLetter]]:
+    """The first so many letters after that one."""
+    found: list[tuple[Letter, DeadLetter]] = []
+    sources = list(letters)
+    if after.number:
+        _of(letters, after)
+        sources = sources[sources.index(after.source) :]
+    for source in sources:
+        beyond = after.number if source == after.source else 0
+        if len(found) < limit:
+            page = await letters[source].waiting(beyond, limit - len(found))
+            found += [(Letter(letter.id, source), letter) for letter in page]
+    return found
+
+
+async def _retry(letters: Letters, named: Sequence[Letter] | None) -> int:
     """Retry these dead letters, or all if None, each by itself. Returns the exit code: 1 when one is refused again."""
     from headwater.source.upload.errors import UploadRefusedError
 
     code = 0
-    async for number in _numbers(letters, numbers):
+    async for letter in _named(letters, named):
         try:
-            await letters.retry(number)
-            click.echo(f"{number}: applied")
+            await _of(letters, letter).retry(letter.number)
+            click.echo(f"{letter}: applied")
         except UploadRefusedError as refusal:
-            click.echo(f"{number}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
+            click.echo(f"{letter}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
             code = 1
     return code
 
 
-async def _numbers(letters: DeadLetters, numbers: Sequence[int] | None) -> AsyncIterator[int]:
-    """These numbers, or those of all that wait if None, a page at a time."""
-    for number in numbers or ():
-        yield number
-    last = 0
-    while numbers is None and (page := await letters.waiting(last)):
-        for letter in page:
-            yield (last := letter.id)
+async def _named(letters: Letters, named: Sequence[Letter] | None) -> AsyncIterator[Letter]:
+    """These, or all that wait if None, a page at a time."""
+    for letter in named or ():
+        yield letter
+    for source in letters if named is None else ():
+        last = 0
+        while page := await letters[source].waiting(last):
+            for each in page:
+                last = each.id
+                yield Letter(last, source)
 
 
-async def _discard(letters: DeadLetters, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        await letters.discard(number)
-        click.echo(f"{number}: discarded")
+async def _discard(letters: Letters, named: Sequence[Letter]) -> None:
+    for letter in named:
+        await _of(letters, letter).discard(letter.number)
+        click.echo(f"{letter}: discarded")
 
 
-def _facts(letter: DeadLetter) -> dict[str, object]:
+def _facts(name: Letter, letter: DeadLetter) -> dict[str, object]:
     return {
-        "id": letter.id,
+        "id": str(name) if name.source else letter.id,
         "parked_at": letter.parked_at.isoformat(),
         "user": letter.sub,
         "client_id": letter.client_id,

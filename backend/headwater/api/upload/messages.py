@@ -43,11 +43,13 @@ class InvalidUploadError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class UploadRequest:
-    """One request: transactions of one device, in order, and the version of its app, if it says one."""
+    """One request: transactions of one device, in order, the version of its app, if it says one, and whether it wants
+    the write checkpoint of what it sends."""
 
     client_id: str
     transactions: tuple[ClientTransaction, ...]
     app_version: str = ""
+    write_checkpoint: bool = False
 
 
 def parse_upload(body: bytes) -> UploadRequest:
@@ -75,7 +77,8 @@ def parse_upload(body: bytes) -> UploadRequest:
         transactions.append(transaction)
     version = document.get("app_version")
     app_version = version[:MAX_APP_VERSION] if isinstance(version, str) and version.isprintable() else ""
-    return UploadRequest(read_client_id(document.get("client_id")), tuple(transactions), app_version)
+    wants_checkpoint = document.get("write_checkpoint") is True
+    return UploadRequest(read_client_id(document.get("client_id")), tuple(transactions), app_version, wants_checkpoint)
 
 
 _SHAPE = "send {client_id, transactions: [{crud: [{op_id, op, type, id, data}]}]}"
@@ -131,6 +134,8 @@ _BY_CODE: Final = {
     "HW_6114": _NOT_ALLOWED,
     "HW_6115": _FROM_A_COPY,
     "HW_6116": _FROM_A_COPY,
+    "HW_6133": "This can't be changed from a device.",
+    "HW_6134": _NOT_ALLOWED,
     WriteTimeoutError.code: "This change is too large to be taken at once.",
 }
 
@@ -163,10 +168,10 @@ def refusal_json(reason: Reason, transaction: ClientTransaction | None = None) -
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def waiting_json(waiting: Waiting) -> dict[str, object]:
-    """A transaction that still waits as a dead letter, as JSON."""
+def waiting_json(name: int | str, waiting: Waiting) -> dict[str, object]:
+    """A transaction that still waits as a dead letter, which has this name, as JSON."""
     return {
-        "dead_letter": waiting.letter,
+        "dead_letter": name,
         "last_op_id": waiting.last_op,
         "parked_at": waiting.parked_at.isoformat(),
         "error": refusal_json(waiting.reason),

@@ -34,11 +34,13 @@ from headwater.api.upload.messages import (
 )
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
-from headwater.source.upload.apply import Outcome, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device
-from headwater.source.upload.errors import UploadRefusedError
-from headwater.source.upload.letters import waiting_of
+from headwater.source.upload.errors import Reason, UploadRefusedError
+from headwater.source.upload.routing import RoutedUploads, letter_name
 from headwater.source.upload.settings import WAIT_SECONDS, UploadSettings
+from headwater.sync.request import write_key
+
+log = logging.getLogger(__name__)
 
 
 class TooManyUploadsError(ApiError):
@@ -117,21 +119,31 @@ class UploadWaitsError(ApiError):
 
 
 class UploadRoute:
-    """Applies the transactions of a request in order, each by itself."""
+    """Applies the transactions of a request in order, each by itself. `checkpoint` creates a write checkpoint of a
+    device's key for these sources."""
 
-    def __init__(self, verifier: Verifier, settings: UploadSettings, refusals: Refusals, parsing: Parsing) -> None:
+    def __init__(
+        self,
+        verifier: Verifier,
+        settings: UploadSettings,
+        refusals: Refusals,
+        parsing: Parsing,
+        checkpoint: Callable[[str, frozenset[str]], Awaitable[int]] | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
         self._verifier = verifier
         self._parsing = parsing
         self._refusals = refusals
         self._settings = settings
-        self._uploads = Uploads(settings)
+        self._uploads = RoutedUploads(settings)
+        connections = settings.max_connections * len(self._uploads.by_source)
         self.unknown_columns = self._uploads.unknown_columns
         self._waiting: TTLCache[bytes, tuple[bytes, _Wait]] = TTLCache(MOST_WAITING, settings.wait_seconds)
-        self._working = asyncio.Semaphore(settings.max_connections)
+        self._working = asyncio.Semaphore(connections)
         self._parsing_large = _Turns(LARGE, 1)
         self._holding_huge = _Turns(HUGE, MOST_HUGE)
         self._limits = UploadLimits(
-            settings.max_connections + settings.max_waiting,
+            connections + settings.max_waiting,
             settings.max_per_user,
             MOST_BODIES * settings.max_body_bytes,
             MOST_BODIES_OF_USER * settings.max_body_bytes,
@@ -154,6 +166,7 @@ class UploadRoute:
             async with self._parsed(request, user.user_id, body) as upload:
                 device = Device(user.user_id, upload.client_id, _claims(user), upload.app_version)
                 answers: list[dict[str, object]] = []
+                sources = frozenset[str]()
                 if (wait := self._awaited(device, upload.transactions)) is not None:
                     return error_response(self._waits(wait), {"transactions": answers})
                 for transaction in upload.transactions:
@@ -163,10 +176,13 @@ class UploadRoute:
                     except AuthError as error:
                         return self._ended(request, error, answers)
                     try:
-                        answers.append(await self._take(device, transaction))
+                        answer, written = await self._take(device, transaction)
                     except UploadWaitsError as error:  # which is counted and logged by its cause
                         return error_response(error, {"transactions": answers})
-        return JSONResponse({"transactions": answers})
+                    answers.append(answer)
+                    sources |= written
+            beside = await self._write_checkpoint(device, sources) if upload.write_checkpoint else {}
+        return JSONResponse({"transactions": answers, **beside})
 
     async def refused(self, request: Request) -> Response:
         """Which transactions of a device still wait as dead letters: nobody has retried or discarded them."""
@@ -175,8 +191,19 @@ class UploadRoute:
         device = Device(user.user_id, read_client_id(request.query_params.get("client_id")), _claims(user))
         with self._limits.room_for(user.user_id):
             async with self._working:
-                waiting = await self._or_later(device, waiting_of(self._uploads, device, MOST_TOLD))
-        return JSONResponse({"refused": [waiting_json(each) for each in waiting]})
+                waiting = await self._or_later(device, self._uploads.waiting(device, MOST_TOLD))
+        named = [waiting_json(letter_name(self._settings, source, each.letter), each) for source, each in waiting]
+        return JSONResponse({"refused": named})
+
+    async def _write_checkpoint(self, device: Device, sources: frozenset[str]) -> dict[str, object]:
+        """The key of the answer with the write checkpoint for these sources. Without one, the device asks for it."""
+        if self._checkpoint is None or not sources:
+            return {}
+        try:
+            return {"write_checkpoint": str(await self._checkpoint(write_key(device.sub, device.client_id), sources))}
+        except HeadwaterError as error:
+            log.warning("an upload was applied, and is answered without its write checkpoint: %s", error)
+            return {}
 
     def _ended(self, request: Request, error: AuthError, answers: Sequence[Mapping[str, object]]) -> Response:
         """The answer to an upload whose token is no longer valid, with what happened to the transactions so far."""
@@ -196,15 +223,18 @@ class UploadRoute:
                 upload = await self._parsing.parsed(user_id, body, parse_upload)
             yield upload
 
-    async def _take(self, device: Device, transaction: ClientTransaction) -> dict[str, object]:
-        """Apply one transaction and return its part of the answer. Raises HW_6103 or UploadWaitsError when the
-        device should send it again."""
-        outcome = await self._or_later(device, self._uploads.take(device, transaction), transaction)
+    async def _take(self, device: Device, transaction: ClientTransaction) -> tuple[dict[str, object], frozenset[str]]:
+        """Apply one transaction and return its part of the answer, and the sources it was written to. Raises HW_6103 or
+        UploadWaitsError when the device should send it again."""
+        routed = await self._or_later(device, self._uploads.take(device, transaction), transaction)
+        outcome = routed.outcome
         answer: dict[str, object] = {"last_op_id": transaction.last_op, "outcome": outcome.taken.value}
-        if outcome.reason is not None:
-            self._refusals.note(outcome.reason.code, device.sub, "upload parked", _facts(device, transaction, outcome))
-            answer |= {"dead_letter": outcome.letter, "error": refusal_json(outcome.reason, transaction)}
-        return answer
+        if outcome.reason is not None and outcome.letter is not None:
+            letter = letter_name(self._settings, routed.source, outcome.letter)
+            facts = _facts(device, transaction, letter, outcome.reason)
+            self._refusals.note(outcome.reason.code, device.sub, "upload parked", facts)
+            answer |= {"dead_letter": letter, "error": refusal_json(outcome.reason, transaction)}
+        return answer, routed.sources
 
     async def _or_later(
         self, device: Device, work: Awaitable[Done], transaction: ClientTransaction | None = None
@@ -283,13 +313,13 @@ def _claims(user: Principal) -> str:
         raise InvalidUploadError(what, "claims", "issue tokens without such numbers") from None
 
 
-def _facts(device: Device, transaction: ClientTransaction, outcome: Outcome) -> dict[str, object]:
+def _facts(device: Device, transaction: ClientTransaction, letter: int | str, reason: Reason) -> dict[str, object]:
     """Fields for the log. None of them contains a value of the row."""
     return {
         "client_id": device.client_id,
-        "dead_letter": outcome.letter,
+        "dead_letter": letter,
         "first_op": transaction.first_op,
         "last_op": transaction.last_op,
-        "op_id": outcome.reason and outcome.reason.op_id,
-        "sqlstate": outcome.reason and (outcome.reason.sqlstate or None),
+        "op_id": reason.op_id,
+        "sqlstate": reason.sqlstate or None,
     }

@@ -5,30 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headwater.config.document import redacted
 from headwater.config.reader import GIVE_ANOTHER, Section
 from headwater.source.connect import SourceSettings
-from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings
+from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings, UploadTarget
 
 _POLICIES = (Conflict.LAST_WRITE_WINS.value, Conflict.REJECT_CHANGED.value)
 _OPERATIONS = tuple(each.value for each in Operation)
 
 
 def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSettings | None:
-    """Read the section; None when it is missing. Adds errors to the findings. Uploads go to the first source."""
+    """Read the section; None when it is missing. Adds errors to the findings."""
     if "upload" not in root:
         return None
     section = root.section("upload")
     role = section.text("role")
     if not role:
         section.error("no role is given to write as", "role", fix=_ADD_ROLE)
-    tables = {name: _table(name, each) for name, each in section.named("tables").items()}
+    tables = {name: _table(name, each, sources) for name, each in section.named("tables").items()}
     if not tables:
         section.error("no table is allowed", "tables", fix="name those that devices may write: tables: {todos: {}}")
+    split = section.choice("across_sources", "refuse", ("refuse", "split")) == "split"
     if not sources:
         return None  # an error that is reported elsewhere
-    settings = section.read(UploadSettings(_login(section, sources[0]), role or "", tables))
+    targets = {name: target for name, (_, target) in tables.items()} if len(sources) > 1 else {}
+
+    def of(source: SourceSettings) -> UploadSettings:
+        own = {name: rule for name, (rule, target) in tables.items() if source.name in target.sources}
+        return UploadSettings(_login(section, source), role or "", own, targets=targets, split=split)
+
+    first = section.read(of(sources[0]))
     section.refuse_unknown()
-    return settings
+    others = []
+    for source in sources[1:]:
+        its = of(source)
+        if its.tables:
+            others.append(replace(first, login=its.login, tables=its.tables))
+    return replace(first, others=tuple(others))
 
 
 _ADD_ROLE = "add one, such as role: app_user, which `headwater source prepare --upload` creates"
@@ -46,8 +59,8 @@ def _login(section: Section, source: SourceSettings) -> SourceSettings:
     return replace(source, user=user, password=password or "")
 
 
-def _table(name: str, section: Section) -> TableRule:
-    schema, _, table = (section.text("table") or name).rpartition(".")
+def _table(name: str, section: Section, sources: Sequence[SourceSettings]) -> tuple[TableRule, UploadTarget]:
+    target, schema, table = _target(name, section, sources)
     policy, function = _conflict(section)
     drop, renamed = _unknown_columns(section)
     rule = section.read(
@@ -65,7 +78,58 @@ def _table(name: str, section: Section) -> TableRule:
         )
     )
     section.refuse_unknown()
-    return rule
+    return rule, target
+
+
+def _target(name: str, section: Section, sources: Sequence[SourceSettings]) -> tuple[UploadTarget, str, str]:
+    """Where a table is: its source or shards, its schema and its name. The source is that of `source`, or else what
+    `table` begins with, or else the one that sync configs mean, too: the only one, or `default`."""
+    key = "table" if "table" in section else ""
+    schema, _, table = (section.text("table") or name).rpartition(".")
+    tags = dict.fromkeys(source.tag for source in sources)
+    wanted = section.text("source")
+    tag, dot, below = schema.partition(".")
+    if wanted is None and tag in tags and (dot or len(sources) > 1):
+        wanted, schema = tag, below
+    if wanted is None:
+        wanted = sources[0].tag if len(tags) == 1 else _DEFAULT
+    names = [source.name for source in sources if wanted in {source.name, source.tag}]
+    if not names and sources:
+        listed = ", ".join(dict.fromkeys([*tags, *(source.name for source in sources)]))
+        if "source" in section:
+            section.error(f"there is no source {redacted(wanted)}", "source", fix=f"name one of: {listed}")
+        else:
+            section.error("does not say which source the table is in", key, fix=f"add `source`, one of: {listed}")
+    return _shards(section, wanted, names), schema, table
+
+
+_DEFAULT = "default"
+
+
+def _shards(section: Section, tag: str, names: Sequence[str]) -> UploadTarget:
+    """What tells the shard of a row, if the table is in several."""
+    if "shard" not in section:
+        if len(names) > 1:
+            what = f"does not say which shard of {redacted(tag)} a row is in"
+            section.error(what, fix="add shard: {claim: …}, a claim of the token, or shard: {column: …}")
+        return UploadTarget(tuple(names))
+    rule = section.section("shard")
+    claim, column = rule.text("claim"), rule.text("column")
+    if (claim is None) == (column is None):
+        rule.error("must name either a claim of the token or a column", fix="write shard: {claim: tenant}")
+    shards = {name.partition("/")[2]: name for name in names}
+    shards.pop("", None)
+    if "map" in rule:
+        given = rule.pairs("map")
+        for value, shard in given.items():
+            if shard not in shards:
+                rule.error(f"{redacted(value)}: there is no shard {redacted(shard)} of {redacted(tag)}", "map")
+        shards = {value: shards[shard] for value, shard in given.items() if shard in shards}
+    rule.refuse_unknown()
+    if len(names) < 2:
+        section.error(f"{redacted(tag)} has no shards to choose among", "shard", fix="remove it")
+    path = tuple((claim or "").split(".")) if claim else ()
+    return UploadTarget(tuple(names), path, column or "", shards)
 
 
 def _operations(section: Section) -> frozenset[Operation]:

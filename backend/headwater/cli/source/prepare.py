@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -38,8 +38,8 @@ def prepare_source(
     if print_sql:
         missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
         hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
-        if uploads is not None:
-            missing = (*missing, *missing_for_uploads(uploads, admin))
+        for each, login in _uploads_of(uploads, admin_uri):
+            missing = (*missing, *missing_for_uploads(each, login))
         if missing or not hints:
             click.echo(sql_block(missing) or "-- nothing is missing")
         if hints:
@@ -53,28 +53,40 @@ def prepare_source(
         if uploads is None:
             raise
         click.echo(f"headwater: {error}", err=True)  # what uploads need does not depend on it
-        _prepare_uploads(uploads, admin)
+        _prepare_uploads(uploads, admin_uri)
         sys.exit(1)
     _print_result(installed.done, (*prepared.warnings, *installed.warnings))
     click.echo(f"ready: {count(len(prepared.tables), 'table')} published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")
-    if uploads is not None and not _prepare_uploads(uploads, admin):
+    if uploads is not None and not _prepare_uploads(uploads, admin_uri):
         sys.exit(1)
 
 
-def _prepare_uploads(uploads: UploadSettings, admin: SourceSettings | None) -> bool:
-    """Create what uploads need, say what was there already, and check each table. Returns whether all can be written.
-    Raises HW_6120, after which nothing was changed."""
-    made = prepare_uploads(uploads, admin)
-    for each in made.there:
-        click.echo(f"there: {each}")
-    findings = check_uploads(uploads)
-    _print_result(made.done, findings)
-    if any(finding.fatal for finding in findings):
-        return False
-    click.echo(f"ready: uploads to {count(len(uploads.tables), 'table')}, written as role {uploads.role}")
-    return True
+def _uploads_of(
+    uploads: UploadSettings | None, admin_uri: str | None
+) -> Iterator[tuple[UploadSettings, SourceSettings | None]]:
+    """The settings of each source that has tables for uploads, and the administrator's login there."""
+    for each in () if uploads is None else uploads.by_source().values():
+        yield each, None if admin_uri is None else with_login(each.login, admin_uri)
+
+
+def _prepare_uploads(uploads: UploadSettings, admin_uri: str | None) -> bool:
+    """Create what uploads need in each source, say what was there already, and check each table. Returns whether all
+    can be written. Raises HW_6120, after which nothing was changed in that source."""
+    fit = True
+    for each, admin in _uploads_of(uploads, admin_uri):
+        made = prepare_uploads(each, admin)
+        for there in made.there:
+            click.echo(f"there: {there}")
+        findings = check_uploads(each)
+        _print_result(made.done, findings)
+        if any(finding.fatal for finding in findings):
+            fit = False
+            continue
+        place = f" of {each.login.name}" if uploads.others else ""
+        click.echo(f"ready: uploads to {count(len(each.tables), 'table')}{place}, written as role {each.role}")
+    return fit
 
 
 def remove_triggers(config: ServiceConfig, *, admin_uri: str | None = None) -> None:

@@ -113,6 +113,7 @@ def _ask(config: ServiceConfig, kept: StoredState | None) -> _Source:
         rules = own_rules(config, quiet=True) if config.sync_config is not None else None
         tables = rules.compiled.plan.tables() if rules is not None else None
         deciding = rules.compiled.plan.deciding() if rules is not None else ()
+    uploads = None if config.upload is None else config.upload.by_source().get(settings.name)
     try:
         with connect(settings, application_name="headwater status") as conn, source_errors(settings):
             log_end = ask_log_end(conn)
@@ -121,7 +122,7 @@ def _ask(config: ServiceConfig, kept: StoredState | None) -> _Source:
                 *source_findings(conn, settings, tables, deciding),
                 *slot_findings(conn, name, slot),
                 *store_findings(conn, config, kept),
-                *(check_uploads(config.upload) if config.upload is not None else ()),
+                *(() if uploads is None else check_uploads(uploads)),
             ]
             return _Source(settings.address, None, slot, log_end, triggers_on(conn), tuple(findings))
     except HeadwaterError as error:
@@ -176,7 +177,11 @@ def hasty(config: ServiceConfig) -> ServiceConfig:
             silence_seconds=min(source.silence_seconds, 4.0 * _ANSWER_SECONDS),
         )
 
-    upload = config.upload and replace(config.upload, login=soon(config.upload.login))
+    upload = config.upload and replace(
+        config.upload,
+        login=soon(config.upload.login),
+        others=tuple(replace(each, login=soon(each.login)) for each in config.upload.others),
+    )
     return replace(config, sources=tuple(map(soon, config.sources)), upload=upload)
 
 

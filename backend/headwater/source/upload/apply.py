@@ -35,6 +35,7 @@ from headwater.source.upload.policies import apply_writes, naming, rule_for
 from headwater.source.upload.settings import UploadConnections, UploadSettings, become, begin
 from headwater.source.upload.shape import TableShape, read_shapes
 from headwater.source.upload.statements import shown, unknown_names
+from headwater.source.upload.targets import raise_unless_here
 
 ATTEMPTS = 4
 """How often a transaction is tried that fails with a deadlock or serialization failure, before UploadRetryError is
@@ -289,6 +290,7 @@ async def write_all(
     for entry in entries:
         with naming(entry.op_id):
             write = read_write(entry)
+            raise_unless_here(settings, device, entry)
             ruled.append((write, rule_for(settings.tables, write)))
     shapes = await read_shapes(conn, [rule for _, rule in ruled])
     writes = [(shapes[rule], write) for write, rule in ruled]

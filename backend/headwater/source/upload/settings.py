@@ -74,12 +74,27 @@ class TableRule:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadTarget:
+    """Where the rows of a client's table are written: to the only one of `sources`, by name, or to that one which
+    `shards` has for a value: of a claim of the token, given as the path to it, or of a column of the row."""
+
+    sources: tuple[str, ...]
+    claim: tuple[str, ...] = ()
+    column: str = ""
+    shards: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class UploadSettings:
     """Settings of uploads. `login` connects and keeps the records; each transaction then switches to `role` to write.
     `tables` has the rules by the client's name of a table. Timeouts are in seconds, limits are per process. At least
     the last `window` ops of a device, and all of the last `keep_days` days, are remembered, until the device has sent
     nothing for `forget_days`. For a device that waits until somebody mends something, the source is not asked again
-    within `wait_seconds`."""
+    within `wait_seconds`.
+
+    All this is of the first source. With several, `targets` has where each of the client's tables goes, `others` are
+    the settings of the other sources, which have tables of their own, and `split` allows a transaction of several
+    sources."""
 
     login: SourceSettings
     role: str
@@ -99,6 +114,13 @@ class UploadSettings:
     window: int = 10_000
     park_after_hours: Annotated[int, Meta(ge=0, le=24 * 3650)] = 24
     wait_seconds: int = WAIT_SECONDS
+    targets: Mapping[str, UploadTarget] = field(default_factory=dict)
+    others: tuple[UploadSettings, ...] = ()
+    split: bool = False
+
+    def by_source(self) -> Mapping[str, UploadSettings]:
+        """The settings of each source that has tables, by its name."""
+        return {each.login.name: each for each in (self, *self.others) if each.tables} or {self.login.name: self}
 
 
 IDLE_SECONDS = 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -35,7 +36,8 @@ def streams(store: MemoryStore, start_endpoint: StartEndpoint) -> dict[str, list
     """The errors of each stream, as the first line says."""
     with start_endpoint(store, sources=("default", "crm")).stream("u1") as stream:
         stream.completed()
-        (line,) = (line["checkpoint"] for line in stream.client.lines if "checkpoint" in line)
+        lines = cast("list[dict[str, Any]]", stream.client.lines)
+        (line,) = (line["checkpoint"] for line in lines if "checkpoint" in line)
         return {each["name"]: each["errors"] for each in line["streams"]}
 
 

@@ -1,0 +1,327 @@
+"""Uploads to several databases: each table has its own, and a transaction is of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres
+from headwater.oplog.lsn import Lsn
+from headwater.source.connect import SourceSettings
+from headwater.source.upload.apply import Uploads as UploadsOfSource
+from headwater.source.upload.errors import UploadRefusedError
+from headwater.source.upload.letters import DeadLetters
+from headwater.source.upload.prepare import check_uploads, prepare_uploads
+from headwater.source.upload.settings import UploadSettings
+from tests.support.fix_api import Endpoint, make_token
+from tests.support.fix_postgres import Connection, SourceDb
+from tests.support.fix_upload import NOTES, Device, Uploads, delete, patch, put
+from tests.support.memory_store import MemoryStore
+from tests.support.read_uploads import read_uploads
+
+DEALS = """
+create table deals (id text primary key, owner text not null, title text check (title <> ''), tenant text);
+alter table deals enable row level security;
+create policy mine on deals using (owner = current_setting('request.jwt.claims', true)::json ->> 'sub');
+"""
+LEDGER = "select count(*) from headwater_upload.taken"
+
+
+@pytest.fixture
+def crm_db(
+    source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection, upload_role: str
+) -> Iterator[SourceDb]:
+    """A second database of the same server, gone before the role is."""
+    maintenance.execute(f"create database {source_db.name}_crm")  # type: ignore[call-overload]
+    database = SourceDb(postgres, f"{source_db.name}_crm")
+    try:
+        yield database
+    finally:
+        database.drop(maintenance)
+
+
+@dataclass
+class TwoSources:
+    """Notes in the default database, deals in another."""
+
+    notes: SourceDb
+    deals: SourceDb
+    role: str
+    start: Callable[..., Endpoint]
+    store: MemoryStore
+
+    def __post_init__(self) -> None:
+        self.notes.execute(NOTES)
+        self.deals.execute(DEALS)
+
+    @property
+    def sources(self) -> tuple[SourceSettings, ...]:
+        return self.notes.settings(), self.deals.settings(tag="crm")
+
+    def settings(self, sources: tuple[SourceSettings, ...] = (), **upload: Any) -> UploadSettings:
+        given = {"role": self.role, "tables": {"notes": {}, "deals": {"table": "crm.deals"}}, **upload}
+        made, errors = read_uploads(given, sources or self.sources)
+        assert made is not None, errors
+        for each in made.by_source().values():
+            prepare_uploads(each)
+        return waits_never(made)
+
+    def uploads(self, settings: UploadSettings | None = None, **upload: Any) -> Uploads:
+        made = settings or self.settings(**upload)
+        names = ("default", "crm")
+        endpoint = self.start(self.store, upload=made, sources=names)
+        endpoint.head.lsns = {name: Lsn(20) for name in names}
+        return Uploads(self.notes, made, endpoint, make_token)
+
+    def found(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """The titles in both databases."""
+        return (
+            self.notes.fetch("select id, title from notes order by id"),
+            self.deals.fetch("select id, title from deals order by id"),
+        )
+
+
+def waits_never(settings: UploadSettings) -> UploadSettings:
+    others = tuple(replace(each, wait_seconds=0) for each in settings.others)
+    return replace(settings, wait_seconds=0, others=others)
+
+
+@pytest.fixture
+def two(
+    source_db: SourceDb,
+    crm_db: SourceDb,
+    upload_role: str,
+    start_endpoint: Callable[..., Endpoint],
+    memory_store: MemoryStore,
+) -> TwoSources:
+    return TwoSources(source_db, crm_db, upload_role, start_endpoint, memory_store)
+
+
+def note(number: str, **more: object) -> dict[str, Any]:
+    return put("notes", number, owner="ann", title="note", **more)
+
+
+def deal(number: str, **more: object) -> dict[str, Any]:
+    return put("deals", number, **{"owner": "ann", "title": "deal", **more})
+
+
+def test_each_table_is_written_in_its_source(two: TwoSources) -> None:
+    device = two.uploads().device()
+    device.applied(note("1"), note("2"))
+    device.applied(deal("1"))
+    device.applied(patch("deals", "1", title="won"), deal("2"))
+    device.applied(delete("notes", "2"))
+    assert two.found() == ([("1", "note")], [("1", "won"), ("2", "deal")])
+    assert (two.notes.fetch(LEDGER), two.deals.fetch(LEDGER)) == ([(2,)], [(2,)])
+
+
+def test_sent_again_changes_nothing(two: TwoSources) -> None:
+    device = two.uploads().device()
+    sent = [device.transaction(note("1")), device.transaction(deal("1")), device.transaction(note("2"))]
+    assert [each["outcome"] for each in device.answers(*sent)] == ["applied"] * 3
+    assert [each["outcome"] for each in device.answers(*sent)] == ["already_applied"] * 3
+
+
+def test_transaction_of_two_sources_is_refused_whole(two: TwoSources) -> None:
+    device = two.uploads().device()
+    sent = device.transaction(note("1"), deal("1"), note("2"))
+    (answer,) = device.answers(sent)
+    error = answer["error"]
+    assert (answer["outcome"], error["code"], error["op_id"], error["type"]) == ("parked", "HW_6133", 2, "deals")
+    assert "default and crm" in error["description"]
+    assert two.found() == ([], [])
+    assert device.answers(sent) == [answer], "whoever sends it again gets the same answer"
+    device.applied(deal("3"))
+    assert two.found() == ([], [("3", "deal")]), "the queue goes on"
+
+
+def test_split_applies_each_part_once(two: TwoSources) -> None:
+    device = two.uploads(across_sources="split").device()
+    sent = device.transaction(note("1"), deal("1"), note("2"))
+    assert [each["outcome"] for each in device.answers(sent)] == ["applied"]
+    assert [each["outcome"] for each in device.answers(sent)] == ["already_applied"]
+    assert two.found() == ([("1", "note"), ("2", "note")], [("1", "deal")])
+
+
+def test_split_parks_only_the_part_that_is_refused(two: TwoSources) -> None:
+    device = two.uploads(across_sources="split").device()
+    sent = device.transaction(note("1"), deal("1", title=""))
+    (answer,) = device.answers(sent)
+    assert (answer["outcome"], answer["error"]["code"], answer["dead_letter"]) == ("parked", "HW_6117", "crm:1")
+    assert two.found() == ([("1", "note")], [])
+    assert device.answers(sent) == [answer]
+
+
+def test_split_goes_on_after_a_source_was_away(two: TwoSources, maintenance: Connection) -> None:
+    device = two.uploads(across_sources="split").device()
+    sent = device.transaction(note("1"), deal("1"))
+    with Away(two.deals, maintenance):
+        answer = device.post(sent)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "HW_6103")
+    assert two.found() == ([("1", "note")], []), "the first part is there already"
+    assert [each["outcome"] for each in device.answers(sent)] == ["applied"]
+    assert two.found() == ([("1", "note")], [("1", "deal")])
+    assert two.notes.fetch(LEDGER) == [(1,)]
+
+
+class Away:
+    """A database that takes no connections."""
+
+    def __init__(self, db: SourceDb, maintenance: Connection) -> None:
+        self._name = db.name
+        self._maintenance = maintenance
+
+    def __enter__(self) -> None:
+        self._maintenance.execute(f"alter database {self._name} allow_connections false")  # type: ignore[call-overload]
+        self._maintenance.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = %s and application_name like 'headwater%%'",
+            [self._name],
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._maintenance.execute(f"alter database {self._name} allow_connections true")  # type: ignore[call-overload]
+
+
+def test_source_that_is_down_delays_no_uploads_to_others(two: TwoSources) -> None:
+    settings = two.settings()
+    nowhere = replace(settings.others[0], login=replace(settings.others[0].login, port=1))
+    uploads = two.uploads(replace(settings, others=(nowhere,)))
+    stuck, well = uploads.device("bob"), uploads.device()
+    waits = stuck.transaction(deal("1"))
+    for number in range(20):
+        assert stuck.post(waits).status_code == 503
+        well.applied(note(str(number)))
+
+
+def test_letters_of_two_sources_have_names_of_their_own(two: TwoSources) -> None:
+    uploads = two.uploads()
+    device = uploads.device()
+    first, second = device.send(put("notes", "1", owner="ann", title="")), device.send(deal("1", title=""))
+    assert (first["dead_letter"], second["dead_letter"]) == (1, "crm:1")
+    headers = {"authorization": f"Token {make_token('ann')}"}
+    answer = uploads.endpoint.http.get(f"/upload/refused?client_id={device.client_id}", headers=headers)
+    assert [each["dead_letter"] for each in answer.json()["refused"]] == ["crm:1", 1]
+
+
+async def retried(settings: UploadSettings, letter: int) -> None:
+    uploads = UploadsOfSource(settings)
+    try:
+        await DeadLetters(settings, uploads).retry(letter)
+    finally:
+        await uploads.close()
+
+
+def test_letter_of_two_sources_is_not_applied_by_half(two: TwoSources) -> None:
+    import asyncio
+
+    settings = two.settings()
+    device = two.uploads(settings).device()
+    device.parked(note("1"), deal("1"))
+    with pytest.raises(UploadRefusedError, match="two sources"):
+        asyncio.run(retried(settings, 1))
+    assert two.found() == ([], [])
+
+
+def test_unknown_table_is_refused(two: TwoSources) -> None:
+    device = two.uploads().device()
+    assert device.parked(put("elsewhere", "1", owner="ann"))["code"] == "HW_6110"
+    assert device.parked(deal("1"), put("elsewhere", "1", owner="ann"))["code"] == "HW_6110"
+    assert two.found() == ([], [])
+
+
+def test_write_checkpoint_of_what_was_uploaded(two: TwoSources) -> None:
+    uploads = two.uploads()
+    device = uploads.device()
+
+    def sent(*transactions: dict[str, Any]) -> str:
+        body = {"client_id": device.client_id, "transactions": list(transactions), "write_checkpoint": True}
+        answer: str = uploads.post("ann", body).json()["write_checkpoint"]
+        return answer
+
+    assert "write_checkpoint" not in device.post(device.transaction(note("0"))).json(), "only who asks gets it"
+    assert sent(device.transaction(deal("1"))) == "1"
+    write = two.store.write_checkpoint(f"ann/{device.client_id}")
+    assert write is not None
+    assert write.lsns == {"crm": 20}
+    uploads.endpoint.head.down = {"crm"}
+    assert sent(device.transaction(note("1"))) == "2", "it waits for the source that was written to, and no other"
+    body = {"client_id": device.client_id, "transactions": [device.transaction(deal("2"))], "write_checkpoint": True}
+    answer = uploads.post("ann", body)
+    assert answer.status_code == 200
+    assert "write_checkpoint" not in answer.json(), "the device asks for it itself"
+
+
+@dataclass
+class Shards(TwoSources):
+    """The same table in two databases, by tenant."""
+
+    def __post_init__(self) -> None:
+        for db in (self.notes, self.deals):
+            db.execute(DEALS)
+
+    @property
+    def sources(self) -> tuple[SourceSettings, ...]:
+        return self.notes.settings(tag="crm", shard="eu"), self.deals.settings(tag="crm", shard="us")
+
+    def found(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        query = "select id, title from deals order by id"
+        return self.notes.fetch(query), self.deals.fetch(query)
+
+
+@pytest.fixture
+def shards(
+    source_db: SourceDb,
+    crm_db: SourceDb,
+    upload_role: str,
+    start_endpoint: Callable[..., Endpoint],
+    memory_store: MemoryStore,
+) -> Shards:
+    return Shards(source_db, crm_db, upload_role, start_endpoint, memory_store)
+
+
+def test_claim_tells_the_shard(shards: Shards) -> None:
+    uploads = shards.uploads(tables={"deals": {"source": "crm", "shard": {"claim": "app.region"}}})
+
+    def send(number: int, region: object) -> dict[str, Any]:
+        crud = [{"op_id": number, **deal(str(number))}]
+        body = {"client_id": f"c{region}", "transactions": [{"crud": crud}]}
+        (answer,) = uploads.post("ann", body, app={"region": region}).json()["transactions"]
+        found: dict[str, Any] = answer
+        return found
+
+    assert send(1, "eu")["outcome"] == "applied"
+    assert send(2, "us")["outcome"] == "applied"
+    assert shards.found() == ([("1", "deal")], [("2", "deal")])
+    for region in ("asia", None, 7, ["eu"], True):
+        assert send(3, region)["error"]["code"] == "HW_6134", region
+    assert shards.found() == ([("1", "deal")], [("2", "deal")])
+
+
+def test_column_tells_the_shard(shards: Shards) -> None:
+    rule = {"column": "tenant", "map": {"acme": "eu", "7": "us"}}
+    uploads = shards.uploads(tables={"deals": {"source": "crm", "shard": rule}})
+    device: Device = uploads.device()
+    device.applied(deal("1", tenant="acme"))
+    device.applied(deal("2", tenant=7))
+    device.applied(patch("deals", "1", {"tenant": "acme"}, title="won"))
+    device.applied(delete("deals", "2", {"tenant": "7"}))
+    assert shards.found() == ([("1", "won")], [])
+    assert device.parked(deal("3", tenant="nobody"))["code"] == "HW_6134"
+    assert device.parked(patch("deals", "1", {"tenant": "acme"}, tenant="7"))["code"] == "HW_6134"
+    assert device.parked(deal("3", tenant="acme"), deal("4", tenant="7"))["code"] == "HW_6133"
+    waits = device.post(device.transaction(patch("deals", "1", title="lost")))
+    assert (waits.status_code, waits.json()["error"]["code"]) == (503, "HW_6131")
+    assert shards.found() == ([("1", "won")], [])
+
+
+def test_prepare_and_check_name_what_is_wrong_in_each_source(two: TwoSources, tmp_path: Path) -> None:
+    settings = two.settings()
+    two.deals.execute("drop table deals")
+    checked = {name: check_uploads(each) for name, each in settings.by_source().items()}
+    assert checked["default"] == ()
+    assert "public.deals" in str(checked["crm"][0])

@@ -1,0 +1,123 @@
+"""`upload` with several sources: where each table goes, as the config says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headwater.source.connect import SourceSettings
+from headwater.source.upload.settings import TableRule, UploadSettings, UploadTarget
+from tests.support.read_uploads import read_uploads
+
+
+def source(tag: str, shard: str | None = None) -> SourceSettings:
+    return SourceSettings(f"{tag}.example", "app", "headwater", tag=tag, shard=shard)
+
+
+ONE = (source("default"),)
+TWO = (source("default"), source("crm"))
+GROUP = (source("default"), source("orders", "eu"), source("orders", "us"))
+
+
+def uploads(tables: dict[str, Any], sources: tuple[SourceSettings, ...], **more: Any) -> UploadSettings:
+    found, errors = read_uploads({"role": "app", "tables": tables, **more}, sources)
+    assert found is not None, errors
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sources", "table", "goes", "named"),
+    [
+        (ONE, {}, "default", "public.t"),
+        (ONE, {"table": "shop.t"}, "default", "shop.t"),
+        (ONE, {"table": "default.t"}, "default", "default.t"),
+        (ONE, {"table": "default.shop.t"}, "default", "shop.t"),
+        ((source("crm"),), {}, "crm", "public.t"),
+        (TWO, {}, "default", "public.t"),
+        (TWO, {"table": "shop.t"}, "default", "shop.t"),
+        (TWO, {"table": "crm.t"}, "crm", "public.t"),
+        (TWO, {"table": "crm.shop.t"}, "crm", "shop.t"),
+        (TWO, {"source": "crm"}, "crm", "public.t"),
+        (TWO, {"source": "crm", "table": "shop.t"}, "crm", "shop.t"),
+        (TWO, {"source": "default", "table": "crm.t"}, "default", "crm.t"),
+        (GROUP, {"source": "orders/us"}, "orders/us", "public.t"),
+    ],
+)
+def test_where_a_table_is(sources: tuple[SourceSettings, ...], table: dict[str, Any], goes: str, named: str) -> None:
+    found = uploads({"t": table}, sources).by_source()
+    assert list(found) == [goes]
+    assert [rule.qualified_name for rule in found[goes].tables.values()] == [named]
+    assert found[goes].login.name == goes
+
+
+def test_each_source_has_its_own_tables_and_the_same_limits() -> None:
+    settings = uploads({"a": {}, "b": {"table": "crm.b", "columns": ["x"]}}, TWO, max_connections=3)
+    first, second = settings.by_source().values()
+    assert (first.tables, second.tables) == (
+        {"a": TableRule("public", "a")},
+        {"b": TableRule("public", "b", columns=frozenset("x"))},
+    )
+    assert (first.max_connections, second.max_connections) == (3, 3)
+    assert settings.targets == {"a": UploadTarget(("default",)), "b": UploadTarget(("crm",))}
+    assert second.targets == settings.targets
+
+
+def test_shards_by_claim_and_by_column() -> None:
+    shards = ("orders/eu", "orders/us")
+    settings = uploads(
+        {
+            "a": {"source": "orders", "shard": {"claim": "app.region"}},
+            "b": {"table": "orders.b", "shard": {"column": "tenant", "map": {"acme": "us", "7": "eu"}}},
+        },
+        GROUP,
+    )
+    assert settings.targets == {
+        "a": UploadTarget(shards, ("app", "region"), "", {"eu": "orders/eu", "us": "orders/us"}),
+        "b": UploadTarget(shards, (), "tenant", {"acme": "orders/us", "7": "orders/eu"}),
+    }
+    assert list(settings.by_source()) == list(shards)
+
+
+def test_login_of_uploads_is_that_of_each_source() -> None:
+    settings = uploads({"a": {}, "b": {"source": "crm"}}, TWO, username="writer", password="hush")
+    assert [each.login.user for each in settings.by_source().values()] == ["writer", "writer"]
+    assert [each.login.host for each in settings.by_source().values()] == ["default.example", "crm.example"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "table", "said"),
+    [
+        (TWO, {"source": "nowhere"}, "there is no source nowhere; name one of: default, crm"),
+        (TWO, {"table": "nowhere.shop.t"}, None),
+        ((source("a"), source("b")), {}, "which source the table is in; add `source`"),
+        (GROUP, {"source": "orders"}, "which shard of orders a row is in; add shard: {claim"),
+        (GROUP, {"source": "orders", "shard": {}}, "either a claim"),
+        (
+            GROUP,
+            {"source": "orders", "shard": {"claim": "a", "column": "b"}},
+            "either a claim",
+        ),
+        (
+            GROUP,
+            {"source": "orders", "shard": {"claim": "a", "map": {"x": "asia"}}},
+            "no shard asia of orders",
+        ),
+        (GROUP, {"source": "orders", "shard": {"claim": "a", "of": 1}}, "unknown key"),
+        (GROUP, {"source": "orders/eu", "shard": {"claim": "a"}}, "no shards to choose among"),
+        (TWO, {"shard": {"claim": "a"}}, "no shards to choose among"),
+    ],
+)
+def test_mistakes(sources: tuple[SourceSettings, ...], table: dict[str, Any], said: str | None) -> None:
+    _, errors = read_uploads({"role": "app", "tables": {"t": table}}, sources)
+    if said is None:  # a schema with a dot in its name
+        assert errors == []
+    else:
+        assert said in "\n".join(errors)
+
+
+def test_across_sources() -> None:
+    assert not uploads({"t": {}}, TWO).split
+    assert uploads({"t": {}}, TWO, across_sources="split").split
+    _, errors = read_uploads({"role": "app", "tables": {"t": {}}, "across_sources": "maybe"}, TWO)
+    assert "refuse, split" in "\n".join(errors)
