@@ -63,6 +63,7 @@ class RowFunction(Enum):
     TABLE_NAME = "\x00table_name"
     TABLE_SUFFIX = "\x00table_suffix"
     SCHEMA = "\x00schema"
+    SOURCE = "\x00source"
 
 
 _ELEMENT = re.compile("\x00(value|key):([0-9]+)")

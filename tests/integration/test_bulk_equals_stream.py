@@ -229,7 +229,7 @@ class Place:
         (stored,) = self.store.tables(TAG)
         ranges = self.store.place_ranges(stored.id, 3).ranges
         job = ReprocessJob(
-            tag=TAG,
+            source_name=TAG,
             tables=(ReprocessTable(stored, tuple(ranges), 3),),
             plan=without(plan, definitions_of(plan).keys() & complete.keys()),
             types=TypeCatalog(),

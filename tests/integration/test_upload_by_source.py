@@ -36,7 +36,7 @@ def crm_db(
     source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection, upload_role: str
 ) -> Iterator[SourceDb]:
     """A second database of the same server, gone before the role is."""
-    maintenance.execute(f"create database {source_db.name}_crm")  # type: ignore[call-overload]
+    maintenance.execute(f"create database {source_db.name}_crm")
     database = SourceDb(postgres, f"{source_db.name}_crm")
     try:
         yield database
@@ -176,7 +176,7 @@ class Away:
         self._maintenance = maintenance
 
     def __enter__(self) -> None:
-        self._maintenance.execute(f"alter database {self._name} allow_connections false")  # type: ignore[call-overload]
+        self._maintenance.execute(f"alter database {self._name} allow_connections false")
         self._maintenance.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where datname = %s and application_name like 'headwater%%'",
@@ -184,7 +184,7 @@ class Away:
         )
 
     def __exit__(self, *_: object) -> None:
-        self._maintenance.execute(f"alter database {self._name} allow_connections true")  # type: ignore[call-overload]
+        self._maintenance.execute(f"alter database {self._name} allow_connections true")
 
 
 def test_source_that_is_down_delays_no_uploads_to_others(two: TwoSources) -> None:

@@ -87,7 +87,7 @@ def distinct(plans: Sequence[SyncPlan]) -> tuple[SyncPlan, ...]:
 
 def bind(
     plans: Sequence[SyncPlan],
-    tag: str,
+    source: str,
     relation: Relation,
     types: TypeCatalog,
     table_id: int,
@@ -101,7 +101,7 @@ def bind(
     parts: list[_Part] = []
     buckets: list[BucketDefinition] = []
     for plan in plans:
-        program = bind_table(plan, tag, relation.schema, relation.name, columns)
+        program = bind_table(plan, source, relation.schema, relation.name, columns)
         if program is not None:
             parts.append(_Part(program, row_converter(relation.columns, types, plan.options), len(buckets), plan))
         buckets += plan.buckets
@@ -150,7 +150,7 @@ def oversized_ops_of(table: str, row_id: str, memberships: str) -> list[str]:
 
 def bind_layouts(
     plans: Sequence[SyncPlan],
-    tag: str,
+    source: str,
     layouts: Sequence[Relation],
     types: TypeCatalog,
     table_id: int,
@@ -159,7 +159,7 @@ def bind_layouts(
     sharded: bool = False,
 ) -> list[BoundTable | None]:
     """`bind` for each layout of a table."""
-    return [bind(plans, tag, layout, types, table_id, keys, sharded=sharded) for layout in layouts]
+    return [bind(plans, source, layout, types, table_id, keys, sharded=sharded) for layout in layouts]
 
 
 def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:

@@ -99,7 +99,7 @@ class ReprocessJob(BulkJob):
     """Evaluate current rows by a plan that has only incomplete row sides, and write the results as pages of additions.
     `batch_bytes` is about how many bytes of rows are read at once, or are in a page."""
 
-    tag: str
+    source_name: str
     tables: tuple[ReprocessTable, ...]
     plan: SyncPlan
     batch_bytes: int
@@ -111,7 +111,7 @@ class RekeyJob(BulkJob):
     that the last layout gives them. The plans are for lookups. `batch_bytes` is about how many bytes of rows are read
     at once."""
 
-    tag: str
+    source_name: str
     stored: StoredTable
     target: int
     ranges: tuple[tuple[int, int], ...]
@@ -191,7 +191,7 @@ class VerifyJob(BulkJob):
     """Verify that the lookups of these tables are what the plans give, and with `buckets` that the ops of every bucket
     are sound and add up to its rows. `tables` then has all tables of the store."""
 
-    tag: str
+    source_name: str
     tables: tuple[VerifyTable, ...]
     plans: tuple[SyncPlan, ...]
     buckets: bool = True

@@ -127,7 +127,7 @@ class CurrentRows:
         return self._layouts(plan, table).source_row(row)
 
     def _layouts(self, plan: SyncPlan, table: StoredTable) -> _Layouts:
-        return _Layouts(plan, self.source.tag, table, self._types_of(table))
+        return _Layouts(plan, self.source.name, table, self._types_of(table))
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
         """The types of a table's columns; those defined in the source are loaded from it."""

@@ -79,7 +79,7 @@ class StoreRows:
     def rows(self, job: CompareJob) -> Iterator[list[ComparedRow]]:
         layouts = self.table.layouts
         keyed = RowIdentity.of(self.table.relation).kind is IdentityKind.KEY
-        bounds = bind_layouts(job.plans, job.source.tag, layouts, job.types, self.table.id, job.keys)
+        bounds = bind_layouts(job.plans, job.source.name, layouts, job.types, self.table.id, job.keys)
         for batch in open_store(job.store).read_rows(self.table.id, self.first, self.end, job.source.batch_bytes):
             found: list[ComparedRow] = []
             for _, row in batch:

@@ -61,7 +61,7 @@ class RekeyTask:
     def run(self, job: RekeyJob, number: int, attempt: str) -> StagedPart:
         keys = _Keys(job, Counter(self.copies.before))
         relation, plans = job.stored.relation, distinct(job.plans)
-        bound = bind(plans, job.tag, relation, job.types, job.target, job.keys)
+        bound = bind(plans, job.source_name, relation, job.types, job.target, job.keys)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
             open_store(job.store).open_part(job.target, number, attempt) as part,

@@ -32,7 +32,7 @@ class ReprocessTask:
     end: int
 
     def run(self, job: ReprocessJob, number: int, attempt: str) -> StagedPart:
-        bound = bind([job.plan], job.tag, self.stored.relation, job.types, self.stored.id, job.keys)
+        bound = bind([job.plan], job.source_name, self.stored.relation, job.types, self.stored.id, job.keys)
         with (
             TaskProgress(job.directory, number, attempt) as progress,
             open_store(job.store).open_part(self.stored.id, number, attempt) as part,

@@ -113,7 +113,7 @@ class CountTask:
 class _Worker:
     def __init__(self, job: SnapshotJob, partition: Partition, copies: CountedCopies) -> None:
         relation, name = partition.table.relation, partition.table.qualified_name
-        bound = bind([job.plan], job.source.tag, relation, job.types, partition.table_id, job.keys)
+        bound = bind([job.plan], job.source.name, relation, job.types, partition.table_id, job.keys)
         if bound is None:
             raise PartitionError("the rules do not use this table", name)
         self._transform = bound.transform

@@ -130,7 +130,7 @@ class LookupCheck:
     @classmethod
     def of(cls, job: VerifyJob, stored: StoredTable) -> LookupCheck | None:
         """None when the rules have no lookup over the table."""
-        bound = bind(job.plans, job.tag, stored.relation, job.types, stored.id, job.keys)
+        bound = bind(job.plans, job.source_name, stored.relation, job.types, stored.id, job.keys)
         if bound is None or not bound.has_lookups:
             return None
         return cls(stored, bound, frozenset(lookup.name for plan in job.plans for lookup in plan.lookups))

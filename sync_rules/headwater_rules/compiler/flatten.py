@@ -114,7 +114,7 @@ class _Select:
             return
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier | exp.Anonymous):
             raise unsupported("only tables and subqueries can stand in FROM", node)
-        self._scalars.only(node, frozenset({"this", "db", "alias", "joins"}))
+        self._scalars.only(node, frozenset({"this", "db", "catalog", "alias", "joins"}))
         if isinstance(node.this, exp.Anonymous):
             self._from_each(node, node.this, name, columns or [])
         elif self._cte(node) is not None:

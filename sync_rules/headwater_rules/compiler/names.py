@@ -112,8 +112,12 @@ class Context:
         """The source table that a name in FROM refers to."""
         alias = node.args.get("alias")
         schema = identifier(node.args["db"]) if node.args.get("db") else self.default_schema
-        tag, dot, rest = schema.partition(".")
-        pattern = TablePattern(tag if dot else "default", rest if dot else schema, identifier(node.this))
+        if node.args.get("catalog"):
+            tag = identifier(node.args["catalog"])
+        else:
+            tag, dot, rest = schema.partition(".")  # "tag.schema".table, as other services write it
+            tag, schema = (tag, rest) if dot else ("default", schema)
+        pattern = TablePattern(tag, schema, identifier(node.this))
         quoted = bool(alias and alias.this.args.get("quoted"))
         return TableRef(pattern, identifier(alias.this) if alias else None, quoted, node)
 

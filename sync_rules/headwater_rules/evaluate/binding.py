@@ -32,10 +32,11 @@ def _lacking(expr: Expr, columns: Container[str]) -> Iterable[str]:
 
 
 class Layout:
-    """Positions in the tuple that an expression sees: columns, then the row id, then constants."""
+    """Positions in the tuple that an expression sees: columns, then the row id, then constants. `source` is the tag of
+    the table's source, or for a shard `tag/shard`."""
 
-    def __init__(self, tag: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
-        self.tag = tag
+    def __init__(self, source: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
+        self.tag, _, self.shard = source.partition("/")
         self.schema = schema
         self.table = table
         self.columns = columns
@@ -77,6 +78,8 @@ class Layout:
                 return self._constant(self.table)
             case RowFunction.SCHEMA.value:
                 return self._constant(self.schema)
+            case RowFunction.SOURCE.value:
+                return self._constant(self.shard or self.tag)
             case RowFunction.TABLE_SUFFIX.value:
                 wild = pattern.name.endswith("%")
                 return self._constant(self.table[len(pattern.name) - 1 :] if wild else "")

@@ -43,6 +43,7 @@ class TableProgram:
         "_entries",
         "_groups",
         "_lookups",
+        "_shard",
         "closed",
         "definitions",
         "has_lookups",
@@ -70,11 +71,14 @@ class TableProgram:
         self._constants = layout.constants()
         self._groups = run_together(_shared([*self._entries, *self._lookups]))
         only = self._entries[0] if len(self._entries) == 1 and not lookups else None
-        self.plain = None if only is None or self._constants is not None else _plain(only)
+        self._shard = f"{layout.shard}/" if layout.shard else ""
+        self.plain = None if only is None or self._shard or self._constants is not None else _plain(only)
 
     def evaluate(self, values: Sequence[Value], row_id: str) -> RowResult:
         """The result for one row. `values` are in the order of the bound columns; `row_id` is the row's identity. Never
         raises because of values: an entry that fails is left out and described in `errors`."""
+        if self._shard:
+            row_id = self._shard + row_id  # another shard may have the same
         row = tuple(values) if self._constants is None else (*values, row_id, *self._constants)
         puts: list[Put] = []
         lookups: list[LookupEntry] = []
@@ -117,11 +121,12 @@ class PlainEntry:
     columns: Mapping[str, int]
 
 
-def bind_table(plan: SyncPlan, tag: str, schema: str, table: str, columns: Sequence[str]) -> TableProgram | None:
+def bind_table(plan: SyncPlan, source: str, schema: str, table: str, columns: Sequence[str]) -> TableProgram | None:
     """The program for a source table whose rows have `columns`, in that order; None when the config does not read the
-    table. Columns that the config selects and the table lacks are null; a bucket definition or lookup that they decide
-    about gets no row of the table."""
-    layout = Layout(tag, schema, table, tuple(columns))
+    table. `source` is the tag of its source, or for a shard `tag/shard`: `row_id()` begins with the shard then. Columns
+    that the config selects and the table lacks are null; a bucket definition or lookup that they decide about gets no
+    row of the table."""
+    layout = Layout(source, schema, table, tuple(columns))
     if not any(layout.matches(pattern) for pattern in plan.tables()):
         return None
     return TableProgram(plan, layout)

@@ -37,8 +37,8 @@ def test_size_of_a_task(tmp_path: Path) -> None:
         tables = tuple(VerifyTable(number, None, ()) for number in range(count))
         address = SqliteAddress(str(tmp_path))
         job = VerifyJob(
-            tag="default", tables=tables, plans=(), types=TypeCatalog.from_rows([]), keys=StoreKeys(b""), store=address,
-            directory=str(tmp_path),
+            source_name="default", tables=tables, plans=(), types=TypeCatalog.from_rows([]), keys=StoreKeys(b""),
+            store=address, directory=str(tmp_path),
         )  # fmt: skip
         BulkJobs(engine).rows_in_buckets(job, [1], lambda _: None)
     assert engine.sizes[0] == engine.sizes[1]

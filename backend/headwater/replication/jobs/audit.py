@@ -106,7 +106,7 @@ def verify_job(
     with open_store(context.store.address).open_verify() as reader:
         ids = reader.tables() if oids is None else list(stored)
     return VerifyJob(
-        tag=context.tag,
+        source_name=context.name,
         tables=tuple(VerifyTable(table, stored.get(table), _ranges(context, table)) for table in ids),
         plans=tuple(plans) if lookups else (),
         types=types_of(context.connection, list(stored.values())),

@@ -98,7 +98,7 @@ class Deploy(Job):
             return BulkOutcome((), "", 0)
         written = context.stream.recording.watch([table.stored.id for table in tables])
         job = ReprocessJob(
-            tag=context.tag,
+            source_name=context.name,
             tables=tuple(tables),
             plan=without(plan, definitions_of(plan).keys() - missing),
             types=types_of(context.connection, [table.stored for table in tables]),

@@ -62,7 +62,7 @@ class Rekey(Job):
         if not ranges:
             return BulkOutcome((), "", 0)  # the table is empty
         job = RekeyJob(
-            tag=context.tag,
+            source_name=context.name,
             stored=self._table,
             target=target,
             ranges=ranges,

@@ -156,7 +156,7 @@ class LiveContext:
     def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
         *earlier, bound = bind_layouts(
-            self.plans, self.tag, layouts, self.types, table_id, self.keys, sharded=self.sharded
+            self.plans, self.source, layouts, self.types, table_id, self.keys, sharded=self.sharded
         )
         if bound is None:
             return None

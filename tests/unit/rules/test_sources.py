@@ -1,0 +1,81 @@
+"""Tables of several sources in one sync config: how rules name them, and what tells their rows apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater_rules.compiler.compile import compile_config
+from headwater_rules.evaluate.rows import TableProgram, bind_table
+from headwater_rules.plan import TablePattern
+from headwater_rules.versions import definitions_of
+
+
+def tables(query: str) -> tuple[TablePattern, ...]:
+    return compile_config(f"config: {{edition: 3}}\nstreams:\n  all: {{query: {query!r}}}\n").plan.tables()
+
+
+def program(query: str, source: str, *columns: str) -> TableProgram:
+    plan = compile_config(f"config: {{edition: 3}}\nstreams:\n  all: {{query: {query!r}}}\n").plan
+    found = bind_table(plan, source, "public", "todos", columns)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("written", "pattern"),
+    [
+        ("todos", TablePattern("default", "public", "todos")),
+        ("app.todos", TablePattern("default", "app", "todos")),
+        ("west.app.todos", TablePattern("west", "app", "todos")),
+        ("West.App.Todos", TablePattern("west", "app", "todos")),
+        ('"West"."app"."todos"', TablePattern("West", "app", "todos")),
+        ('"west.app".todos', TablePattern("west", "app", "todos")),
+        ('"west".app.todos', TablePattern("west", "app", "todos")),
+        ('"tenant_%".public.todos', TablePattern("tenant_%", "public", "todos")),
+        ('"tenant_%"."%"."to%"', TablePattern("tenant_%", "%", "to%")),
+        ('"a.b"."c.d".todos', TablePattern("a.b", "c.d", "todos")),
+    ],
+)
+def test_table_names(written: str, pattern: TablePattern) -> None:
+    assert tables(f"SELECT * FROM {written}") == (pattern,)
+    assert tables(f"SELECT t.* FROM {written} AS t") == (pattern,)
+
+
+def test_both_ways_of_writing_a_table_are_one_definition() -> None:
+    one, other = (
+        definitions_of(compile_config(f"config: {{edition: 3}}\nstreams: {{a: {{query: '{query}'}}}}").plan)
+        for query in ("SELECT * FROM west.public.todos", 'SELECT * FROM "west.public".todos')
+    )
+    assert one == other
+
+
+def test_no_table_of_another_source_matches() -> None:
+    plan = compile_config("config: {edition: 3}\nstreams: {a: {query: 'SELECT * FROM west.public.todos'}}").plan
+    assert bind_table(plan, "default", "public", "todos", ["id"]) is None
+    assert bind_table(plan, "west", "public", "todos", ["id"]) is not None
+    assert bind_table(plan, "west/one", "public", "todos", ["id"]) is not None
+    assert bind_table(plan, "westend", "public", "todos", ["id"]) is None
+
+
+@pytest.mark.parametrize(("source", "told"), [("default", "default"), ("west", "west"), ("west/one", "one")])
+def test_source_is_the_shard_or_the_tag(source: str, told: str) -> None:
+    query = 'SELECT t.id, t.source() AS origin FROM "%".public.todos t WHERE t.source() = t.owner'
+    puts = program(query, source, "id", "owner").evaluate(["1", told], "1").puts
+    assert [put.data for put in puts] == [f'{{"id":"1","origin":"{told}"}}']
+    assert program(query, source, "id", "owner").evaluate(["1", "nobody"], "1").puts == []
+
+
+def test_source_names_buckets() -> None:
+    query = "SELECT * FROM west.public.todos t WHERE t.source() = subscription.parameter('shard')"
+    (put,) = program(query, "west/one", "id").evaluate(["1"], "1").puts
+    assert put.bucket.endswith('["one"]')
+
+
+@pytest.mark.parametrize(("source", "row_id"), [("west", "7"), ("west/one", "one/7"), ("west/two", "two/7")])
+def test_row_ids_of_shards_differ(source: str, row_id: str) -> None:
+    told = program("SELECT t.row_id() AS id, t.title FROM west.public.todos t", source, "title")
+    assert [put.id for put in told.evaluate(["x"], "7").puts] == [row_id]
+    without_id = program("SELECT t.title FROM west.public.todos t", source, "title")
+    assert [put.id for put in without_id.evaluate(["x"], "7").puts] == [row_id]
+    with_id = program("SELECT t.id, t.title FROM west.public.todos t", source, "id", "title")
+    assert [put.id for put in with_id.evaluate(["a", "x"], "7").puts] == ["a"]
