@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -34,6 +35,8 @@ _READ_SECONDS = 4.0  # the stream is read every two seconds, also when it brings
 
 _CONNECT_SECONDS = 3  # at most, so that metrics are answered in time
 _ASKED_AGAIN_SECONDS = 5.0
+_SILENT_AGAIN_SECONDS = 60.0
+_ASKED_AT_ONCE = 32
 
 
 # what a replicator reports
@@ -358,16 +361,20 @@ def find_staleness(standing: SourceStatus, now: float, seconds: float) -> Stalen
 
 class SourceStatuses:
     """Finds the status of sources for a service: from what their replicators report, and where that is old, from the
-    sources themselves, each asked every few seconds at most. For any thread."""
+    sources themselves, each asked every few seconds at most, and less often while it does not answer. For any
+    thread."""
 
     def __init__(self, reader: StoreReader, sources: Sequence[SourceSettings]) -> None:
         self._reader = reader
         self._sources = sources
-        self._log_ends: dict[str, tuple[float, LogEnd | None]] = {}  # by tag, and when it was asked
+        self._log_ends: dict[str, tuple[float, LogEnd | None]] = {}  # by name, and when it may be asked again
 
     def find(self) -> list[SourceStatus]:
         """The status of each source. Raises errors of the store."""
-        return [self._of(source) for source in self._sources]
+        if len(self._sources) < 2:
+            return [self._of(source) for source in self._sources]
+        with ThreadPoolExecutor(min(len(self._sources), _ASKED_AT_ONCE)) as pool:  # some may not answer for seconds
+            return list(pool.map(self._of, self._sources))
 
     def _of(self, source: SourceSettings) -> SourceStatus:
         heard = self._reader.replicator_status(source.name)
@@ -377,8 +384,8 @@ class SourceStatuses:
         return find_status(source.name, heard, self._log_end(source), time.time())
 
     def _log_end(self, source: SourceSettings) -> LogEnd | None:
-        asked_at, log_end = self._log_ends.get(source.name, (0.0, None))
-        if source.name in self._log_ends and time.monotonic() - asked_at <= _ASKED_AGAIN_SECONDS:
+        again_at, log_end = self._log_ends.get(source.name, (0.0, None))
+        if time.monotonic() < again_at:
             return log_end
         hasty = replace(source, connect_timeout=_CONNECT_SECONDS, silence_seconds=_CONNECT_SECONDS)
         try:
@@ -386,7 +393,9 @@ class SourceStatuses:
                 log_end = ask_log_end(conn)
         except HeadwaterError:
             log_end = None
-        self._log_ends[source.name] = time.monotonic(), log_end
+        several = len(self._sources) > 1  # whoever asks for all must not always wait for one that is down
+        pause = _SILENT_AGAIN_SECONDS if log_end is None and several else _ASKED_AGAIN_SECONDS
+        self._log_ends[source.name] = time.monotonic() + pause, log_end
         return log_end
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import pytest
@@ -15,14 +17,17 @@ from headwater.replication.status import (
     LogEnd,
     ReplicationState,
     ReplicatorHealth,
+    SourceStatuses,
     Trouble,
     find_status,
     from_json,
     to_json,
 )
+from headwater.source.connect import SourceSettings
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.reader import ReplicatorStatus
+from tests.support.memory_store import MemoryStore
 
 NOW = 10_000.0
 WELL = Flow(
@@ -207,3 +212,23 @@ def unfilled(given: object, path: str = "") -> list[str]:
         return []
     empty = [f"{path}{each.name}" for each in fields(given) if getattr(given, each.name) == each.default]
     return empty + [name for each in fields(given) for name in unfilled(getattr(given, each.name), f"{each.name}.")]
+
+
+class FollowedStore(MemoryStore):
+    """Sources that were followed once, by replicators that are gone."""
+
+    def replicator_status(self, tag: str) -> ReplicatorStatus:
+        return ReplicatorStatus(stored=Lsn(5), system_id="one")
+
+
+def test_sources_that_are_silent_are_asked_at_once_and_seldom() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        port = silent.getsockname()[1]
+        sources = [SourceSettings("127.0.0.1", "app", "headwater", port=port, tag=f"s{n}") for n in range(20)]
+        statuses = SourceStatuses(FollowedStore(), sources)
+        began = time.monotonic()
+        assert len(statuses.find()) == 20
+        assert time.monotonic() - began < 15, "not one after the other, each for three seconds"
+        began = time.monotonic()
+        assert [each.state for each in statuses.find()] == [S.STOPPED] * 20
+        assert time.monotonic() - began < 1

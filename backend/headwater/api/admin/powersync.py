@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -15,13 +17,14 @@ from headwater.api.admin.powersync_source import (
     SeenSource,
     StatusMessage,
     TableStatus,
-    look,
+    look_at,
 )
 from headwater.api.admin.powersync_sql import SqlHandler
 from headwater.api.admin.route import (
     DEPLOY_BUSY,
     DEPLOY_CLOSED,
     INVALID_RULES,
+    NOT_FOUND,
     NOTHING_SERVED,
     AdminRoute,
     AdminSettings,
@@ -29,6 +32,7 @@ from headwater.api.admin.route import (
 from headwater.api.admin.rules import SyncConfigRequest
 from headwater.api.admin.versions import compared_rules, deploy, in_state
 from headwater.api.errors import ApiError
+from headwater.errors import HeadwaterError
 from headwater.insight.diff import of_source
 from headwater.oplog.lsn import format_lsn
 from headwater.oplog.op import OpId
@@ -40,6 +44,7 @@ from headwater.source.catalog.schema import (
     read_overview,
     see_schema,
 )
+from headwater.source.connect import SourceSettings
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_store
@@ -82,7 +87,7 @@ class DiagnosticsRequest(Struct, frozen=True):
 
 
 class Diagnostics(Struct, frozen=True):
-    """The source, the active version of the sync config and the one that is being processed."""
+    """The sources, the active version of the sync config and the one that is being processed."""
 
     connections: tuple[ConnectionStatus, ...]
     active_sync_rules: RulesStatus | UnsetType = UNSET
@@ -141,6 +146,12 @@ class ConnectionSlot(Struct, frozen=True):
     id: str
     tag: str
     slot_name: str
+
+
+class ReprocessRequest(Struct, frozen=True):
+    """The connection whose tables to compare; all if none is named."""
+
+    connection_id: str | None = None
 
 
 class Reprocessed(Struct, frozen=True):
@@ -204,6 +215,9 @@ def rule_errors(found: Sequence[RuleError]) -> list[StatusMessage]:
     ]
 
 
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 16
 _BITS = {ValueKind.BLOB: 1, ValueKind.TEXT: 2, ValueKind.JSON: 2, ValueKind.INTEGER: 4, ValueKind.REAL: 8}
 _LATE, _TOO_LATE = 300.0, 900.0
 _EPOCH_2000 = 946_684_800
@@ -218,45 +232,67 @@ class PowerSyncHandler:
         self._standings = SourceStatuses(reader, settings.sources)
 
     def diagnostics(self, request: DiagnosticsRequest) -> Diagnostics:
-        """Report the state of the source, the active sync config and the one that is being processed."""
+        """Report the state of the sources, the active sync config and the one that is being processed."""
         if not self._settings.sources:
             return Diagnostics(())
         with self._settings.store() as store:
-            seen = look(self._settings.source, slot_of(self._settings.source, store))
+            seen = look_at([(source, slot_of(source, store)) for source in self._settings.sources])
             active, next_ = in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING)
             content = request.sync_rules_content
             return Diagnostics(
-                (seen.connection(),),
+                tuple(each.connection() for each in seen),
                 UNSET if active is None else self._status(store, active, seen, content=content),
                 UNSET if next_ is None else self._status(store, next_, seen, content=content),
             )
 
     def schema(self) -> DatabaseSchema:
-        """List the tables of the source that the role has any right to."""
-        schemas = tuple(
-            ConnectionSchema(source.tag, source.tag, tuple(_schemas(read_overview(source))))
-            for source in self._settings.sources
-        )
-        return DatabaseSchema(schemas, "default", "public")
+        """List the tables of the sources that the role has any right to.
+
+        Of several sources, one that does not answer has none."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = tuple(pool.map(self._schema, self._settings.sources))
+        return DatabaseSchema(found, "default", "public")
+
+    def _schema(self, source: SourceSettings) -> ConnectionSchema:
+        try:
+            schemas = tuple(_schemas(read_overview(source)))
+        except HeadwaterError as error:
+            if len(self._settings.sources) == 1:
+                raise
+            _log.warning("the schema lacks the source %s: %s", source.name, error)
+            schemas = ()
+        return ConnectionSchema(source.name, source.tag, schemas)
 
     def validate(self, request: ValidateRulesRequest) -> RulesStatus:
         """Find everything that is wrong with a sync config and the tables that it names. Stores nothing."""
-        seen = look(self._settings.source, "")
+        sources = self._settings.sources or (self._settings.source,)
+        seen = look_at([(source, "") for source in sources])
         try:
             compiled = compile_config(request.sync_rules)
         except SyncConfigError as errors:
             return RulesStatus((), tuple(rule_errors(errors.findings)))
-        tag = self._settings.source.tag
-        tables = seen.statuses(compiled.plan)
         findings, note = self._compared(request.sync_rules)
-        found = [*_of_tables(tables), *rule_errors(findings), *([StatusMessage("warning", note)] if note else [])]
-        connection = ReplicationStatus(tag, tag, "", initial_replication_done=False, tables=tables)
-        return RulesStatus((connection,), tuple(dict.fromkeys(found)))
+        connections = tuple(
+            ReplicationStatus(
+                each.settings.name,
+                each.settings.tag,
+                "",
+                initial_replication_done=False,
+                tables=each.statuses(compiled.plan),
+            )
+            for each in seen
+        )
+        found = [
+            error
+            for each, connection in zip(seen, connections, strict=True)
+            for error in self._named(each.settings, _of_tables(connection.tables))
+        ]
+        found += [*rule_errors(findings), *([StatusMessage("warning", note)] if note else [])]
+        return RulesStatus(connections, tuple(dict.fromkeys(found)))
 
-    def reprocess(self) -> Reprocessed:
-        """Compare all tables with the source, and send devices what differs."""
-        tag = self._settings.source.tag
-        return Reprocessed((ConnectionSlot(tag, tag, self._resync()),))
+    def reprocess(self, request: ReprocessRequest) -> Reprocessed:
+        """Compare all tables with their source, or those of one connection, and send devices what differs."""
+        return Reprocessed(self._resync(request.connection_id))
 
     def deploy(self, request: SyncConfigRequest) -> SlotName:
         """Deploy a sync config. Refused when the service config names one."""
@@ -277,8 +313,8 @@ class PowerSyncHandler:
         return _checked(request.content, see_schema(self._settings.sources).schema)
 
     def resync(self) -> SlotName:
-        """Compare all tables with the source, and send devices what differs."""
-        return SlotName(self._resync())
+        """Compare all tables with their sources, and send devices what differs. Names the slot of the first source."""
+        return SlotName(self._resync()[0].slot_name)
 
     def current(self) -> CurrentResponse:
         """Show the active sync config, and the one that is being processed."""
@@ -294,15 +330,18 @@ class PowerSyncHandler:
         slot, checked = slot_of(self._settings.source, store), structs.asdict(_checked(version.yaml, None))
         return CurrentRulesResponse(slot_name=slot, content=version.yaml, **checked)
 
-    def _resync(self) -> str:
-        """Ask the replicator to compare all tables. Returns the slot. Raises PSYNC_S4104 or PSYNC_S4106."""
+    def _resync(self, connection: str | None = None) -> tuple[ConnectionSlot, ...]:
+        """Ask the replicators to compare all tables, of all sources or of one. Returns their slots. Raises PSYNC_S4104,
+        PSYNC_S4106 or HW_6202."""
+        sources = [self._settings.source_of(connection)] if connection else self._settings.sources
         with self._settings.store() as store:
             if in_state(store, VersionState.PROCESSING) is not None:
                 raise ApiError("Busy processing sync config", fix="wait until it is served", code=DEPLOY_BUSY)
             if in_state(store, VersionState.ACTIVE) is None:
                 raise ApiError("No active sync config", fix="deploy one", code=NOTHING_SERVED)
-            store.submit(RequestKind.RESYNC, self._settings.source.name, '{"tables":[]}')
-            return slot_of(self._settings.source, store)
+            for source in sources or [self._settings.source]:
+                store.submit(RequestKind.RESYNC, source.name, '{"tables":[]}')
+            return tuple(ConnectionSlot(each.name, each.tag, slot_of(each, store)) for each in sources)
 
     def _compared(self, text: str) -> tuple[Sequence[RuleError], str]:
         """The findings in a sync config that compiles, compared with the source's tables, and a note if they can't be
@@ -311,20 +350,33 @@ class PowerSyncHandler:
         found = findings_in(text, seen.schema)
         return [each for each in found if each.code is not RuleCode.NOT_SENT], "" if seen.schema else seen.note
 
-    def _status(self, store: StoreWriter, version: ConfigVersion, seen: SeenSource, *, content: bool) -> RulesStatus:
+    def _status(
+        self, store: StoreWriter, version: ConfigVersion, seen: Sequence[SeenSource], *, content: bool
+    ) -> RulesStatus:
         text = version.yaml if content else UNSET
         try:
             compiled = compile_config(version.yaml)
         except SyncConfigError as error:
             return RulesStatus((), tuple(rule_errors(error.findings)), text)
         active = version.state is VersionState.ACTIVE
-        standing = next(each for each in self._standings.find() if each.source == seen.settings.name)
-        connection = self._connection(store, seen, standing, seen.statuses(compiled.plan), active=active)
-        errors = [*_of_tables(connection.tables), *_of_replication(standing), *rule_errors(compiled.warnings)]
-        errors += rule_errors(of_source(self._compared(version.yaml)[0]))
-        if active:
-            errors += [*_of_budget(connection), *_of_lag(connection)]
-        return RulesStatus((connection,), tuple(dict.fromkeys(errors)), text)
+        standings = {each.source: each for each in self._standings.find()}
+        connections, errors = list[ReplicationStatus](), list[StatusMessage]()
+        for each in seen:
+            standing = standings[each.settings.name]
+            connection = self._connection(store, each, standing, each.statuses(compiled.plan), active=active)
+            connections.append(connection)
+            found = [*_of_tables(connection.tables), *_of_replication(standing)]
+            if active:
+                found += [*_of_budget(connection), *_of_lag(connection)]
+            errors += self._named(each.settings, found)
+        errors += [*rule_errors(compiled.warnings), *rule_errors(of_source(self._compared(version.yaml)[0]))]
+        return RulesStatus(tuple(connections), tuple(dict.fromkeys(errors)), text)
+
+    def _named(self, source: SourceSettings, errors: Sequence[StatusMessage]) -> list[StatusMessage]:
+        """The errors of a source, which is named where there are several."""
+        if len(self._settings.sources) == 1:
+            return list(errors)
+        return [structs.replace(each, message=f"{source.name}: {each.message}") for each in errors]
 
     def _connection(
         self,
@@ -335,13 +387,13 @@ class PowerSyncHandler:
         *,
         active: bool,
     ) -> ReplicationStatus:
-        tag, slot, lag = seen.settings.tag, seen.slot, standing.lag_bytes
-        state, newest = store.source_state(tag), self._reader.newest()
+        source, slot, lag = seen.settings, seen.slot, standing.lag_bytes
+        state, newest = store.source_state(source.name), self._reader.newest()
         return ReplicationStatus(
-            tag,
-            tag,
+            source.name,
+            source.tag,
             slot_of(seen.settings, store),
-            initial_replication_done=active,
+            initial_replication_done=active and state is not None,
             tables=tables,
             last_lsn=UNSET if state is None else format_lsn(state.lsn),
             last_keepalive_ts=UNSET if standing.at is None else iso(standing.at),
@@ -437,7 +489,7 @@ def powersync_routes(settings: AdminSettings, reader: StoreReader) -> Iterator[A
     yield AdminRoute("POST", f"{_ADMIN}/diagnostics", handler.diagnostics)
     yield AdminRoute("POST", f"{_ADMIN}/schema", handler.schema)
     yield AdminRoute("POST", f"{_ADMIN}/validate", handler.validate)
-    yield AdminRoute("POST", f"{_ADMIN}/reprocess", handler.reprocess, again)
+    yield AdminRoute("POST", f"{_ADMIN}/reprocess", handler.reprocess, (*again, NOT_FOUND))
     yield AdminRoute("POST", f"{_ADMIN}/execute-sql", sql.execute)
     yield AdminRoute("POST", f"{_RULES}/deploy", handler.deploy, (DEPLOY_CLOSED, INVALID_RULES), yaml="content")
     yield AdminRoute("POST", f"{_RULES}/validate", handler.check, bare=True, pretty=True, yaml="content")

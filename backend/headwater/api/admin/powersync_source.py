@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import psycopg
@@ -86,7 +87,7 @@ class SeenSource:
         errors = (
             (StatusMessage("fatal", str(self.error)),) if self.error is not None else tuple(map(_err, self.findings))
         )
-        return ConnectionStatus(self.settings.tag, uri, uri, self.error is None, errors)
+        return ConnectionStatus(self.settings.name, uri, uri, self.error is None, errors)
 
     def statuses(self, plan: SyncPlan) -> tuple[TableStatus, ...]:
         """The tables that a plan names."""
@@ -106,6 +107,17 @@ class SeenSource:
             trouble = tuple(map(_err, self.trouble.get(table.oid, ())))
             key = self.keys.get(table.oid, ())
             yield TableStatus(table.schema, table.name, key, data, parameters, trouble, wild)
+
+
+def look_at(sources: Sequence[tuple[SourceSettings, str]]) -> tuple[SeenSource, ...]:
+    """Read these sources, each with the name of its slot, all at once: some may not answer for long."""
+    if not sources:
+        return ()
+    with ThreadPoolExecutor(min(len(sources), _AT_ONCE)) as pool:
+        return tuple(pool.map(lambda each: look(*each), sources))
+
+
+_AT_ONCE = 16
 
 
 def look(settings: SourceSettings, slot: str) -> SeenSource:

@@ -60,13 +60,11 @@ class SqlHandler:
         self._settings = settings
 
     def execute(self, request: SqlRequest) -> SqlResponse:
-        """Run a SELECT on the source, if `debug_api` of its connection allows it."""
-        source = self._settings.source
-        if not source.debug_api:
-            return _failed("SQL querying is not enabled")
-        if request.connection_id not in {None, source.tag}:
-            return _failed(f"there is no connection {request.connection_id}")
+        """Run a SELECT on a source, by default the first, if `debug_api` of its connection allows it."""
         try:
+            source = self._settings.source_of(request.connection_id)
+            if not source.debug_api:
+                return _failed("SQL querying is not enabled")
             with source_errors(source):
                 return SqlResponse(success=True, results=_rows(source, request))
         except HeadwaterError as error:

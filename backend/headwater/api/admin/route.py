@@ -80,6 +80,18 @@ class AdminSettings:
             raise ApiError("no source is configured", fix="add one in replication.connections", code=NOT_FOUND)
         return self.sources[0]
 
+    def source_of(self, connection: str | None) -> SourceSettings:
+        """The source with this name, or with this tag if it is the only one; the first if none is given. Raises
+        HW_6202."""
+        if connection is None:
+            return self.source
+        found = [each for each in self.sources if each.name == connection]
+        found = found or [each for each in self.sources if each.tag == connection]
+        if len(found) != 1:
+            names = ", ".join(each.name for each in self.sources)
+            raise ApiError(f"there is no connection {connection}"[:200], fix=f"name one of: {names}", code=NOT_FOUND)
+        return found[0]
+
 
 PREFIX = "/api"
 """Every path that begins with this is guarded, whether such a route exists or not."""
