@@ -30,7 +30,7 @@ AWAY = replace(NOWHERE, tag="crm")
 @pytest.fixture
 def crm(source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[SourceSettings]:
     """A second database of the same server, which operators may read."""
-    maintenance.execute(f"create database {source_db.name}_crm")  # type: ignore[call-overload]
+    maintenance.execute(f"create database {source_db.name}_crm")
     database = SourceDb(postgres, f"{source_db.name}_crm")
     database.execute("create table deals (id int primary key, title text); insert into deals values (7, 'deal')")
     try:
