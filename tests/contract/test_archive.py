@@ -18,7 +18,7 @@ import zstandard
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.archive import ArchiveHeader, export_store, import_store
-from headwater.storage.contract.archive import ArchivedState, ArchiveError, Row, StoreNotEmptyError
+from headwater.storage.contract.archive import DATASETS, ArchivedState, ArchiveError, Row, StoreNotEmptyError
 from headwater.storage.contract.store import LeaseHeldError, RevokedKind, SealedStoreError, StoreError
 from headwater.storage.open import open_store
 from headwater.storage.postgres.archive import PostgresLoad
@@ -273,7 +273,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "changed checksum": (lambda content: flipped(content, -1), CHANGED),
     "a later format": (
         lambda content: b"headwater-archive 99 99.1" + content[content.index(b"\n") :],
-        r"has format 99, this version reads \d+.*use headwater 99.1",
+        r"has format 99, this version reads formats up to \d+.*use headwater 99.1",
     ),
 }
 
@@ -289,6 +289,21 @@ def test_damaged_archive(archive: Path, new_address: NewAddress, tmp_path: Path)
     with pytest.raises(ArchiveError, match="make sure that the export is finished"):
         import_store(tmp_path / "missing", address, silent)
     import_store(archive, address, silent)
+
+
+def test_archive_of_one_source(
+    filled: WrittenStore, new_address: NewAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions wrote it that knew no other source."""
+    expected, copy = everything(filled.address), tmp_path / "archive"
+    with monkeypatch.context() as before:
+        before.setitem(DATASETS, "definitions", {"name": str, "digest": str, "state": str})
+        before.setattr("headwater.storage.archive.FORMAT", 1)
+        export(filled.address, copy)
+    address = new_address()
+    import_store(copy, address, silent)
+    assert everything(address) == expected
+    assert problems(address) == []
 
 
 def test_incomplete_load_is_no_store(filled: WrittenStore, new_address: NewAddress) -> None:

@@ -29,6 +29,8 @@ from headwater.storage.contract.archive import ArchivedState, ArchiveError, Dump
 from headwater.storage.open import open_store
 
 FORMAT: Final = 2
+_OF_ONE_SOURCE: Final = 1
+"""The format in which bucket definitions did not say of which source they are: there was one."""
 
 ReportRows = Callable[[int, int], None]
 """Is called with the rows done so far, and those of the whole store."""
@@ -170,18 +172,24 @@ def import_store(path: Path, address: StoreAddress, report: ReportRows) -> Archi
     Raises ArchiveError when the archive is not complete, StoreNotEmptyError when there is a store already.
     """
     store = open_store(address)
-    with _opened(path) as file, _content_errors(path):
+    with _opened(path) as (file, found), _content_errors(path):
         store.check_empty()
         _verify(file, path)
         stream = zstandard.ZstdDecompressor().stream_reader(file)
         header = msgspec.msgpack.decode(_payload(stream), type=ArchiveHeader)
         decode = msgspec.msgpack.Decoder(tuple[str, list[tuple[Any, ...]]]).decode
-        done = 0
+        done, unowned = 0, list[tuple[Any, ...]]()
         with store.load() as load:
             report(done, header.rows)
             while payload := _payload(stream):
                 dataset, rows = decode(payload)
-                load.add(dataset, rows)
+                if found == _OF_ONE_SOURCE and dataset == "definitions":
+                    unowned += rows
+                else:
+                    load.add(dataset, rows)
+                if unowned and dataset == "sources":
+                    load.add("definitions", [(rows[0][0], *row) for row in unowned])
+                    unowned = []
                 done += len(rows)
                 report(done, header.rows)
             load.finish(header.state, header.counts)
@@ -189,8 +197,8 @@ def import_store(path: Path, address: StoreAddress, report: ReportRows) -> Archi
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """An archive that this version reads, after its first line."""
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """An archive that this version reads, after its first line, and its format."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -206,13 +214,13 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
                 "the file is no archive of a store", str(path), "name the file that `headwater store export` wrote"
             )
         found, whose = (word.decode(errors="replace") for word in line.groups())
-        if found != str(FORMAT):
+        if found not in (str(_OF_ONE_SOURCE), str(FORMAT)):
             raise ArchiveError(
-                f"the archive has format {found}, this version reads {FORMAT}",
+                f"the archive has format {found}, this version reads formats up to {FORMAT}",
                 str(path),
                 f"use headwater {whose}, which wrote it",
             )
-        yield file
+        yield file, int(found)
 
 
 def _verify(file: BinaryIO, path: Path) -> None:
