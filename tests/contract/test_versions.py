@@ -272,33 +272,6 @@ def test_a_version_waits_for_sources_that_were_followed(new_writer: Callable[...
     assert second.store.complete_definitions("other") == {**SIDES, "lists.3": "d3"}
 
 
-def test_sources_that_share_buckets(new_writer: Callable[..., SourceWriter]) -> None:
-    first = new_writer()
-    first.bootstrap({"1": (A, "x")})
-    second = new_writer(beside=first, source="other")
-    second.bootstrap({"2": (A, "y"), "3": (B, "y")})
-    with closing(open_store(first.address).open_reader()) as reader:
-        assert {row[1] for row in assert_in_step(reader, A).rows} == {"1", "2"}
-        second.store.discard_staged(second.lease)
-        # The first source removes what both have, while the second still follows it
-        while first.store.retire(first.lease, list(SIDES), 1):
-            pass
-        assert first.store.unfinished_definitions(SOURCE) == []
-        assert second.store.unfinished_definitions("other") == list(SIDES)
-        second.write({"4": (B, "z"), "2": None})
-        assert [totals(reader, bucket)[1:] for bucket in (A, B)] == [(0, 0)] * 2, "no bucket of it is made again"
-        while second.store.retire(second.lease, list(SIDES), 1):
-            pass
-        assert second.store.unfinished_definitions("other") == []
-        current = open_store(first.address).find_row(second.table, "4")
-        assert current is not None
-        assert current.members == ""
-        # Now both have it again, from the beginning
-        first.store.begin_definitions(first.lease, SIDES)
-        first.write({"1": (A, "again")})
-        assert {row[1] for row in assert_in_step(reader, A).rows} == {"1"}
-
-
 def test_what_a_source_has_staged_is_its_own(new_writer: Callable[..., SourceWriter]) -> None:
     first = new_writer()
     first.bootstrap({"1": (A, "x")})

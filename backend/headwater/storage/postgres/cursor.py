@@ -21,7 +21,7 @@ from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
-from headwater.storage.sql.cursor import RETIRING, Cursor, Dialect, OpenPart, Row, Value, named
+from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value, named
 
 _LONGEST_ID = 500  # characters; an index entry has to stay below 2,700 bytes
 
@@ -345,10 +345,12 @@ POSTGRES = Dialect(
         from state
     """,
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
-    retire_lookups=f"""
+    retire_lookups="""
         delete from lookups where ctid = any(array(
-            select l.ctid from ({RETIRING}) s join lookups l on left(l.key, 500) >= (s.name || '[') collate "C"
-                and left(l.key, 500) < (s.name || '\\') collate "C" limit ?))
+            select l.ctid from definitions s join lookups l on left(l.key, 500) >= (s.name || '[') collate "C"
+                and left(l.key, 500) < (s.name || '\\') collate "C"
+                join tables t on t.id = l.table_id and t.source = s.source
+            where s.source = ?1 and s.state = 'retiring' limit ?2))
     """,
     strip_members="""
         update rows_{table:d} r set members = coalesce((

@@ -124,7 +124,7 @@ from (
 """
 
 
-_NOT_OF_OTHERS = "definition not in (select name from definitions where source <> ?2)"
+_NOT_OF_OTHERS = "definition not in (select name from definitions where source <> ?2 and state <> 'retired')"
 
 
 def number(db: Cursor, source: str, staged: Sequence[StagedTable], next_op: int) -> int:

@@ -13,6 +13,10 @@ PUT_DEFINITION = (
 REVOCATION = "seq, kind, value, since, until"
 
 
+OF_SOURCES = ("slot", "poison", "sampling", "names of partitioned tables", "told", "retire")
+"""The words with which keys in `meta` begin that belong to a source; its name follows."""
+
+
 def get_meta(db: Cursor, key: str) -> str | None:
     """The text under a key."""
     row = db.one("select value from meta where key = ?", key)
@@ -38,6 +42,16 @@ def is_first(db: Cursor, version: int) -> bool:
     """Whether a version is in processing and none is served yet."""
     found = db.rows("select state = 'processing' from versions where id = ? or state = 'active'", version)
     return [bool(each) for (each,) in found] == [True]
+
+
+def forget_source(db: Cursor, source: str) -> None:
+    """Within a write transaction: delete what is noted of a source, except its lease, for epochs never repeat."""
+    db.execute("delete from definitions where source = ?", source)
+    db.execute("delete from definitions where name not in (select name from definitions where state <> 'retired')")
+    db.execute("delete from requests where source = ?", source)
+    db.execute(f"delete from meta where key {db.dialect.among}", [f"{words} {source}" for words in OF_SOURCES])
+    db.execute("update flushes set source = '', lsn = 0 where source = ?", source)
+    db.execute("delete from sources where tag = ?", source)
 
 
 def set_active(db: Cursor, version: int) -> None:

@@ -125,9 +125,10 @@ class OpenPart:
             raise part_lost("damaged", self.part.path)
 
 
-RETIRING = """
-select name from definitions group by name having sum(case state when 'retiring' then 0 else 1 end) = 0"""
-"""The definitions that are being removed for every source that has them."""
+UNWANTED = """
+select name from definitions group by name
+having sum(case when state in ('retiring', 'retired') then 0 else 1 end) = 0"""
+"""The definitions that no source keeps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,11 +183,6 @@ class Flush(ABC):
             for what, key, name in self._cursor.rows(query, sorted(unknown), sorted(unknown)):
                 held[what][key] = name
         there, moved = held["there"], held["moved"]
-        if unknown - there.keys():
-            # Another source may have begun to remove a definition which this one still follows
-            retiring = "select name from definitions where source = ? and state = 'retiring'"
-            leaving = {name for (name,) in self._cursor.rows(retiring, self._lease.name)}
-            buckets = {name: bucket for name, bucket in buckets.items() if bucket.definition not in leaving}
         taken = self._naming.taken(
             buckets.values(), moved | there, held["retired"], {name: key for key, name in moved.items()}
         )

@@ -133,14 +133,27 @@ def rewind(db: Cursor, tag: str, lsn: Lsn) -> None:
     with db.transaction():
         seq = _lock(db)
         beyond = [write for write in map(_write_checkpoint, db.rows(_SELECT)) if write.lsns.get(tag, lsn) > lsn]
-        if beyond:
-            rewound = [
-                (orjson.dumps({**write.lsns, tag: lsn}).decode(), seq + n, db.dialect.stored_write_key(write.key))
-                for n, write in enumerate(beyond, 1)
-            ]
-            db.execute_many(f"update write_checkpoints set lsns = ?, seq = ? where {_found(db)}", rewound)
-            db.execute("update write_state set seq = ?", seq + len(beyond))
-            db.notify()
+        _move(db, [(write, {**write.lsns, tag: lsn}) for write in beyond], seq)
+
+
+def forget_source(db: Cursor, source: str) -> None:
+    """No write checkpoint waits for the source any more."""
+    with db.transaction():
+        seq = _lock(db)
+        waiting = [write for write in map(_write_checkpoint, db.rows(_SELECT)) if source in write.lsns]
+        _move(db, [(write, {tag: lsn for tag, lsn in write.lsns.items() if tag != source}) for write in waiting], seq)
+
+
+def _move(db: Cursor, moved: Sequence[tuple[WriteCheckpoint, Mapping[str, Lsn]]], seq: int) -> None:
+    """Have write checkpoints wait for other positions."""
+    if moved:
+        rows = [
+            (orjson.dumps(lsns).decode(), seq + n, db.dialect.stored_write_key(write.key))
+            for n, (write, lsns) in enumerate(moved, 1)
+        ]
+        db.execute_many(f"update write_checkpoints set lsns = ?, seq = ? where {_found(db)}", rows)
+        db.execute("update write_state set seq = ?", seq + len(moved))
+        db.notify()
 
 
 def after(db: Cursor, seq: int) -> list[WriteCheckpoint]:

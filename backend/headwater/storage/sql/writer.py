@@ -34,6 +34,7 @@ from headwater.storage.sql.flush import Flush
 _VERSION = "id, yaml, state, origin, created_at, activated_at, stopped_at, note"
 _REQUEST = "id, kind, source, payload, state, progress, result, created_at"
 _REQUESTS_KEPT_SECONDS = 86_400
+_FORGOTTEN_AT_ONCE = 5_000
 
 
 class StoreWriter(ABC):
@@ -188,8 +189,8 @@ class StoreWriter(ABC):
         """Replace all tables of the source by staged ones, in one short transaction: number the segments, clear what
         its buckets held before, and move the source to `state.lsn`. Its bucket `definitions` are complete with it, and
         `version` is served if it is in processing and none is. Clients see all of it at the commit, or nothing. Holds
-        the store's lock for a time in proportion to the number of buckets and segments, not of rows. Buckets that other
-        sources have, too, are not cleared: the source must have no rows in them."""
+        the store's lock for a time in proportion to the number of buckets and segments, not of rows. Only from buckets
+        that other sources have, too, does it remove the former rows one by one."""
         with self._work() as db:
             if not bulk.index_rows(db, lease, tables):
                 raise StoreError("two rows of a bulk job have the same id", str(self.address))
@@ -200,13 +201,15 @@ class StoreWriter(ABC):
                 failpoint("publish.before_segments")
                 bucket_keys.refuse(bulk.taken_staged(db, tables))
                 for table in generations.active(db, state.source):
+                    next_op = retire.leave_shared(db, lease.name, table.id, next_op)
                     generations.drop_generation(db, table.id)
                 ids = [table.id for table in tables]
                 db.execute(f"update tables set state = 'active' where id {db.dialect.among}", ids)
                 next_op = bulk.number(db, lease.name, tables, next_op)
                 generations.set_source(db, state)
                 # All rows are new, and nothing of theirs exists for other definitions
-                db.execute("update definitions set state = 'retiring' where source = ?", lease.name)
+                others = "source = ? and state <> 'retired'"
+                db.execute(f"update definitions set state = 'retiring' where {others}", lease.name)
                 control.complete(db, lease.name, definitions)
                 if control.is_first(db, version):
                     control.set_active(db, version)
@@ -279,6 +282,28 @@ class StoreWriter(ABC):
         """The source's log now ends at `lsn`, before where it once did: no write checkpoint waits for a later LSN."""
         with self._writes() as db:
             write_checkpoints.rewind(db, tag, lsn)
+
+    def forget_source(self, lease: Lease) -> None:
+        """Forget a source none of whose rows is in any bucket: its tables, definitions, requests and notes. Neither a
+        version nor a write checkpoint waits for it any more. After an interruption, it can be called again."""
+        self.discard_staged(lease)
+        with self._work() as db:
+            held = db.rows("select name from definitions where source = ? and state <> 'retired'", lease.name)
+        while self.retire(lease, [name for (name,) in held], _FORGOTTEN_AT_ONCE):
+            pass
+        with self._writes() as db:
+            write_checkpoints.forget_source(db, lease.name)
+        with self._work() as db, db.transaction(lease):
+            ops.lock_state(db)
+            for table in generations.active(db, lease.name):
+                generations.drop_generation(db, table.id)
+            control.forget_source(db, lease.name)
+            db.execute(db.dialect.raise_change_counter)  # a version may have waited for it
+            db.notify()
+            failpoint("forget_source.before_commit")
+        with self._writes() as db:  # those that came meanwhile
+            write_checkpoints.forget_source(db, lease.name)
+        self._sweep()
 
     # versions, requests and revocations: any process may submit them
 
@@ -373,21 +398,22 @@ class StoreWriter(ABC):
 
     def begin_definitions(self, lease: Lease, definitions: Mapping[str, str]) -> None:
         """Record bucket definitions that are about to be built, before anything of them is written."""
+        again = "update set digest = excluded.digest, state = excluded.state where definitions.state = 'retired'"
         with self._work() as db, db.transaction(lease):
             for name, digest in definitions.items():
-                db.execute(f"{control.PUT_DEFINITION} nothing", lease.name, name, digest, "building")
+                db.execute(f"{control.PUT_DEFINITION} {again}", lease.name, name, digest, "building")
 
     def unfinished_definitions(self, source: str) -> list[str]:
         """Names of a source's bucket definitions that are being built or removed, of which the store may hold
         something."""
-        unfinished = "select name from definitions where source = ? and state <> 'complete' order by name"
+        unfinished = "select name from definitions where source = ? and state in ('building', 'retiring') order by name"
         with self._work() as db:
             return [name for (name,) in db.rows(unfinished, source)]
 
     def retire(self, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
-        """Do one step of removing bucket definitions: they stop being complete, their buckets and lookups are deleted,
-        and the source's current rows lose their memberships, at most `limit` rows per call. Returns True while more is
-        left. Other sources lose these definitions, too, and have to do the same for their rows."""
+        """Do one step of removing bucket definitions, which the source must not follow any more: they stop being
+        complete, and the source's rows and lookups leave them, at most `limit` per call. Once no source keeps a
+        definition, its buckets are deleted. Returns True while more is left."""
         with self._work() as db:
             return retire.retire(db, lease, definitions, limit)
 

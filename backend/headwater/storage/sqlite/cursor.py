@@ -18,7 +18,7 @@ from headwater.storage.shared.common import batched
 from headwater.storage.shared.compaction import HOT_BYTES, HOT_OPS
 from headwater.storage.sql import leases
 from headwater.storage.sql.bulk import take_lookups, take_rows
-from headwater.storage.sql.cursor import RETIRING, Cursor, Dialect, OpenPart, Row, Value
+from headwater.storage.sql.cursor import Cursor, Dialect, OpenPart, Row, Value
 from headwater.storage.sqlite.connection import immediate, open_writer, sorting, sqlite_errors
 
 AFTER = """s.bucket = ?1 and s.last_op > ?2
@@ -337,10 +337,12 @@ SQLITE = Dialect(
         from state
     """,
     # A lookup's keys begin with its name and `[`; the backslash sorts right after `[`
-    retire_lookups=f"""
+    retire_lookups="""
         delete from lookups where (key, table_id, row_id, output) in (
             select l.key, l.table_id, l.row_id, l.output
-            from ({RETIRING}) s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\' limit ?)
+            from definitions s join lookups l on l.key >= s.name || '[' and l.key < s.name || '\\'
+                join tables t on t.id = l.table_id and t.source = s.source
+            where s.source = ?1 and s.state = 'retiring' limit ?2)
     """,
     strip_members="""
         update rows_{table:d} set members = coalesce(

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from headwater.storage.address import SqliteAddress
@@ -101,12 +101,11 @@ class SqliteWriter(StoreWriter):
     def _empty_staging(self, lease: Lease) -> None:
         stage = self._directory / "stage"
         shutil.rmtree(stage / _folder_of(lease.name), ignore_errors=True)
+        parts = list(stage.glob("part-*"))  # first: the table of a part is made before it
         others = {str(table) for (table,) in self._db.rows("select id from tables where source <> ?", lease.name)}
-        for part in stage.glob("part-*"):
+        for part in parts:
             if part.name.split("-")[1] not in others:
                 part.unlink(missing_ok=True)
-        with suppress(OSError):  # others use it
-            stage.rmdir()
 
     def report_status(self, lease: Lease, text: str) -> None:
         if self._status is None or self._status.lease != lease:

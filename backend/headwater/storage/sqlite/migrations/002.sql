@@ -1,10 +1,11 @@
 -- Several sources: each has the bucket definitions of its tables, and what its bulk job has staged.
 
+-- `retired`: nothing of the source is left in it, and others still have it.
 create table definitions_by_source (
     source text not null,
     name   text not null,
     digest text not null,
-    state  text not null check (state in ('building', 'complete', 'retiring')),
+    state  text not null check (state in ('building', 'complete', 'retiring', 'retired')),
     primary key (name, source)
 ) strict;
 insert into definitions_by_source
@@ -12,6 +13,7 @@ select coalesce((select min(tag) from sources), (select min(name) from leases), 
 from definitions;
 drop table definitions;
 alter table definitions_by_source rename to definitions;
+delete from meta where key = 'retire';
 
 delete from segment_blobs where id in (select blob from staged_segments);
 drop table staged_segments;
