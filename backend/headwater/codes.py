@@ -117,6 +117,7 @@ CODES = {
     "HW_5002": Code(_RETRY, "The replication messages violate the protocol.", "Nothing, unless it repeats."),
     "HW_5003": Code(_RESYNC, "The source is another cluster than before, or has another history (failover, restore).", "Nothing."),
     "HW_5005": Code(_STOP, "A transaction of the source cannot be applied.", "Correct the cause, or run `headwater source skip --lsn` as the message shows."),
+    "HW_5006": Code(_RETRY, "The source's connection leads to another database, which does not seem to hold the same data. Devices keep what they have.", "Correct `replication.connections`, or run `headwater source move`."),
     "HW_5100": Code(_STOP, "The engine for bulk jobs is not available.", "See the message; the job can be repeated."),
     "HW_5101": Code(_RETRY, "A task could not read its range of a table.", "Check that executors reach the source."),
     "HW_5102": Code(_STOP, "Spark could not be started.", "See the message and Spark's log."),

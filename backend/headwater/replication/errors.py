@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn, format_lsn
 
@@ -52,3 +54,24 @@ class SourceReplacedError(HeadwaterError):
     """The source is not the cluster that we followed, or has another history."""
 
     code = "HW_5003"
+
+
+_NAMED = 3
+
+
+class OtherDataError(HeadwaterError):
+    """The source's connection leads to another database, which does not seem to hold the same data."""
+
+    code = "HW_5006"
+
+    def __init__(self, source: str, where: str, found: Sequence[str]) -> None:
+        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        super().__init__(
+            "the source is another database now, which does not seem to hold the same data: "
+            + "; ".join(found[:_NAMED])
+            + more,
+            where,
+            "nothing is sent to devices until replication.connections is corrected, or "
+            f"`headwater source move {source} --accept-differences` says that it is right",
+        )
+        self.args = (source, where, found)  # what pickle replays

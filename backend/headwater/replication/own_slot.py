@@ -25,6 +25,7 @@ from headwater.source.slot import (
     SystemIdentity,
     claim_slot,
     claims_of_others,
+    database_oid,
     drop_slot,
     drop_unread_slot,
     end_reader,
@@ -48,11 +49,13 @@ _AGAIN_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class SlotNote:
     """What a store noted about its slot. `prefix` is the slot_name_prefix that the name was made with, None if unknown;
-    `taken` says that another service has taken the slot over."""
+    `taken` says that another service has taken the slot over. `database` is the oid of the database that it is in, 0 if
+    unknown."""
 
     name: str = ""
     prefix: str | None = None
     taken: bool = False
+    database: int = 0
 
 
 def slot_note(source: SourceSettings, store: StoreWriter) -> SlotNote:
@@ -99,6 +102,11 @@ class OwnSlot:
     def name(self) -> str:
         """See `slot_of`."""
         return slot_of(self._source, self._store)
+
+    @property
+    def database(self) -> int:
+        """The oid of the database that the slot was made in, 0 if unknown."""
+        return slot_note(self._source, self._store).database
 
     def cluster(self) -> SystemIdentity:
         """The cluster that slots are made in now."""
@@ -147,6 +155,8 @@ class OwnSlot:
         used = bool(claims_of_others(self._conn, name, self._store_id))
         if not used and not note.taken:
             self._claim(name)
+            if not note.database:  # an earlier version did not note it
+                self._write(replace(note, database=database_oid(self._conn)))
             return True
         if not note.taken:
             self._write(replace(note, taken=True))  # it stays theirs even while they are not connected
@@ -162,7 +172,7 @@ class OwnSlot:
             # Of an older configuration, or of the store that ours is a copy of
             drop_unread_slot(self._conn, before.name)
         self._make_room(name, ours=before.name == name and not before.taken)
-        self._write(SlotNote(name, self._source.slot_prefix))
+        self._write(SlotNote(name, self._source.slot_prefix, database=database_oid(self._conn)))
         self._claim(name)
         try:
             return SnapshotKeeper(self._source, name, stop=self._stop)

@@ -1,7 +1,8 @@
 """Reattaches a store to its replication slot, or to a new one when the old one can't be continued.
 
 With a new slot, changes in between are missed. Comparing every table with the source finds them, so after a lost slot,
-a failover, a restore or another cluster in the source's place, devices download only what differs."""
+a failover, a restore or another cluster in the source's place, devices download only what differs. Another database is
+followed only if it seems to hold the same data, or if somebody said so (see `moved_source`)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from dataclasses import replace
 import psycopg
 
 from headwater.oplog.lsn import ZERO, format_lsn
-from headwater.replication.errors import SourceReplacedError
+from headwater.replication.errors import OtherDataError, SourceReplacedError
+from headwater.replication.moved_source import DatabaseIdentity, accepted, doubts, look, renumbered
 from headwater.replication.own_slot import OwnSlot
 from headwater.replication.stream.failed import FailedTransactions
 from headwater.replication.tables.changes import NameBook, distrust
@@ -23,13 +25,14 @@ from headwater.source.slot import (
     SlotError,
     SlotLostError,
     SystemIdentity,
+    database_oid,
     end_of_log,
     end_reader,
     system_identity,
     timeline_ends,
 )
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import Lease, SourceState, StoredTable
+from headwater.storage.contract.store import Lease, Request, RequestState, SourceState, StoredTable
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 
@@ -61,8 +64,12 @@ class SlotResume:
                 if slot_lost:
                     raise self._lost("the slot can't be read any more", state)
             except SlotLostError as error:
+                moved = self._moved(conn, state, identity)
+                requests = self._allowed(conn, plans) if moved else []
                 _log.warning("%s", error)
-                self._replace_slot(conn, state, identity, plans)
+                self._replace_slot(conn, state, identity, plans if moved else None)
+                for request in requests:
+                    self._store.update_request(self._lease, request.id, RequestState.DONE, result="{}")
                 return
             if identity.timeline != state.timeline:
                 self._store.rewind_write_checkpoints(state.source, end_of_log(conn))
@@ -103,9 +110,25 @@ class SlotResume:
             return False
         return ended is not None and state.lsn <= ended
 
+    def _moved(self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity) -> bool:
+        """Whether this is another database than before, as far as that is known. Without a slot, an attempt was killed
+        that may have taken over the oids of another."""
+        other = self._slot.database not in {0, database_oid(conn)}
+        return now.system_id != state.system_id or other or not state.slot
+
+    def _allowed(self, conn: psycopg.Connection, plans: Sequence[SyncPlan]) -> list[Request]:
+        """The requests to follow this database in the former one's place, if there are any. Raises OtherDataError if
+        there is none, and it does not seem to hold the same data."""
+        requests = accepted(self._store, self._source.name, DatabaseIdentity.of(conn))
+        if not requests and (found := doubts(look(conn, self._source, self._store, plans))):
+            raise OtherDataError(self._source.name, self._source.address, found)
+        return requests
+
     def _replace_slot(
-        self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity, plans: Sequence[SyncPlan]
+        self, conn: psycopg.Connection, state: SourceState, now: SystemIdentity, plans: Sequence[SyncPlan] | None
     ) -> None:
+        """Make a new slot, and have all tables compared. With `plans`, it is in another database, of which they decide
+        the tables."""
         lease = self._lease
         published_tables(conn, self._source.publications)  # a slot older than its publication can't be read
         same = (now.system_id, now.timeline) == (state.system_id, state.timeline)
@@ -116,7 +139,7 @@ class SlotResume:
         with self._slot.make() as keeper:
             name, position = keeper.slot, keeper.consistent_point
         stored = self._store.tables(self._source.name)
-        if now.system_id != state.system_id:
+        if plans is not None:
             stored = self._renumber(conn, stored, plans)
         distrust(self._store, lease, stored, ResyncReason(Cause.SLOT_LOST))
         if rewritten or position < state.lsn:
@@ -129,12 +152,10 @@ class SlotResume:
     def _renumber(
         self, conn: psycopg.Connection, stored: list[StoredTable], plans: Sequence[SyncPlan]
     ) -> list[StoredTable]:
-        """Give the stored tables the oids of another cluster, found by name."""
-        found = {(t.relation.schema, t.relation.name): t.relation.oid for t in wanted_tables(conn, self._source, plans)}
-        for table in stored:
-            oid = found.get((table.relation.schema, table.relation.name))
-            if oid is None:
-                self._store.mark_resync(self._lease, [table.id], ResyncReason(Cause.IDS_LOST))
-            elif oid != table.relation.oid:
-                self._store.add_layout(self._lease, table.id, replace(table.relation, oid=oid), "of another cluster")
+        """Give the stored tables, and the types of their columns, the oids of another database, found by name."""
+        there = {(t.relation.schema, t.relation.name): t.relation for t in wanted_tables(conn, self._source, plans)}
+        found = {table.id: table.layouts for table in renumbered(stored, there)}
+        gone = [table.id for table in stored if table.id not in found]
+        self._store.mark_resync(self._lease, gone, ResyncReason(Cause.IDS_LOST))
+        self._store.replace_layouts(self._lease, found, "of another database")
         return self._store.tables(self._source.name)

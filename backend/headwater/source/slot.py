@@ -105,6 +105,12 @@ def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
     return None if row is None else SlotStatus(name, row[0], row[1], row[2], parse_lsn(row[3]))
 
 
+def database_oid(conn: psycopg.Connection) -> int:
+    """The oid of our database, which a copy of it does not have."""
+    ((oid,),) = conn.execute("select oid::int8 from pg_database where datname = current_database()").fetchall()
+    return int(oid)
+
+
 def system_identity(conn: psycopg.Connection) -> SystemIdentity:
     # After a promotion, pg_control_checkpoint() shows the old timeline for some time; a WAL file's name begins with it
     (row,) = conn.execute(

@@ -139,6 +139,7 @@ class JobQueue:
             _log.info("deploying version %d of the sync config", version.id)
             return QueuedJob(Deploy(self._context, version, self._keep_seconds), version=version)
         requests = self._context.store.open_requests(self._context.name)
+        requests = [request for request in requests if request.kind != RequestKind.MOVE]  # those wait
         if requests:
             return self._take_request(requests[0])
         if in_use(self._context.store, self._context.name, self._keep_seconds).obsolete:

@@ -94,6 +94,12 @@ def add_layout(db: Cursor, table: int, relation: Relation, fingerprint: str) -> 
     return StoredTable(table, known.source, layouts, fingerprint, known.resync)
 
 
+def replace_layouts(db: Cursor, table: int, layouts: Sequence[Relation], fingerprint: str) -> None:
+    """Within a write transaction: describe the same rows by other oids."""
+    change = "update tables set layouts = ?, fingerprint = ? where id = ?"
+    db.execute(change, encode_layouts(layouts), fingerprint, table)
+
+
 def active(db: Cursor, source: str) -> list[StoredTable]:
     """The active generations of a source."""
     return _load(db, "source = ? and state = 'active'", source)

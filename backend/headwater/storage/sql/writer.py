@@ -262,6 +262,13 @@ class StoreWriter(ABC):
         with self._work() as db, db.transaction(lease):
             return generations.add_layout(db, table, relation, fingerprint)
 
+    def replace_layouts(self, lease: Lease, layouts: Mapping[int, Sequence[Relation]], fingerprint: str) -> None:
+        """Describe the rows of these tables, by id, by layouts with other oids: as many as before, of the same
+        columns."""
+        with self._work() as db, db.transaction(lease):
+            for table, known in layouts.items():
+                generations.replace_layouts(db, table, known, fingerprint)
+
     def mark_resync(self, lease: Lease, tables: Sequence[int], reason: ResyncReason | None) -> None:
         """Record why tables are being compared with the source; None ends the comparison."""
         with self._work() as db, db.transaction(lease):

@@ -1,0 +1,236 @@
+"""Whether another database holds the data that a source was followed in: after a move, a dump or an upgrade it does.
+After a mistake in the config it does not, and devices would lose all that they have, or get somebody else's rows.
+
+Some rows of the store are looked up in the other database, by their keys. This decides only whether to follow it: then
+every table is compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import orjson
+import psycopg
+from psycopg import sql
+
+from headwater.bulk.bound_table import current_cells
+from headwater.decode.copytext import split_line
+from headwater.decode.wire import DecodeError
+from headwater.oplog.change import Relation
+from headwater.oplog.limits import is_stub
+from headwater.oplog.row_id import IdentityKind, RowIdentity
+from headwater.replication.requests import RequestKind
+from headwater.replication.tables.schema_watch import wanted_tables
+from headwater.source.catalog.published import PublishedTable
+from headwater.source.connect import SourceSettings
+from headwater.source.readiness.finding import Reading, unreadable
+from headwater.source.rows.probe import ProbeBusyError, ProbeFailedError, SourceProbe
+from headwater.source.slot import database_oid, system_identity
+from headwater.storage.contract.parts import CurrentRow
+from headwater.storage.contract.store import Request, StoredTable
+from headwater.storage.open import open_store
+from headwater.storage.sql.writer import StoreWriter
+from headwater_rules.plan import SyncPlan
+
+_log = logging.getLogger(__name__)
+
+SAMPLE = 100
+_PLACES = 5
+_RANGE = 5_000
+_BATCH_BYTES = 1 << 18
+_ENOUGH = 20
+"""So many rows of one table tell something about it alone."""
+_FIRST_OWN = 10_000
+"""Types with a lower oid have the same one in every cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseIdentity:
+    """One database of one cluster. A copy of it is another one."""
+
+    system_id: str
+    oid: int
+
+    @classmethod
+    def of(cls, conn: psycopg.Connection) -> DatabaseIdentity:
+        return cls(system_identity(conn).system_id, database_oid(conn))
+
+    def encoded(self) -> str:
+        """As the payload of a request to follow it."""
+        return orjson.dumps({"system_id": self.system_id, "database": self.oid}).decode()
+
+
+def accepted(store: StoreWriter, source: str, database: DatabaseIdentity) -> list[Request]:
+    """The open requests to follow that database, made by `headwater source move`."""
+    wanted = orjson.loads(database.encoded())
+    requests = store.open_requests(source)
+    return [r for r in requests if r.kind == RequestKind.MOVE and orjson.loads(r.payload or "{}") == wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTable:
+    """How a table of which the store has `rows` rows looks in another database: what keeps it from being followed, or
+    how many of its `sampled` rows are `equal` there, and how many have only other values."""
+
+    name: str
+    rows: int
+    problem: str = ""
+    sampled: int = 0
+    equal: int = 0
+    altered: int = 0
+
+    @property
+    def doubtful(self) -> str:
+        """Why it does not seem to be the same table; empty when it does."""
+        if self.problem:
+            return f"{self.name} {self.problem}"
+        return self.told if self.sampled >= _ENOUGH and 2 * self.equal < self.sampled else ""
+
+    @property
+    def told(self) -> str:
+        """What was found, in words."""
+        if self.problem:
+            return f"{self.name} {self.problem}"
+        lacking = self.sampled - self.equal - self.altered
+        parts = [f"{self.altered} have other values"] * bool(self.altered) + [f"{lacking} are not there"] * bool(
+            lacking
+        )
+        return (
+            f"of {self.sampled} rows of {self.name}, {' and '.join(parts)}" if parts else f"{self.name}: no difference"
+        )
+
+
+def doubts(seen: Sequence[SeenTable]) -> list[str]:
+    """Why the other database does not seem to hold the same data. Empty when it does."""
+    found = [table.doubtful for table in seen if table.doubtful]
+    sampled, equal = sum(table.sampled for table in seen), sum(table.equal for table in seen)
+    if not found and 2 * equal < sampled:
+        found = [table.told for table in seen if table.equal < table.sampled]
+    return found
+
+
+def renumbered(stored: Sequence[StoredTable], there: Mapping[tuple[str, str], Relation]) -> list[StoredTable]:
+    """The stored tables that another database has, by schema and name, with the oids that they and the types of their
+    columns have there."""
+    types: dict[int, int] = {}
+    for table in stored:
+        now = there.get((table.relation.schema, table.relation.name))
+        known = {} if now is None else {column.name: column.type_oid for column in now.columns}
+        for column in table.relation.columns:
+            if min(column.type_oid, known.get(column.name, 0)) >= _FIRST_OWN:
+                types.setdefault(column.type_oid, known[column.name])
+    found = []
+    for table in stored:
+        now = there.get((table.relation.schema, table.relation.name))
+        if now is not None:
+            layouts = tuple(_renumbered(layout, now.oid, types) for layout in table.layouts)
+            found.append(replace(table, layouts=layouts))
+    return found
+
+
+def _renumbered(layout: Relation, oid: int, types: Mapping[int, int]) -> Relation:
+    # A type that no column has any more could by chance have the oid of another one there
+    columns = tuple(
+        column if column.type_oid < _FIRST_OWN else replace(column, type_oid=types.get(column.type_oid, 0))
+        for column in layout.columns
+    )
+    return replace(layout, oid=oid, columns=columns)
+
+
+def look(
+    conn: psycopg.Connection,
+    source: SourceSettings,
+    store: StoreWriter,
+    plans: Sequence[SyncPlan],
+) -> list[SeenTable]:
+    """How the tables that the store has rows of look in the database that `conn` and `source` lead to. Raises
+    PublicationError and KeyNotSentError."""
+    wanted = {(t.relation.schema, t.relation.name): t for t in wanted_tables(conn, source, plans)}
+    stored = store.tables(source.name)
+    there = {table.id: table for table in renumbered(stored, {name: t.relation for name, t in wanted.items()})}
+    barred = unreadable(conn, [Reading.of(table) for table in wanted.values()])
+    probe = SourceProbe(source)
+    seen = []
+    try:
+        for table in stored:
+            places = store.place_ranges(table.id, _RANGE)
+            if not places.rows:
+                continue
+            name = (table.relation.schema, table.relation.name)
+            if (found := wanted.get(name)) is None:
+                seen.append(SeenTable(".".join(name), places.rows, _absence(conn, name)))
+            elif found.relation.oid in barred:
+                problem = "; ".join(finding.what for finding in barred[found.relation.oid])
+                seen.append(SeenTable(".".join(name), places.rows, f"can't be read: {problem}"))
+            elif not found.locked:
+                rows = list(_sampled(store, table.id, places.ranges))
+                seen.append(_compared(conn, probe, there[table.id], found, rows, places.rows))
+    finally:
+        probe.close()
+    return seen
+
+
+def _absence(conn: psycopg.Connection, name: tuple[str, str]) -> str:
+    exists = "select from pg_class c join pg_namespace n on n.oid = relnamespace where (nspname, relname) = (%s, %s)"
+    return "is not there" if conn.execute(exists, name).fetchone() is None else "is not published"
+
+
+def _sampled(store: StoreWriter, table: int, ranges: Sequence[tuple[int, int]]) -> Iterator[CurrentRow]:
+    """Up to SAMPLE rows from several places of a stored table."""
+    step = max(1, len(ranges) // _PLACES)
+    chosen = ranges[::step][:_PLACES]
+    backend = open_store(store.address)
+    for first, end in chosen:
+        batches = backend.read_rows(table, first, end, _BATCH_BYTES)
+        rows = (placed.row for batch in batches for placed in batch)
+        yield from islice(rows, SAMPLE // len(chosen))
+
+
+def _compared(
+    conn: psycopg.Connection,
+    probe: SourceProbe,
+    stored: StoredTable,
+    found: PublishedTable,
+    rows: Sequence[CurrentRow],
+    count: int,
+) -> SeenTable:
+    seen = SeenTable(found.qualified_name, count)
+    identity, now = RowIdentity.of(stored.relation), RowIdentity.of(found.relation)
+    key = [stored.relation.columns[i].name for i in identity.columns]
+    if identity.kind is not IdentityKind.KEY or key != [found.relation.columns[i].name for i in now.columns]:
+        return replace(seen, sampled=len(rows), equal=len(rows) if _has_rows(conn, found) else 0)
+    names = [column.name for column in found.relation.columns]
+    keys = [[row.row_id] if len(key) == 1 else [str(value) for value in orjson.loads(row.row_id)] for row in rows]
+    try:
+        lines = probe.rows(found, keys)
+    except (ProbeBusyError, ProbeFailedError) as error:
+        _log.info("%s is left out: %s", found.qualified_name, error)
+        return seen
+    there = {}
+    for line in lines:
+        cells = split_line(line, len(names))
+        there[now.key(cells)] = dict(zip(names, cells, strict=True))
+    equal = sum(_equal(stored, row, there[row.row_id]) for row in rows if row.row_id in there)
+    altered = sum(row.row_id in there for row in rows) - equal
+    return replace(seen, sampled=len(rows), equal=equal, altered=altered)
+
+
+def _has_rows(conn: psycopg.Connection, table: PublishedTable) -> bool:
+    name = sql.Identifier(table.relation.schema, table.relation.name)
+    ((exists,),) = conn.execute(sql.SQL("select exists (select from {})").format(name)).fetchall()
+    return bool(exists)
+
+
+def _equal(stored: StoredTable, row: CurrentRow, there: Mapping[str, str | None]) -> bool:
+    """Whether a stored row has the same values, in the columns that both have."""
+    if is_stub(row.line):
+        return True
+    try:
+        cells = current_cells(stored.layouts, row)
+    except DecodeError:
+        return False
+    known = zip((column.name for column in stored.relation.columns), cells, strict=True)
+    return all(there[name] == cell for name, cell in known if name in there)

@@ -1,0 +1,270 @@
+"""The source is another cluster than before, as after a move to other hardware, a major upgrade or a dump: devices get
+only what differs, and a cluster that seems to be another app's is not followed until somebody says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
+from headwater.oplog.lsn import Lsn
+from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.moved_source import DatabaseIdentity
+from headwater.replication.requests import RequestKind
+from headwater.source.slot import system_identity
+from headwater.storage.address import PostgresAddress
+from headwater.storage.contract.versions import VersionState
+from headwater.storage.sql.writer import StoreWriter
+from tests.support.changed_source import Device, published_rows, settled
+from tests.support.fix_headwater import Deployment
+from tests.support.fix_postgres import FAST, SourceDb
+from tests.support.sync_configs import auto_streams
+from tests.support.waiting import wait_until
+
+TABLES = ["notes", "keyless", "whole", "moods", "parts", "shrunk", "sums", "pairs"]
+RULES = auto_streams(all=[f"SELECT * FROM {table}" for table in TABLES])
+SHOWN = {f"public.{table}": "true" for table in TABLES}
+
+SCHEMA = """
+create type mood as enum ('sad', 'happy');
+create domain amount as int check (value < 1000);
+create type place as (street text, number amount);
+create table notes (id text primary key, body text, mood mood, size amount, moods mood[], place place);
+create table keyless (id text, mood mood);
+create table whole (id text, mood mood, body text);
+alter table whole replica identity full;
+create table moods (mood mood primary key, id text);
+create table parts (id text primary key, n int) partition by hash (id);
+create table parts_0 partition of parts for values with (modulus 2, remainder 0);
+create table parts_1 partition of parts for values with (modulus 2, remainder 1);
+{shrunk}
+create table sums (id text primary key, n int, twice int generated always as (n * 2) stored);
+create table pairs (a int, b text, id text, primary key (a, b));
+"""
+BEFORE = "create table shrunk (id text primary key, gone int, body text); alter table shrunk drop column gone;"
+AFTER = "create table shrunk (id text primary key, body text);"
+"""As a dump makes it again: its columns have other numbers."""
+ROWS = """
+insert into notes select i::text, 'x' || i, 'sad', i, '{sad,happy}', row('s', i)::place from generate_series(1, 100) i;
+insert into keyless select (i % 30)::text, 'happy' from generate_series(1, 40) i;
+insert into whole select (i % 30)::text, 'happy', repeat('long', 3000) || (i % 30) from generate_series(1, 40) i;
+insert into moods values ('sad', '1'), ('happy', '2');
+insert into parts select i::text, i from generate_series(1, 40) i;
+insert into shrunk select i::text, 'x' from generate_series(1, 40) i;
+insert into sums select i::text, i from generate_series(1, 40) i;
+insert into pairs select i, 'b' || i, i::text from generate_series(1, 40) i;
+"""
+PUBLISH = """
+create publication headwater for table notes, keyless, whole, moods, parts, shrunk, sums, pairs
+  with (publish_via_partition_root)
+"""
+
+
+def schema(shrunk: str) -> str:
+    return SCHEMA.format(shrunk=shrunk)
+
+
+@pytest.fixture
+def old(postgres_with: Callable[..., EmbeddedPostgres]) -> SourceDb:
+    source = SourceDb(postgres_with(), "postgres")
+    source.execute(schema(BEFORE) + ROWS + PUBLISH)
+    return source
+
+
+@pytest.fixture
+def new(postgres_binaries: PostgresBinaries, tmp_path: Path) -> Iterator[SourceDb]:
+    """A server of its own `initdb`, which is another cluster to Postgres, without any table."""
+    with EmbeddedPostgres(tmp_path / "new", postgres_binaries, FAST) as server:
+        source = SourceDb(server, "postgres")
+        source.execute("create table shifts (oids int); create type all_oids as enum ('x')")
+        yield source
+        source.connection.close()
+
+
+@pytest.fixture(params=["embedded", "postgres"])
+def deployment(request: pytest.FixtureRequest, old: SourceDb, bulk: BulkJobs, tmp_path: Path) -> Iterator[Deployment]:
+    """The service on the old cluster, by either store."""
+    storage: PostgresAddress | None = None
+    if request.param == "postgres":
+        storage = request.getfixturevalue("postgres_storage")
+    deployment = Deployment(old, tmp_path / "store", RULES, bulk, storage=storage)
+    yield deployment.start()
+    deployment.close()
+    for source in {id(s): s for s in (old, deployment.source)}.values():
+        source.connection.close()
+
+
+def move(deployment: Deployment, new: SourceDb, *, follows: bool = True) -> None:
+    """The service's connection leads to the new cluster from now on, and nothing else was done."""
+    deployment.stop()
+    deployment.source = new
+    deployment.start(publish=follows)
+
+
+def right(deployment: Deployment, device: Device) -> bool:
+    return settled(deployment) and device.rows() == published_rows(deployment.source, SHOWN)
+
+
+def cluster(source: SourceDb) -> str:
+    return system_identity(source.connection).system_id
+
+
+def refused(deployment: Deployment) -> str:
+    """Wait until the service says that it does not follow the database, and why not."""
+
+    def cause() -> str:
+        found = deployment.health().cause
+        return found.what if found is not None and found.code == "HW_5006" else ""
+
+    wait_until(lambda: bool(cause()), "the refusal")
+    return cause()
+
+
+def accept(deployment: Deployment) -> None:
+    with deployment.store() as store:
+        store.submit(RequestKind.MOVE, "default", DatabaseIdentity.of(deployment.source.connection).encoded())
+
+
+def test_nothing_equal_is_sent(deployment: Deployment, old: SourceDb, new: SourceDb) -> None:
+    assert cluster(old) != cluster(new)
+    device = Device(deployment)
+    assert device.rows() == published_rows(old, SHOWN)
+    before, buckets = deployment.op_count(), deployment.buckets("a").keys()
+    new.execute(schema(AFTER) + ROWS + PUBLISH)
+    move(deployment, new)
+    wait_until(lambda: right(deployment, device), "the new cluster's rows")
+    assert deployment.op_count() == before
+    assert deployment.buckets("a").keys() == buckets
+    new.execute("update notes set body = 'live', mood = 'happy' where id = '7'; delete from whole where id = '7'")
+    new.execute("insert into keyless values ('new', 'sad'); update parts set n = -1 where id = '3'")
+    assert deployment.op_count() == before + 1 + 2 + 1 + 1
+    assert right(deployment, device)
+    assert deployment.kinds().count("snapshot") == 1
+    deployment.close()
+    assert deployment.problems() == []
+
+
+def test_stored_values_keep_their_types(deployment: Deployment, new: SourceDb) -> None:
+    """Rows that were not written again since are shown as before when a deploy evaluates them anew."""
+    new.execute("create domain amount2 as text; create type odd as (a int)")
+    new.execute(schema(AFTER) + ROWS + PUBLISH)
+    move(deployment, new)
+    wait_until(lambda: settled(deployment), "the new cluster's rows")
+    assert (
+        deployment.redeploy(auto_streams(sizes="SELECT id, size, moods, place FROM notes WHERE body != 'y'")).state
+        is VersionState.ACTIVE
+    )
+    shown = deployment.rows("a")["notes", "7"]
+    assert shown == {"id": "7", "size": 7, "moods": '["sad","happy"]', "place": '{"street":"s","number":7}'}
+
+
+OTHER_APP = """
+create table notes (id text primary key, body text);
+create table others (id text primary key);
+insert into notes select i::text, 'of somebody else' from generate_series(1, 100) i;
+create publication headwater for all tables
+"""
+OTHER_TENANT = ROWS.replace("'x' || i", "'y' || i")
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (OTHER_APP, "public.keyless is not there"),
+        (schema(AFTER) + ROWS.replace("(1, 100)", "(201, 300)") + PUBLISH, "of 100 rows of public.notes, 100 are not"),
+        (schema(AFTER) + OTHER_TENANT + PUBLISH, "of 100 rows of public.notes, 100 have other values"),
+        (schema(AFTER) + PUBLISH, "of 100 rows of public.notes, 100 are not there"),
+        (schema(AFTER) + ROWS + PUBLISH.replace("notes, ", ""), "public.notes is not published"),
+    ],
+    ids=["app", "keys", "tenant", "empty", "unpublished"],
+)
+def test_database_of_other_data_is_refused(
+    deployment: Deployment, old: SourceDb, new: SourceDb, made: str, why: str
+) -> None:
+    device, before = Device(deployment), deployment.op_count()
+    shown = device.rows()
+    new.execute(made)
+    move(deployment, new, follows=False)
+    assert why in refused(deployment)
+    assert deployment.op_count_now() == before
+    deployment.stop()
+    deployment.source = old
+    deployment.start()
+    old.execute("update notes set body = 'on' where id = '1'")
+    assert deployment.op_count() == before + 1, "it is followed on where it was left"
+    assert device.rows() == published_rows(old, SHOWN) != shown
+
+
+def test_other_database_of_the_same_cluster_is_refused(deployment: Deployment, old: SourceDb) -> None:
+    device, before = Device(deployment), deployment.op_count()
+    old.execute("create database other")
+    other = SourceDb(old.server, "other")
+    try:
+        other.execute(OTHER_APP)
+        move(deployment, other, follows=False)
+        assert "is not there" in refused(deployment)
+        assert deployment.op_count_now() == before
+        accept(deployment)
+        wait_until(lambda: right(deployment, device), "the other data, once it is said to be right")
+    finally:
+        deployment.close()
+        other.connection.close()
+
+
+def test_accepted_differences_are_sent(deployment: Deployment, new: SourceDb) -> None:
+    device = Device(deployment)
+    buckets, before = deployment.buckets("a").keys(), deployment.op_count()
+    new.execute(schema(AFTER) + OTHER_TENANT + PUBLISH)
+    move(deployment, new, follows=False)
+    refused(deployment)
+    accept(deployment)
+    wait_until(lambda: right(deployment, device), "the rows of the other tenant")
+    assert deployment.op_count() == before + 100, "only what differs"
+    assert deployment.buckets("a").keys() == buckets
+    with deployment.store() as store:
+        assert store.open_requests("default") == []
+
+
+def test_waiting_write_is_acknowledged(deployment: Deployment, new: SourceDb) -> None:
+    """Positions of the old cluster's log say nothing in the new one's, which is shorter."""
+    deployment.source.execute("select pg_switch_wal(); create table filler (id int); select pg_switch_wal()")
+    ((position,),) = deployment.source.fetch("select pg_current_wal_insert_lsn() - '0/0' + 4294967296")
+    deployment.reader.create_write_checkpoint(["user/device"], {"default": Lsn(int(position))})
+    new.execute(schema(AFTER) + ROWS + PUBLISH)
+    move(deployment, new)
+
+    def visible() -> bool:
+        deployment.caught_up()
+        write, newest = deployment.reader.write_checkpoint("user/device"), deployment.reader.newest()
+        assert write is not None
+        assert newest is not None
+        return newest.checkpoint.lsns["default"] >= write.lsns["default"]
+
+    wait_until(visible, "the write to be acknowledged")
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["again", "back"])
+def test_killed_while_it_takes_over(
+    deployment: Deployment, old: SourceDb, new: SourceDb, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the new cluster's oids in the store, and its position not yet: also if somebody then goes back."""
+    device, before = Device(deployment), deployment.op_count()
+    new.execute(schema(AFTER) + ROWS + PUBLISH)
+    replace_layouts = StoreWriter.replace_layouts
+
+    def killed(store: StoreWriter, *arguments: Any) -> None:
+        replace_layouts(store, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "replace_layouts", killed)
+        with pytest.raises(KeyboardInterrupt):
+            move(deployment, new)
+    deployment.stop()
+    deployment.source = old if back else new
+    deployment.start()
+    wait_until(lambda: right(deployment, device), "the rows")
+    assert deployment.op_count() == before
