@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries
+from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, all_binaries
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.moved_source import DatabaseIdentity
@@ -18,9 +18,10 @@ from headwater.source.slot import system_identity
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.sql.writer import StoreWriter
+from tests.integration.standby import upgraded
 from tests.support.changed_source import Device, published_rows, settled
 from tests.support.fix_headwater import Deployment
-from tests.support.fix_postgres import FAST, SourceDb
+from tests.support.fix_postgres import FAST, SourceDb, program_of
 from tests.support.sync_configs import auto_streams
 from tests.support.waiting import wait_until
 
@@ -268,3 +269,36 @@ def test_killed_while_it_takes_over(
     deployment.start()
     wait_until(lambda: right(deployment, device), "the rows")
     assert deployment.op_count() == before
+
+
+def test_pg_upgrade(deployment: Deployment, old: SourceDb, tmp_path: Path) -> None:
+    """Postgres 17 and newer bring the slot along. It is made again: nothing says that it goes on where we read to."""
+    programs = program_of(old.server, "pg_resetwal").parent
+    able = [b for b in all_binaries() if b.major >= old.server.binaries.major and (b.bin_dir / "pg_upgrade").exists()]
+    if not able:
+        pytest.skip("needs pg_upgrade")
+    device, before = Device(deployment), deployment.op_count()
+    deployment.stop_and_let_go()
+    old.connection.close()
+    with upgraded(old.server, programs, tmp_path / "upgraded", max(able, key=lambda b: b.major)) as server:
+        deployment.source = SourceDb(server, "postgres")
+        assert cluster(deployment.source) != deployment_cluster(deployment)
+        brought = int(old.server.binaries.major >= 17)
+        assert deployment.source.fetch("select count(*) from pg_replication_slots") == [(brought,)]
+        deployment.start()
+        wait_until(lambda: right(deployment, device), "the same rows")
+        assert deployment.op_count() == before
+        deployment.source.execute("update notes set body = 'live' where id = '7'")
+        assert deployment.op_count() == before + 1
+        assert right(deployment, device)
+        assert deployment.source.fetch("select count(*) from pg_replication_slots") == [(1,)]
+        deployment.close()
+        deployment.source.connection.close()
+
+
+def deployment_cluster(deployment: Deployment) -> str:
+    """The cluster that the store was followed in."""
+    with deployment.store() as store:
+        state = store.source_state("default")
+    assert state is not None
+    return state.system_id
