@@ -217,6 +217,7 @@ CODES = {
     "HW_8111": Code(_STOP, "The store's directory is not writable.", "Give the service's user the right to write, or set `storage.path`."),
     "HW_8201": Code(_STOP, "The replicator could not do what was requested.", "See the message."),
     "HW_8202": Code(_STOP, "The transaction to skip is not given correctly.", "Copy its LSN from the log or the status."),
+    "HW_8203": Code(_STOP, "There is nothing to move: the source is followed in that database already, or was never followed.", "Name the database to move to with `--to`."),
     "HW_8301": Code(_STOP, "The store has no such bucket.", "See `headwater store stats`."),
     "HW_8401": Code(_STOP, "The value cannot be erased: the source or the store still needs it.", "Delete it in the source first."),
     "HW_8402": Code(_RETRY, "The value is still in the store.", "Run the command again later."),

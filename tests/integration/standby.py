@@ -70,10 +70,10 @@ def upgraded(old: EmbeddedPostgres, programs: Path, directory: Path, binaries: P
             for parent in directory.parents[:4]:
                 parent.chmod(parent.stat().st_mode | 0o055)
         if binaries.major >= 18 > old.binaries.major:  # new clusters have checksums from there on
-            checksums = [binaries.bin_dir / "pg_checksums", "--disable", "-D", new.data_dir]
+            checksums: list[str | Path] = [binaries.bin_dir / "pg_checksums", "--disable", "-D", new.data_dir]
             subprocess.run(checksums, cwd=work, check=True, user=user)
         settings = " ".join(f"-c {name}={value}" for name, value in old.settings.items())
-        command = [binaries.bin_dir / "pg_upgrade", "-b", programs, "-B", binaries.bin_dir]
+        command: list[str | Path] = [binaries.bin_dir / "pg_upgrade", "-b", programs, "-B", binaries.bin_dir]
         command += [
             "-d",
             old.data_dir,

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from headwater.bulk.contract import CompareOutcome
+from headwater.cli.config import load_config
+from headwater.cli.source.move import move as source_move
+from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, all_binaries
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.moved_source import DatabaseIdentity
@@ -302,3 +308,107 @@ def deployment_cluster(deployment: Deployment) -> str:
         state = store.source_state("default")
     assert state is not None
     return state.system_id
+
+
+Move = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def command(deployment: Deployment, bulk: BulkJobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Move:
+    """`headwater source move default …`, by the config of the deployment as it is now: its exit code and output."""
+
+    def run(to: SourceDb | None = None, *, check: bool = False, accept_differences: bool = False) -> tuple[int, str]:
+        store = deployment.address
+        storage = f"{{type: sqlite, path: '{deployment.directory}'}}"
+        if isinstance(store, PostgresAddress):
+            given = conninfo_to_dict(store.conninfo)
+            uri = f"postgresql://postgres@127.0.0.1:{given['port']}/{given['dbname']}"
+            storage = f"{{type: postgresql, uri: '{uri}', sslmode: disable, schema: {store.schema}}}"
+        path = tmp_path / "headwater.yaml"
+        path.write_text(
+            f"replication: {{connections: [{{uri: '{deployment.source.uri}', sslmode: disable}}]}}\n"
+            f"storage: {storage}\nclient_auth: {{supabase_jwt_secret: {'s' * 40}}}\n"
+        )
+        config = load_config(ConfigSource(path=path), {}, tmp_path)
+        capsys.readouterr()
+        address = None if to is None else to.uri
+        code = source_move(config, "default", address, bulk, check=check, accept_differences=accept_differences)
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+def test_move_by_command(deployment: Deployment, old: SourceDb, new: SourceDb, command: Move) -> None:
+    """As an operator does it: ahead of time, again when the data is there, then the config."""
+    device, before = Device(deployment), deployment.op_count()
+    new.execute(schema(AFTER))
+    code, told = command(new, check=True)
+    assert code == 1
+    assert "[PSYNC_S1141]" in told, "the publication is missing"
+    assert 'CREATE PUBLICATION "headwater" FOR TABLE' in told, "the way out is shown"
+    new.execute(PUBLISH)
+    code, told = command(new, check=True)
+    assert code == 1
+    assert "public.notes: 100 of 100 rows differ" in told
+    new.execute(ROWS + "; update notes set body = 'differs' where id = '1'")
+    code, told = command(new, check=True)
+    assert code == 0
+    assert "compared 8 tables of 342 rows: 1 differ" in told
+    assert "1 session of postgres" in told, "somebody is connected to the old one"
+    with deployment.store() as store:
+        assert store.open_requests("default") == [], "a check changes nothing"
+    for _ in range(2):
+        code, told = command(new)
+        assert code == 0
+        assert f"port: {new.server.port}" in told
+        assert "pg_drop_replication_slot('hw_" in told
+    old.execute("update notes set body = 'still followed' where id = '2'")
+    deployment.caught_up()
+    assert device.rows()["notes", "2"]["body"] == "still followed"
+    assert deployment.ask("audit")["state"] == "done", "what is allowed keeps nothing waiting"
+    new.execute("update notes set body = 'still followed' where id = '2'")
+    move(deployment, new)
+    wait_until(lambda: right(deployment, device), "the new cluster's rows")
+    assert deployment.op_count() == before + 2, "one on the old cluster, and the row that differs"
+    with deployment.store() as store:
+        assert store.open_requests("default") == []
+
+
+def test_differences_are_accepted_by_command(deployment: Deployment, new: SourceDb, command: Move) -> None:
+    """The config leads there already, and the service refuses."""
+    device = Device(deployment)
+    new.execute(schema(AFTER) + OTHER_TENANT + PUBLISH)
+    move(deployment, new, follows=False)
+    refused(deployment)
+    code, told = command()
+    assert code == 1
+    assert "not allowed" in told
+    code, told = command(accept_differences=True)
+    assert code == 0
+    wait_until(lambda: right(deployment, device), "the accepted rows")
+
+
+def test_nothing_to_move(old: SourceDb, command: Move) -> None:
+    with pytest.raises(HeadwaterError, match="HW_8203"):
+        command(old)
+
+
+def test_writes_meanwhile_are_no_differences(
+    deployment: Deployment, old: SourceDb, new: SourceDb, command: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new.execute(schema(AFTER) + ROWS + PUBLISH)
+    compare = BulkJobs.compare
+
+    def later(*arguments: Any) -> CompareOutcome:
+        """The rows that differ arrive once they were found."""
+        new.execute("update notes set body = 'a' where id < '2'; insert into parts values ('late', 1)")
+        found = compare(*arguments)
+        old.execute("update notes set body = 'a' where id < '2'; insert into parts values ('late', 1)")
+        deployment.caught_up()
+        return found
+
+    monkeypatch.setattr(BulkJobs, "compare", later)
+    code, told = command(new, check=True)
+    assert code == 0
+    assert "none differ" in told

@@ -183,20 +183,26 @@ def _refuse_alike(section: Section, source: SourceSettings, other: SourceSetting
 
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     """The source with the login of the URI, and its host, port and database where it gives them. Raises ConfigError."""
+    found, address = _at(settings, uri, "--admin-uri")
+    if not address.user:
+        issue = ConfigIssue("has no user", "uri", fix="write postgresql://user:password@host/database")
+        raise ConfigError("--admin-uri", [issue])
+    return replace(found, user=address.user, password=address.password)
+
+
+def moved_to(settings: SourceSettings, uri: str) -> SourceSettings:
+    """The source at the host of the URI, with its port, database and login where it gives them. Raises ConfigError."""
+    found, address = _at(settings, uri, "--to")
+    return found if not address.user else replace(found, user=address.user, password=address.password)
+
+
+def _at(settings: SourceSettings, uri: str, option: str) -> tuple[SourceSettings, UriParts]:
     findings = ConfigFindings()
     address = read_uri(Section({"uri": ConfigNode(uri, None)}, "", None, findings))
-    if address is not None and not address.user:
-        findings.errors.append(ConfigIssue("has no user", "uri", fix="write postgresql://user:password@host/database"))
     if address is None or findings.errors:
-        raise ConfigError("--admin-uri", findings.errors)
-    return replace(
-        settings,
-        host=address.host or settings.host,
-        port=address.port or settings.port,
-        database=address.database or settings.database,
-        user=address.user,
-        password=address.password,
-    )
+        raise ConfigError(option, findings.errors)
+    host, port = address.host or settings.host, address.port or settings.port
+    return replace(settings, host=host, port=port, database=address.database or settings.database), address
 
 
 def source_of(uri: str, *, password: str = "", sslmode: str | None = None, cacert: str | None = None) -> SourceSettings:

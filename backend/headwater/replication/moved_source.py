@@ -202,20 +202,44 @@ def _compared(
     key = [stored.relation.columns[i].name for i in identity.columns]
     if identity.kind is not IdentityKind.KEY or key != [found.relation.columns[i].name for i in now.columns]:
         return replace(seen, sampled=len(rows), equal=len(rows) if _has_rows(conn, found) else 0)
-    names = [column.name for column in found.relation.columns]
-    keys = [[row.row_id] if len(key) == 1 else [str(value) for value in orjson.loads(row.row_id)] for row in rows]
     try:
-        lines = probe.rows(found, keys)
+        there = _rows_there(probe, stored, found, [row.row_id for row in rows])
     except (ProbeBusyError, ProbeFailedError) as error:
         _log.info("%s is left out: %s", found.qualified_name, error)
         return seen
-    there = {}
-    for line in lines:
-        cells = split_line(line, len(names))
-        there[now.key(cells)] = dict(zip(names, cells, strict=True))
     equal = sum(_equal(stored, row, there[row.row_id]) for row in rows if row.row_id in there)
     altered = sum(row.row_id in there for row in rows) - equal
     return replace(seen, sampled=len(rows), equal=equal, altered=altered)
+
+
+def differing(
+    source: SourceSettings, store: StoreWriter, stored: StoredTable, found: PublishedTable, row_ids: Sequence[str]
+) -> int:
+    """How many of these rows of a table with a key differ now. `stored` has the oids of the other database."""
+    backend, probe = open_store(store.address), SourceProbe(source)
+    try:
+        rows = {row_id: backend.find_row(stored.id, row_id) for row_id in row_ids}
+        there = _rows_there(probe, stored, found, row_ids) if row_ids else {}
+    finally:
+        probe.close()
+    return sum(
+        row_id in there if row is None else row_id not in there or not _equal(stored, row, there[row_id])
+        for row_id, row in rows.items()
+    )
+
+
+def _rows_there(
+    probe: SourceProbe, stored: StoredTable, found: PublishedTable, row_ids: Sequence[str]
+) -> dict[str, dict[str, str | None]]:
+    """The values of those rows that the database has, by row id and column."""
+    single = len(RowIdentity.of(stored.relation).columns) == 1
+    keys = [[row_id] if single else [str(value) for value in orjson.loads(row_id)] for row_id in row_ids]
+    identity, names = RowIdentity.of(found.relation), [column.name for column in found.relation.columns]
+    there = {}
+    for line in probe.rows(found, keys):
+        cells = split_line(line, len(names))
+        there[identity.key(cells)] = dict(zip(names, cells, strict=True))
+    return there
 
 
 def _has_rows(conn: psycopg.Connection, table: PublishedTable) -> bool:

@@ -116,3 +116,35 @@ def skip_(configs: ConfigSource, lsn: str) -> None:
     from headwater.cli.source.requests import skip
 
     skip(load(configs), lsn)
+
+
+@source.command("move", epilog=examples(
+    "headwater source move default --to postgresql://headwater:secret@new.example.com/app --check",
+    "headwater source move default --to postgresql://headwater:secret@new.example.com/app",
+    "headwater source move default --accept-differences   # the config has the new address already",
+))  # fmt: skip
+@click.argument("name", metavar="NAME")
+@config_options
+@click.option("--to", "uri", envvar="HEADWATER_MOVE_TO", metavar="URI",
+              help="The database to move to; without it, the one that the config has.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Only check and compare.")
+@click.option("--accept-differences", is_flag=True, help="Allow it though much differs, or tables are missing.")
+def move_(configs: ConfigSource, name: str, uri: str | None, check: bool, accept_differences: bool) -> None:
+    """Check whether a source can be followed in another database, and allow that.
+
+    Checks rights and settings there, compares every table with what the service has, and tells who is still connected
+    to the former database. It changes neither database. The service follows the new one once the config has its
+    address. Safe to repeat. The exit code is 1 when it is not allowed.
+    """
+    from headwater.cli.source.move import move
+    from headwater.pipeline.jobs import BulkJobs
+    from headwater.pipeline.spark.engine import SparkEngine
+    from headwater.pipeline.spark.session import Spark
+
+    config = load(configs)
+    spark = Spark(config.spark)
+    try:
+        code = move(config, name, uri, BulkJobs(SparkEngine(spark)), check=check, accept_differences=accept_differences)
+    finally:
+        spark.stop()
+    sys.exit(code)
