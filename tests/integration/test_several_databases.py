@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import psycopg
 
+from tests.support.command import Outcome, headwater
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
 from tests.support.fix_service import client_auth, connection_to, free_port, token_for
@@ -124,3 +126,34 @@ def test_slots_of_two_sources_differ(new_source_db: Callable[[], SourceDb], laun
     with psycopg.connect(source.dsn) as conn:
         slots = conn.execute("select count(*) from pg_replication_slots where database = current_database()").fetchone()
     assert slots == (2,)
+
+
+def test_commands_of_several_sources(new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path) -> None:
+    first, second = with_tables(new_source_db(), ORDERS), with_tables(new_source_db(), PRODUCTS)
+    config = several(tmp_path, first, second)
+    path = tmp_path / "several.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    running = launch("serve", config)
+    running.wait_ready(int(str(config["port"])))
+    wait_until(lambda: len(rows_at(config)) == 2, "the rows of both")
+
+    def told(*arguments: str) -> Outcome:
+        return headwater(*arguments, "--config", str(path))
+
+    status = told("source", "status", "--json")
+    assert status.code == 0, status.err
+    assert [each["source"] for each in json.loads(status.out)["sources"]] == ["default", "catalogue"]
+    alone = told("source", "status", "--json", "--source", "catalogue")
+    assert [table["table"] for table in json.loads(alone.out)["tables"]] == ["public.products"]
+    doctor = told("doctor")
+    assert "catalogue: settings, rights, slots, replica identities and publication are as needed" in doctor.out
+    unnamed = told("source", "resync", "products")
+    assert unnamed.code == 1
+    assert "several sources are configured (--source); choose one of: default, catalogue" in unnamed.err
+    assert told("source", "resync", "products", "--source", "catalogue").code == 0
+    audit = told("audit")
+    assert audit.code == 0, audit.out + audit.err
+    assert audit.out.count("no row differs") == 2
+    prepared = told("source", "prepare", "--no-triggers")
+    assert prepared.code == 0, prepared.err
+    assert "source catalogue" in prepared.out

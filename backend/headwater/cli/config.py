@@ -126,16 +126,24 @@ class ServiceConfig:
     warnings: tuple[str, ...] = ()
 
     def source(self) -> SourceSettings:
-        """The source. Raises ConfigError when none is configured."""
+        """The only source. Raises ConfigError when none is configured, or several and none was chosen."""
         if not self.sources:
             fix = "add one: replication: {connections: [{type: postgresql, uri: …}]}"
             raise _missing("no source is configured", "replication.connections", fix)
+        if len(self.sources) > 1:
+            names = ", ".join(source.name for source in self.sources)
+            raise _missing("several sources are configured", "--source", f"choose one of: {names}")
         return self.sources[0]
+
+    def by_source(self) -> list[ServiceConfig]:
+        """This config for each of its sources alone. Raises ConfigError when there is none."""
+        return [replace(self, sources=(source,)) for source in self.chosen(())]
 
     def chosen(self, names: Sequence[str]) -> tuple[SourceSettings, ...]:
         """The sources with these names, a tag standing for all its shards; all sources if there are no names. Raises
         ConfigError when there is no such source, or none at all."""
-        self.source()
+        if not self.sources:
+            self.source()  # raises
         known = ", ".join(source.name for source in self.sources)
         unknown = [name for name in names if not any(name in {each.name, each.tag} for each in self.sources)]
         if unknown:

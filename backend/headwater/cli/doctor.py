@@ -11,7 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -177,7 +177,8 @@ def check_store(config: ServiceConfig) -> tuple[StoredState | None, list[Result]
     try:
         store = open_store(config.storage)
         if config.sources:
-            store.raise_if_published(config.source().publications)
+            for source in config.sources:
+                store.raise_if_published(source.publications)
         lacking = [_fail("store", each.what, _mended(each), each.sql) for each in store.missing_rights()]
         if lacking:
             return None, [*found, *lacking]
@@ -191,7 +192,7 @@ def check_store(config: ServiceConfig) -> tuple[StoredState | None, list[Result]
         if note is not None:
             fix = "use the store that it was exported to, or run `headwater store unseal`"
             return None, [*found, _fail("store", f"{config.storage} is sealed: {note}", fix)]
-        kept = read_store(config)
+        kept = read_store(config.by_source()[0]) if config.sources else None
     except HeadwaterError as error:
         return None, [*found, _of_error("store", error)]
     found.append(_ok("store", f"{config.storage}: can be read, in a format of this version"))
@@ -423,7 +424,10 @@ def _results(configs: ConfigSource) -> Iterator[Result]:
     if config is None:
         yield from check_spark(SparkSettings())
         return
-    yield from _of_service(hasty(config))
+    config = hasty(config)
+    yield from _of_service(
+        config if configs.source is None else replace(config, sources=config.chosen([configs.source]))
+    )
 
 
 def _of_service(config: ServiceConfig) -> Iterator[Result]:
@@ -432,10 +436,14 @@ def _of_service(config: ServiceConfig) -> Iterator[Result]:
     yield from check_keys(config.auth)
     kept, found = check_store(config)
     yield from found
-    yield from check_source(config, kept, tables)
+    running = False
+    for number, one in enumerate(config.by_source() if config.sources else [config]):
+        own = kept if number == 0 or kept is None else read_store(one)
+        for each in check_source(one, own, tables):
+            yield each if len(config.sources) < 2 else replace(each, what=f"{one.source().name}: {each.what}")
+        running |= own is not None and standing_of(one, own, None).state is not ReplicationState.STOPPED
     yield from check_upload(config.upload)
     yield from check_spark(config.spark)
-    running = kept is not None and standing_of(config, kept, None).state is not ReplicationState.STOPPED
     yield from check_ports(config, running=running)
     yield from check_files(config)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from headwater.cli.options import config_options, examples, load, request_options, to_json
+from headwater.cli.options import config_options, examples, load, request_options, source_option, to_json
 from headwater.config import ConfigSource
 from headwater.insight.words import count, size
 from headwater_rules.results import SyncRequest
@@ -29,6 +29,7 @@ def explain() -> None:
                                           """headwater explain user u1 --claims '{"org": "o1"}' --json"""))  # fmt: skip
 @click.argument("user")
 @config_options
+@source_option
 @request_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
@@ -51,6 +52,7 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
                                          "headwater explain row u1 public.todos 4711 --json"))  # fmt: skip
 @click.argument("user")
 @config_options
+@source_option
 @request_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.argument("table")

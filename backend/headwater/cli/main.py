@@ -12,7 +12,7 @@ import click
 
 from headwater.cli.explain import explain
 from headwater.cli.init import init
-from headwater.cli.options import claim, config_options, examples, load, seconds
+from headwater.cli.options import claim, config_options, examples, load, seconds, source_option
 from headwater.cli.powersync import migrate_, teardown_, test_connection
 from headwater.cli.rules import rules
 from headwater.cli.source import source
@@ -95,6 +95,7 @@ for each in (explain, init, migrate_, rules, source, store, teardown_, test_conn
 
 @cli.command(epilog=examples("headwater doctor", "headwater doctor -c headwater.yaml --json"))
 @config_options
+@source_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def doctor(configs: ConfigSource, as_json: bool) -> None:
     """Go through everything that can be wrong, and say what to do about it.
@@ -182,6 +183,7 @@ def api(configs: ConfigSource, unified: bool) -> None:
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))
 @click.argument("tables", nargs=-1, metavar="[TABLE…]")
 @config_options
+@source_option
 @click.option("--repair", is_flag=True, help="Repair what differs; devices are sent the difference.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only submit it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,12 +44,25 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def source_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --source to `config_options`, within which it stands: of several sources, `load` leaves this one."""
+
+    @click.option("--source", metavar="NAME", help="The source, where several are configured: its tag, or tag/shard.")
+    @functools.wraps(command)
+    def wrapped(*args: object, source: str | None, configs: ConfigSource, **options: object) -> None:
+        command(*args, configs=replace(configs, source=source), **options)
+
+    return wrapped
+
+
 def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
     """Load the service config and set up logging accordingly. Logs its warnings, unless `warn` is False. Raises
     ConfigError."""
     from headwater.cli.config import load_config
 
     config = load_config(configs, os.environ, Path.cwd())
+    if configs.source is not None:
+        config = replace(config, sources=config.chosen([configs.source]))
     set_up_logging(config.logging.level, config.logging.format)
     if warn and SUPERVISED not in os.environ:
         for warning in config.warnings:

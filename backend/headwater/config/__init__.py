@@ -19,8 +19,10 @@ DEFAULT_FILES = ("headwater.yaml", "powersync.yaml")
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """The command line's options for the config: its base64 text or its file, and the sync config's base64 text."""
+    """The command line's options for the config: its base64 text or its file, the sync config's base64 text, and the
+    source that is meant."""
 
     base64: str | None = None
     path: Path | None = None
     sync_base64: str | None = None
+    source: str | None = None

@@ -228,7 +228,7 @@ def _outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
         yield from _store_outcomes(review, source)
     elif not wrong:
         try:
-            review.config.source()
+            review.config.chosen(())
         except ConfigError as error:
             (issue,) = error.issues
             yield MigrationItem(Action.CHANGE, "source", issue.what, issue.fix)

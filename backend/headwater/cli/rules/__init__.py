@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, load, request_options
+from headwater.cli.options import config_options, examples, load, request_options, source_option
 from headwater.config import ConfigSource
 from headwater_rules.results import SyncRequest
 from headwater_rules.schema import Language, SeenSchema, not_compared
@@ -143,6 +143,7 @@ _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices 
                                 "headwater rules diff sync.yaml --against main.yaml"))  # fmt: skip
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
+@source_option
 @click.option("--against", type=click.Path(path_type=Path), metavar="FILE",
               help="Compare with this file instead of the served version.")  # fmt: skip
 @click.option("--sample", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="ROWS",
@@ -183,6 +184,7 @@ def diff(
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
+@source_option
 @click.option("--user", required=True, metavar="ID", help="The user: the token's claim sub.")
 @request_options
 @click.option("--rows", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",

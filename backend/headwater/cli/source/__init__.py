@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, load
+from headwater.cli.options import config_options, examples, load, source_option
 from headwater.config import ConfigSource
 
 
@@ -24,6 +24,7 @@ def source() -> None:
     "headwater source prepare -c headwater.yaml --upload",
 ))  # fmt: skip
 @config_options
+@source_option
 @click.option("--all-tables", is_flag=True, help="Publish every table, not only those the sync config names.")
 @click.option("--append-only", is_flag=True,
               help="Also publish tables without a key: Postgres then rejects their updates and deletes.")  # fmt: skip
@@ -59,19 +60,24 @@ def prepare_(
     if remove_triggers:
         command.remove_triggers(load(configs), admin_uri=admin_uri)
         return
-    command.prepare_source(
-        load(configs),
-        all_tables=all_tables,
-        append_only=append_only,
-        with_triggers=triggers,
-        admin_uri=admin_uri,
-        print_sql=print_sql,
-        upload=upload,
-    )
+    config = load(configs)
+    for one in config.by_source():
+        if len(config.sources) > 1:
+            click.echo(f"{'-- ' if print_sql else ''}source {one.source().name}")
+        command.prepare_source(
+            one,
+            all_tables=all_tables,
+            append_only=append_only,
+            with_triggers=triggers,
+            admin_uri=admin_uri,
+            print_sql=print_sql,
+            upload=upload,
+        )
 
 
 @source.command(epilog=examples("headwater source status -c headwater.yaml", "headwater source status --json"))
 @config_options
+@source_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(configs: ConfigSource, as_json: bool) -> None:
     """Show the state of source, slot, replicator and store, what is wrong, and what to do about it.
@@ -100,6 +106,7 @@ def schema_(configs: ConfigSource, output: Path | None) -> None:
 @source.command("resync", epilog=examples("headwater source resync todos", "headwater source resync public.a app.b"))
 @click.argument("tables", nargs=-1, required=True, metavar="TABLE…")
 @config_options
+@source_option
 @click.option("--wait/--no-wait", default=True, help="Wait until it is done (the default), or only submit it.")
 def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
     """Compare tables with the source and send devices what differs, while replication continues."""
@@ -111,6 +118,7 @@ def resync_(configs: ConfigSource, tables: tuple[str, ...], wait: bool) -> None:
 @source.command("skip", epilog=examples("headwater source skip --lsn 0/1A2B3C"))
 @click.option("--lsn", required=True, metavar="LSN", help="The transaction's LSN, as given in the error.")
 @config_options
+@source_option
 def skip_(configs: ConfigSource, lsn: str) -> None:
     """Skip a transaction that can't be applied and holds up the stream, and compare all tables with the source."""
     from headwater.cli.source.requests import skip

@@ -43,8 +43,18 @@ def skip(config: ServiceConfig, lsn: str) -> None:
 
 
 def audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:
-    """Compare the source, the current rows and the history that devices receive. Returns the exit code: 1 when
-    something differs and was not repaired. Raises HW_8201."""
+    """Compare the source, the current rows and the history that devices receive, for several sources one after the
+    other. Returns the exit code: 1 when something differs and was not repaired. Raises HW_8201."""
+    if tables or len(config.sources) < 2:
+        return _audit(config, tables, repair=repair, wait=wait, as_json=as_json)
+    codes = []
+    for one in config.by_source():
+        click.echo(f"source {one.source().name}", err=as_json)
+        codes.append(_audit(one, tables, repair=repair, wait=wait, as_json=as_json))
+    return max(codes)
+
+
+def _audit(config: ServiceConfig, tables: Sequence[str], *, repair: bool, wait: bool, as_json: bool) -> int:
     result = _ask(config, RequestKind.AUDIT, {"tables": list(map(_qualified, tables)), "repair": repair}, wait=wait)
     if result is None:
         return 0

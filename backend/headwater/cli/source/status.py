@@ -73,8 +73,17 @@ class StoredState:
 
 
 def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
-    """Print the state. Returns the exit code: 1 when there is a problem, or nobody is known to replicate."""
-    config = hasty(config)
+    """Print the state, of several sources one after the other, or as `sources` in JSON. Returns the exit code: 1 when
+    there is a problem, or nobody is known to replicate one of them."""
+    each = [_shown(one, as_json=as_json) for one in hasty(config).by_source()]
+    if as_json:
+        told = [found for _, found in each]
+        click.echo(json.dumps(told[0] if len(told) == 1 else {"sources": told}, indent=2))
+    return max(code for code, _ in each)
+
+
+def _shown(config: ServiceConfig, *, as_json: bool) -> tuple[int, dict[str, Any]]:
+    """The exit code for the only source, and the state as JSON if that is wanted; otherwise it is printed."""
     kept, unread = None, None
     try:
         kept = read_store(config)
@@ -85,15 +94,16 @@ def show_status(config: ServiceConfig, *, as_json: bool = False) -> int:
     if unread is not None and not standing.cause:
         standing = replace(standing, state=ReplicationState.UNKNOWN, why=f"the store can't be read: {unread}")
     findings = (*source.findings, *disk_findings(config), *key_findings(config.auth))
+    found: dict[str, Any] = {}
     if as_json:
-        click.echo(json.dumps(_as_dict(config, source, kept, standing, findings), indent=2))
+        found = _as_dict(config, source, kept, standing, findings)
     else:
         _print(config, source, kept, standing, findings)
     errors = [error for error in (source.error, unread) if error is not None]
     for each in errors:
         click.echo(f"headwater: {each}", err=True)
     bad = errors or standing.cause is not None or not standing.runs
-    return 1 if bad or any(finding.fatal for finding in findings) else 0
+    return (1 if bad or any(finding.fatal for finding in findings) else 0), found
 
 
 def standing_of(config: ServiceConfig, kept: StoredState | None, log_end: LogEnd | None) -> SourceStatus:

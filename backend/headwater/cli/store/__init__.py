@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, load
+from headwater.cli.options import config_options, examples, load, source_option
 from headwater.config import ConfigSource
 
 
@@ -34,6 +34,7 @@ def stats_(configs: ConfigSource, top: int, as_json: bool) -> None:
 @store.command("forget", epilog=examples("headwater store forget --table public.people --id 42 --dry-run",
                                           "headwater store forget --contains 'ann@example.com' --yes"))  # fmt: skip
 @config_options
+@source_option
 @click.option("--table", metavar="SCHEMA.NAME", help="The source table of the row to forget.")
 @click.option("--id", "row_id", metavar="ID", help="The row's key; a JSON array where the key has several columns.")
 @click.option("--id-too", is_flag=True,
