@@ -131,7 +131,7 @@ CODES = {
     "HW_5202": Code(_STOP, "The offset belongs to another store, or to a later state of this one.", "Start the query with a new checkpoint directory."),
     "HW_5301": Code(_RESYNC, "A bucket's operations do not add up to the rows that belong in it.", "Nothing."),
     "HW_5302": Code(_RESYNC, "Rows have other lookups than the rules give them.", "Nothing."),
-    "HW_5303": Code(_STOP, "Broken buckets cannot be rebuilt: they also hold rows of another source.", "Resync that source."),
+    "HW_5303": Code(_RESYNC, "Broken buckets have lost rows of another source, which is audited too.", "Nothing."),
     "HW_5304": Code(_RESYNC, "Stored rows differ from the source, or are in the wrong buckets.", "Nothing."),
     "HW_5305": Code(_STOP, "The same data broke again after several repairs.", "Check disk and memory."),
     # Endpoint

@@ -168,7 +168,7 @@ def test_rows_with_lookups(written: SourceWriter) -> None:
         for row_id in ("1", long_id, "gone"):
             flush.replace_lookups(written.table, row_id, [LookupEntry('l["a"]', f'["{row_id[:4]}"]')])
     with open_store(written.address).open_verify() as reader:
-        assert reader.tables() == [written.table]
+        assert reader.tables({"default"}) == [written.table]
         batches = list(reader.rows(written.table, 0, 1 << 62))
         rows = [row for batch in batches for _, row in batch]
         assert {row.row_id for row in rows} == written.rows().keys() | {long_id}

@@ -188,8 +188,9 @@ class VerifyTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyJob(BulkJob):
-    """Verify that the lookups of these tables are what the plans give, and with `buckets` that the ops of every bucket
-    are sound and add up to its rows. `tables` then has all tables of the store."""
+    """Verify that the lookups of these tables of a source (by name and tag) are what the plans give, and with `buckets`
+    that the ops of each of its buckets are sound and add up to their rows. `tables` then has all tables that may have
+    rows in these buckets, also those of other sources."""
 
     source_name: str
     tables: tuple[VerifyTable, ...]

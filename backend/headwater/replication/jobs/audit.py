@@ -7,25 +7,45 @@ A broken bucket is rebuilt: a CLEAR, then PUTs of all rows that belong in it by 
 bucket again. Spark finds the rows that are in it, beside the stream; rows that the stream writes meanwhile are noted.
 The rows are then read in the one flush that writes the buckets, so clients see each bucket before or after, never in
 between.
+
+Rows of other sources in the bucket stay as its history has them: only their source can evaluate them. Where the history
+has lost one, that source is asked for an audit of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import islice
 from typing import Final
 
+import orjson
+
 from headwater.bulk.contract import BrokenLookups, BulkProgress, JobKind, VerifyJob, VerifyOutcome, VerifyTable
+from headwater.oplog.keys import StoreKeys
+from headwater.oplog.op import put_checksum
+from headwater.oplog.row_id import row_subkey
 from headwater.oplog.transform import Bucket, Buckets, DraftOp, decode_memberships, replace_memberships
 from headwater.replication.errors import BROKEN_BUCKET, BROKEN_LOOKUPS
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.resync import Resync, ResyncRequest
+from headwater.replication.requests import RequestKind
 from headwater.replication.tables.live import LiveTable
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.open import open_store
 from headwater.storage.sql.flush import Flush
+from headwater.storage.sql.verify import (
+    BucketHead,
+    DamageError,
+    ReadOp,
+    VerifyReader,
+    history_lines,
+    read_op,
+    row_in_memory,
+)
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
@@ -101,10 +121,10 @@ def _result(compared: Mapping[str, object], outcome: VerifyOutcome, ops: int) ->
 def verify_job(
     context: JobContext, plans: Sequence[SyncPlan], oids: frozenset[int] | None = None, *, lookups: bool = True
 ) -> VerifyJob:
-    """A verification of the whole store, or with `oids` of the lookups of some tables only."""
+    """A verification of all that the store has of the source, or with `oids` of the lookups of some tables only."""
     stored = {table.id: table for oid, table in context.stored().items() if oids is None or oid in oids}
     with open_store(context.store.address).open_verify() as reader:
-        ids = reader.tables() if oids is None else list(stored)
+        ids = list(stored) if oids is not None else reader.tables(reader.definitions(context.name).sources)
     return VerifyJob(
         source_name=context.name,
         tables=tuple(VerifyTable(table, stored.get(table), _ranges(context, table)) for table in ids),
@@ -141,13 +161,16 @@ class Rebuild(Job):
             for _ in range(_ATTEMPTS):
                 job = verify_job(context, self._plans, lookups=False)
                 written = context.stream.recording.watch([table.id for table in job.tables])
+                with open_store(context.store.address).open_verify() as reader:
+                    heads = [head for key in self._keys if (head := reader.head(key)) is not None]
                 tasks += sum(len(table.ranges) for table in job.tables)
                 search = partial(context.bulk.rows_in_buckets, job, self._keys, self._report, self._closed)
                 found = yield from Background(search, JobKind.SEARCH).steps()
                 with open_store(context.store.address).open_verify() as reader:
-                    if set(reader.tables()) != found.keys():
+                    if set(reader.tables(reader.definitions(context.name).sources)) != found.keys():
                         continue  # a table was truncated meanwhile: its new generation was not searched
-                rows = self._write({table: [*found[table], *written.get(table, ())] for table in found})
+                named = {table: [*found[table], *written.get(table, ())] for table in found}
+                rows = self._write(named, {head.key: head.last_op for head in heads})
                 break
             else:
                 _log.warning("%d buckets can't be rebuilt now, since tables are truncated too often", len(self._keys))
@@ -157,25 +180,111 @@ class Rebuild(Job):
         context.record(self.kind, started, tasks=tasks, rows=rows, ops=self.ops)
         return JobOutcome()
 
-    def _write(self, rows: Mapping[int, Sequence[str]]) -> int:
-        """Write the buckets from these rows, by table id. Returns how many rows are in them."""
-        live = {table.id: self._context.stream.table(oid) for oid, table in self._context.stored().items()}
-        foreign = [table for table, ids in rows.items() if ids and table not in live]
-        if foreign:
-            _log.error(
-                "[HW_5303] %d broken buckets can't be rebuilt, since they hold rows of another source too: "
-                "resync that source",
-                len(self._keys),
-            )
-            return 0
-        with self._context.flushed() as flush:
-            writing = _BucketWriter(flush, self._keys, self._context.source.batch_bytes, self._report)
+    def _write(self, rows: Mapping[int, Sequence[str]], searched: Mapping[int, int]) -> int:
+        """Write the buckets from these rows, by table id; `searched` are the last ops of the buckets from before they
+        were looked for. Returns how many rows are in the buckets."""
+        context, keys = self._context, self._keys
+        live = {table.id: context.stream.table(oid) for oid, table in context.stored().items()}
+        foreign = {table: ids for table, ids in rows.items() if table not in live}
+        with ExitStack() as stack:
+            flush = stack.enter_context(context.flushed())
+            others = None
+            if foreign:
+                flush.lock()  # what other sources have in the buckets stays as it is until the commit
+                reader = stack.enter_context(open_store(context.store.address).open_verify())
+                others = _OtherRows(flush, reader, context.store.keys(), keys, context.source.batch_bytes)
+                others.find({table: rows[table] for table in live if table in rows}, foreign, searched)
+            writing = _BucketWriter(flush, keys, context.source.batch_bytes, self._report)
             for table, ids in rows.items():
-                writing.put_again(live[table], table, dict.fromkeys(ids))
+                if table in live:
+                    writing.put_again(live[table], table, dict.fromkeys(ids))
             writing.finish()
-        self.ops = writing.ops
-        _log.info("rebuilt %d buckets: %d rows, %d ops", len(self._keys), writing.rows, writing.ops)
+            if others is not None:
+                others.put_again()
+        self.ops = writing.ops + (others.ops if others is not None else 0)
+        _log.info("rebuilt %d buckets: %d rows, %d ops", len(keys), writing.rows, self.ops)
+        if others is not None and others.lost:
+            self._ask_for_audits(others.lost)
         return writing.rows
+
+    def _ask_for_audits(self, tables: Collection[int]) -> None:
+        """Have the sources of these tables put their rows into the buckets."""
+        with open_store(self._context.store.address).open_verify() as reader:
+            owners = reader.owners()
+        for source in sorted({owners[table] for table in tables if table in owners}):
+            _log.error("[HW_5303] broken buckets have lost rows of source %s too: it is audited now", source)
+            self._context.store.submit(RequestKind.AUDIT, source, orjson.dumps({"repair": True}).decode())
+
+
+class _OtherRows:
+    """The rows of other sources in some buckets, as their histories have them. Used under the store's lock."""
+
+    def __init__(
+        self, flush: Flush, reader: VerifyReader, keys: StoreKeys, buckets: frozenset[int], batch_bytes: int
+    ) -> None:
+        self._flush = flush
+        self._reader = reader
+        self._keys = keys
+        self._buckets = buckets
+        self._batch_bytes = batch_bytes
+        self._kept: list[tuple[BucketHead, frozenset[int]]] = []
+        self.lost: set[int] = set()  # tables with rows that no history has
+        self.ops = 0
+
+    def find(
+        self, own: Mapping[int, Sequence[str]], foreign: Mapping[int, Sequence[str]], searched: Mapping[int, int]
+    ) -> None:
+        """Find the PUTs of `foreign` rows, by table id, and of others that came since the buckets were `searched`. The
+        rows of our `own` are all known."""
+        ours = {place for table, ids in own.items() for place, _ in self._places(table, ids)}
+        theirs = {place: (table, put) for table, ids in foreign.items() for place, put in self._places(table, ids)}
+        for key in sorted(self._buckets):
+            head = self._reader.head(key)
+            if head is None:
+                continue
+            puts: dict[int, tuple[int, int]] = {}
+            for op_id, op, _ in self._ops(head):
+                puts.pop(op.row or 0, None)
+                if op.kind == "PUT" and op.row is not None:
+                    puts[op.row] = op_id, op.checksum
+            kept = set[int]()
+            for row, (op_id, checksum) in puts.items():
+                place = key, row
+                if theirs.get(place, (0, -1))[1] == checksum:
+                    del theirs[place]
+                    kept.add(op_id)
+                elif op_id > searched.get(key, 0) and place not in ours:
+                    theirs.pop(place, None)
+                    kept.add(op_id)
+            self._kept.append((head, frozenset(kept)))
+        self.lost = {table for table, _ in theirs.values()}
+
+    def put_again(self) -> None:
+        """Append the PUTs that were found to the buckets, which begin anew."""
+        for head, kept in self._kept:
+            ops = (
+                DraftOp(head.key, op.checksum, line.partition(b",")[2].decode())
+                for op_id, op, line in self._ops(head)
+                if op_id in kept
+            )
+            while some := list(islice(ops, _ROWS_AT_ONCE)):
+                self._flush.append(some, {})
+                self.ops += len(some)
+
+    def _places(self, table: int, row_ids: Sequence[str]) -> Iterator[tuple[tuple[int, int], int]]:
+        """Where these rows are now, as bucket and row in memory, and the checksums of their PUTs there."""
+        for row in self._flush.load_all(table, row_ids, self._batch_bytes):
+            for bucket, digest, kind, object_id in decode_memberships(row.members, row.row_id):
+                if bucket in self._buckets:
+                    subkey = row_subkey(row.subkey, table, row.row_id, object_id, self._keys)
+                    yield (bucket, row_in_memory(kind, object_id, subkey)), put_checksum(digest)
+
+    def _ops(self, head: BucketHead) -> Iterator[tuple[int, ReadOp, bytes]]:
+        """The ops of a bucket that can be read."""
+        with suppress(DamageError):
+            for op_id, line in history_lines(head, self._reader):
+                with suppress(DamageError):
+                    yield op_id, read_op(op_id, line, self._keys), line
 
 
 class _BucketWriter:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -32,7 +32,7 @@ from headwater.source.readiness.finding import Finding
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import LeaseLostError
 from headwater.storage.open import open_store
-from headwater.storage.sql.verify import ALL_KEYS, VerifyReader
+from headwater.storage.sql.verify import ALL_KEYS, Definitions, VerifyReader
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import definitions_of
@@ -218,14 +218,15 @@ class Sampling:
         reader = self._reader = self._open.enter_context(open_store(self._context.store.address).open_verify())
         keys = self._context.store.keys()
         sums = Sums(keys, self._suspects, reader.retired())
-        generations = reader.tables()
+        checked = reader.definitions(self._context.name, once=True)
+        generations = self._generations(reader)
         for live, table in self._tables(plans):
             missing = yield from self._probing.missing_rows(live, table, self._settings.slice)
             self._rows_broken(live, missing, "missing in the store")
-        yield from self._buckets(reader, keys, sums)
-        yield from self._rows(reader, sums, plans)
+        yield from self._buckets(reader, keys, sums, checked)
+        yield from self._rows(reader, sums, plans, checked.sources)
         reader.renew()
-        if reader.tables() == generations:
+        if self._generations(reader) == generations:
             verdict = sums.judge(reader)
             self._suspects = verdict.suspects
             for key, name, problem in verdict.broken:
@@ -234,15 +235,24 @@ class Sampling:
         left_out = dict(self._probing.left_out)
         self._note(replace(known, cycles=known.cycles + 1, ended=time.time(), left_out=left_out))
 
-    def _buckets(self, reader: VerifyReader, keys: StoreKeys, sums: Sums) -> Iterator[int]:
+    def _generations(self, reader: VerifyReader) -> list[int]:
+        """All tables that may have rows in buckets of the source. A source may come to share them at any time."""
+        return reader.tables(reader.definitions(self._context.name).sources)
+
+    def _buckets(self, reader: VerifyReader, keys: StoreKeys, sums: Sums, checked: Definitions) -> Iterator[int]:
         looked_at = first = 0
         while True:
             reader.renew()
-            head = next(reader.heads(first, ALL_KEYS[1]), None)
+            heads = reader.heads(first, ALL_KEYS[1])
+            head = next((head for head in heads if head.definition not in checked.foreign), None)
             if head is None:
                 yield looked_at
                 return
             first = head.key + 1
+            if head.definition not in checked.own:  # it may be new
+                checked = reader.definitions(self._context.name, once=True)
+                if head.definition in checked.foreign:
+                    continue
             walk = BucketWalk(head, keys, sums.parts(head.key))
             while not walk.take(reader, self._settings.slice - looked_at):
                 yield self._settings.slice
@@ -257,10 +267,13 @@ class Sampling:
                 yield looked_at
                 looked_at = 0
 
-    def _rows(self, reader: VerifyReader, sums: Sums, plans: tuple[SyncPlan, ...]) -> Iterator[int]:
+    def _rows(
+        self, reader: VerifyReader, sums: Sums, plans: tuple[SyncPlan, ...], sources: Collection[str]
+    ) -> Iterator[int]:
         ours = {live.id: (live, table) for live, table in self._tables(plans)}
+        own = {table.id for table in self._context.stored().values()}
         reader.renew()
-        for table_id in reader.tables():
+        for table_id in reader.tables(sources):
             live, table = ours.get(table_id, (None, None))
             position = 0
             while True:
@@ -269,7 +282,7 @@ class Sampling:
                 if not batch:
                     break
                 position = batch[-1].place + 1
-                sums.add_rows(table_id, [row for _, row in batch])
+                sums.add_rows(table_id, [row for _, row in batch], own=table_id in own)
                 if live is not None and table is not None and self._context.stream.table(live.relation.oid) == live:
                     misplaced, astray = wrong_rows(live, plans, reader, batch)
                     reader.release()

@@ -84,7 +84,8 @@ class BucketWalk:
         except DamageError as damage:
             self.problem = str(damage)
         else:
-            self.problem = totals_problem(self._head, self._reduction.checksum, self._reduction.count, self._keys)
+            checksum, count = self._reduction.checksum, self._reduction.count
+            self.problem = totals_problem(self._head, checksum, count, self._keys, reader)
         return True
 
 
@@ -117,11 +118,14 @@ class Sums:
             if total:
                 self._add(head.key, part, total)
 
-    def add_rows(self, table: int, rows: Sequence[CurrentRow]) -> None:
+    def add_rows(self, table: int, rows: Sequence[CurrentRow], *, own: bool) -> None:
+        """Rows that are not our `own` count only in buckets whose histories were added: others are checked by their
+        source."""
         parts = _FINE if self._suspects else 1
         for row in rows:
             for bucket, part, value in row_entries(table, row, self._keys, parts):
-                self._add(bucket, part if bucket in self._suspects else 0, -value)
+                if own or bucket in self._newest:
+                    self._add(bucket, part if bucket in self._suspects else 0, -value)
 
     def _add(self, bucket: int, part: int, value: int) -> None:
         sums = self._sums.setdefault(bucket, {})

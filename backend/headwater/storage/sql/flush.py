@@ -91,6 +91,11 @@ class Flush(ABC):
         """Whether another source of this process waits for the end of this transaction."""
         return self._turns is not None and self._turns.waited_for
 
+    @explaining
+    def lock(self) -> None:
+        """Take the store's lock until the commit: no other source writes ops before."""
+        self._lock()
+
     # rows
 
     @explaining

@@ -8,7 +8,7 @@ If the two sums differ, one of them is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +24,8 @@ from headwater.oplog.transform import decode_memberships
 from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.shared.segments import numbered, op_id_of
+from headwater.storage.sql import bucket_keys
+from headwater.storage.sql.control import secret
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
 
@@ -50,6 +52,15 @@ NOT_THERE = "current rows belong to it, but it does not exist"
 _UINT32 = 0xFFFFFFFF
 MOST_ROWS = 2_000_000
 """Of one bucket: the number of rows whose hashes are kept in memory at once."""
+
+
+class Definitions(NamedTuple):
+    """Names of the bucket definitions that a source checks, and of those that others check. Rows of `sources` are in
+    the buckets of the former."""
+
+    own: frozenset[str]
+    foreign: frozenset[str]
+    sources: frozenset[str]
 
 
 class DamageError(Exception):
@@ -129,9 +140,36 @@ class VerifyReader:
         """Keys of buckets that are being removed; rows may still name them."""
         return frozenset(key for (key,) in self._db.rows("select id from retired_buckets"))
 
-    def tables(self) -> list[int]:
-        """Ids of all active table generations, of every source."""
-        return [table for (table,) in self._db.rows("select id from tables where state = 'active' order by id")]
+    def tables(self, sources: Collection[str]) -> list[int]:
+        """Ids of the active table generations of these sources."""
+        query = f"select id from tables where state = 'active' and source {self._db.dialect.among} order by id"
+        return [table for (table,) in self._db.rows(query, sorted(sources))]
+
+    def owners(self) -> dict[int, str]:
+        """The sources of all active table generations."""
+        return dict(self._db.rows("select id, source from tables where state = 'active'"))
+
+    def definitions(self, source: str, *, once: bool = False) -> Definitions:
+        """What a source checks. With `once`, each bucket definition that several sources have is checked by one of
+        them: the first by name of those that are followed now."""
+        holders: dict[str, list[str]] = {}
+        for holder, name in self._db.rows("select source, name from definitions"):
+            holders.setdefault(name, []).append(holder)
+        followed = {source}
+        if once:
+            alive = f"select name from leases where expires_at > {self._db.dialect.clock}"
+            followed |= {name for (name,) in self._db.rows(alive)}
+        own = {
+            name
+            for name, having in holders.items()
+            if source in having and (not once or min(followed.intersection(having)) == source)
+        }
+        sources = {source, *(holder for name in own for holder in holders[name])}
+        return Definitions(frozenset(own), frozenset(holders.keys() - own), frozenset(sources))
+
+    def keys(self) -> StoreKeys:
+        """Makes the keys and digests of the store as of now."""
+        return bucket_keys.keys(self._db, secret(self._db))
 
     def segments(self, bucket: int, after: int) -> Iterator[StoredSegment]:
         """Segments with ops after `after`, in order."""
@@ -255,22 +293,28 @@ def examine(head: BucketHead, reader: VerifyReader, keys: StoreKeys, parts: int 
     """Read a history from its last CLEAR and check every op."""
     try:
         checksum, count, sums = _reduce(head, reader, keys, parts)
-        problem = totals_problem(head, checksum, count, keys)
+        problem = totals_problem(head, checksum, count, keys, reader)
     except DamageError as damage:
         return Examined(head, 0, (0,) * parts, str(damage))
     return Examined(head, count, tuple(sums), problem)
 
 
-def totals_problem(head: BucketHead, checksum: int, count: int, keys: StoreKeys) -> str:
+def totals_problem(head: BucketHead, checksum: int, count: int, keys: StoreKeys, reader: VerifyReader) -> str:
     """What is wrong with the stored totals of a bucket, given the checksum and number of ops of its history; empty when
     nothing is."""
-    if head.ops > 1 and keys.bucket(head.name) != head.key:  # else nobody finds it, and it holds no more than a CLEAR
-        return "its name does not match its key"
+    if head.ops > 1 and all(made.bucket(head.name) != head.key for made in _keys_now(keys, reader)):
+        return "its name does not match its key"  # so nobody finds it, and it holds more than a CLEAR
     if count != head.ops:
         return f"its history has {count} ops, but its totals say {head.ops}"
     if checksum != head.checksum:
         return "the checksums of its ops do not add up to the checksum in its totals"
     return ""
+
+
+def _keys_now(keys: StoreKeys, reader: VerifyReader) -> Iterator[StoreKeys]:
+    """The given keys, then those that another source may have changed meanwhile, as it moved a bucket."""
+    yield keys
+    yield reader.keys()
 
 
 def _reduce(head: BucketHead, reader: VerifyReader, keys: StoreKeys, parts: int) -> tuple[int, int, list[int]]:
@@ -333,6 +377,11 @@ class ReadOp(NamedTuple):
     subkey: str
 
 
+def row_in_memory(table: str, object_id: str, subkey: str) -> int:
+    """Stands for a row of a bucket while a process goes through many. Other in every process."""
+    return in_memory(f"{table}\0{object_id}\0{subkey}".encode())
+
+
 def read_op(op_id: int, line: bytes, keys: StoreKeys) -> ReadOp:
     """Read a finished op and recompute its checksum. Raises DamageError."""
     try:
@@ -349,7 +398,7 @@ def read_op(op_id: int, line: bytes, keys: StoreKeys) -> ReadOp:
             right = keys.removal(table, object_id, subkey)
         else:
             raise DamageError(f"op {op_id} has an unknown kind")
-        row = in_memory(f"{table}\0{object_id}\0{subkey}".encode())
+        row = row_in_memory(table, object_id, subkey)
     except (ValueError, KeyError, TypeError, UnicodeError) as error:
         raise DamageError(f"op {op_id} can't be read") from error
     if checksum != right:
