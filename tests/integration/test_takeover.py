@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import headwater.replication.replicator
+import headwater.replication.versions
 from headwater.oplog.lsn import Lsn
 from headwater.replication.replicator import LEASE_SECONDS
 from headwater.replication.versions import deploy_file
@@ -165,7 +165,7 @@ def test_store_restart_during_takeover(deploy: Deploy, source_db: SourceDb, monk
             raise failures.pop()
         deploy_file(store, lease, yaml)
 
-    monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
+    monkeypatch.setattr(headwater.replication.versions, "deploy_file", deployed_later)
     deployment = deploy(OWN_NOTES).start()
     wait_until(lambda: ("notes", "1") in deployment.rows("a"), "the row")
 
@@ -186,7 +186,7 @@ def test_deploy_fenced_after_lost_lease(
         deployed.append(yaml)
         deploy_file(store, lease, yaml)
 
-    monkeypatch.setattr(headwater.replication.replicator, "deploy_file", deployed_later)
+    monkeypatch.setattr(headwater.replication.versions, "deploy_file", deployed_later)
     source_db.execute("create publication headwater for all tables")
     deployment.start(publish=False)
     wait_until(lambda: LeaseLostError.code in caplog.text, "the loss to be noticed")

@@ -228,7 +228,7 @@ def test_slot_is_noted_before_it_is_made(
             deployment.start()
     stop(deployment)
     with deployment.store() as store:
-        assert slot_note(deployment.settings, store).name == slot_name(deployment.settings)
+        assert slot_note(deployment.name, store).name == slot_name(deployment.settings)
     assert source_db.fetch("select slot_name from pg_replication_slots") == [(slot_name(deployment.settings),)]
     deployment.start()
     assert right(deployment)

@@ -236,7 +236,11 @@ class _SourceCheck:
         if self._monitor.change(lambda health: replace(health, compared=compared)).compared != compared:
             self._monitor.changed.set()
         oids = {table.relation.oid for table in stored}
-        slot, named, deciding = slot_of(self._source, store), tables_named(store), deciding_in(store)
+        slot, named, deciding = (
+            slot_of(self._source, store),
+            tables_named(store, self._source.tag),
+            deciding_in(store, self._source.tag),
+        )
         audited = sampling_findings(store, self._source.name)
         conn = self._ask()
         found = look(conn, self._source, slot, oids, named, deciding)

@@ -58,25 +58,25 @@ class SlotNote:
     database: int = 0
 
 
-def slot_note(source: SourceSettings, store: StoreWriter) -> SlotNote:
-    """What the store noted; fields that an earlier version did not note have their defaults. An imported store has no
-    note: it owns the slot that it followed."""
+def slot_note(source: str, store: StoreWriter) -> SlotNote:
+    """What the store noted of a source; fields that an earlier version did not note have their defaults. An imported
+    store has no note: it owns the slot that it followed."""
     text = store.get_meta(_key(source))
     if text:
         return msgspec.json.decode(text, type=SlotNote)
-    state = store.source_state(source.name)
+    state = store.source_state(source)
     return SlotNote(state.slot if state is not None else "")
 
 
 def slot_of(source: SourceSettings, store: StoreWriter) -> str:
     """The name of the store's slot, made or still to be made: the noted one, unless slot_name_prefix was changed
     since."""
-    note = slot_note(source, store)
+    note = slot_note(source.name, store)
     return note.name if note.prefix == source.slot_prefix else slot_name(source)
 
 
-def _key(source: SourceSettings) -> str:
-    return f"slot {source.name}"
+def _key(source: str) -> str:
+    return f"slot {source}"
 
 
 class OwnSlot:
@@ -151,7 +151,7 @@ class OwnSlot:
     def claim(self, name: str) -> bool:
         """Claim the slot, which exists and was ours. False when it has to be made again, since another service had it.
         Raises SlotForeignError when another service has it and `take` is off."""
-        note = slot_note(self._source, self._store)
+        note = slot_note(self._source.name, self._store)
         used = bool(claims_of_others(self._conn, name, self._store_id))
         if not used and not note.taken:
             self._claim(name)
@@ -166,7 +166,7 @@ class OwnSlot:
 
     def make(self) -> SnapshotKeeper:
         """Make a new slot and drop the old one. Raises SlotForeignError when another service has the name."""
-        before = slot_note(self._source, self._store)
+        before = slot_note(self._source.name, self._store)
         name = self._free_name()
         if before.name != name and not before.taken and not claims_of_others(self._conn, before.name, self._store_id):
             # Of an older configuration, or of the store that ours is a copy of
@@ -222,12 +222,12 @@ class OwnSlot:
         return SlotForeignError(f'the slot "{name}" {what}', self._source.address, fix)
 
     def _write(self, note: SlotNote) -> None:
-        self._store.set_meta(self._lease, _key(self._source), orjson.dumps(note).decode())
+        self._store.set_meta(self._lease, _key(self._source.name), orjson.dumps(note).decode())
 
     def adopt(self) -> None:
         """Write the note that an import did not write, before anything is changed."""
-        note = slot_note(self._source, self._store)
-        if note.name and not self._store.get_meta(_key(self._source)):
+        note = slot_note(self._source.name, self._store)
+        if note.name and not self._store.get_meta(_key(self._source.name)):
             self._write(note)
 
 

@@ -45,7 +45,9 @@ from headwater.replication.versions import (
     forget_half_built,
     in_state,
     in_use,
-    newest,
+    needed_for,
+    part_of,
+    to_read_by,
 )
 from headwater.source.connect import SharedConnection, SourceSettings, source_errors
 from headwater.source.readiness.checks import unseen_findings
@@ -62,7 +64,6 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater.storage.sql.writer import StoreWriter
-from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import SyncPlan
 
@@ -198,9 +199,9 @@ class _LeaseHolder:
     def _needs_snapshot(self, slot: OwnSlot) -> bool:
         """Whether the store can't catch up by the stream and comparisons."""
         state = self._store.source_state(self._source.name)
-        if state is None or in_state(self._store, VersionState.ACTIVE) is None:
+        if state is None:
             return True
-        plans = in_use(self._store, self._source.name, self._replicator.keep_stopped).plans
+        plans = in_use(self._store, self._source, self._replicator.keep_stopped).plans
         resume = SlotResume(self._source, self._store, self._lease, slot)
         try:
             resume.ensure_usable(state, plans, slot_lost=self._recovery.slot_lost)
@@ -210,19 +211,23 @@ class _LeaseHolder:
         return False
 
     def _read_all(self, slot: OwnSlot) -> None:
-        """A new slot and a snapshot of every table, by the newest version of the sync config."""
-        version = newest(self._store)
+        """A new slot and a snapshot of every table."""
+        peers = self._replicator.peers
+        version = to_read_by(self._store, self._source, peers)
         while version is None and not self._stop.wait(_WAIT):
-            version = newest(self._store)
+            version = to_read_by(self._store, self._source, peers)
         if version is None:
             return
         try:
-            plan = compile_config(version.yaml).plan
+            plan = part_of(version.yaml, self._source.tag)
         except SyncConfigError as error:
             self._store.mark_version(self._lease, version.id, VersionState.FAILED, str(error))
             raise
         self._bulk.warm_up()
         InitialSnapshot(self._source, self._store, plan, version.id, self._bulk, self._progress).run(self._lease, slot)
+        coming = in_state(self._store, VersionState.PROCESSING)
+        if coming == version:  # else it is served, or was replaced meanwhile
+            self._store.activate(self._lease, version.id, needed_for(version.yaml, peers))
 
     def _progress(self, done: BulkProgress) -> None:
         self._watch.works(done)
@@ -237,8 +242,8 @@ class _LeaseHolder:
         if state is None:
             return
         store.discard_staged(lease)  # files of a job that was killed
-        forget_half_built(store, lease)
-        used = in_use(store, source.name, settings.keep_stopped)
+        forget_half_built(store, lease, source)
+        used = in_use(store, source, settings.keep_stopped)
         if used.obsolete:  # first, since `_adapt` drops the tables that only they read
             store.retire(lease, used.obsolete, RETIRED_AT_ONCE)
         with contextlib.ExitStack() as stack:

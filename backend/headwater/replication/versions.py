@@ -2,6 +2,11 @@
 
 These are the active version, the one in processing, and versions that were stopped a little while ago, so that a
 rollback to one of these is immediate.
+
+Each source has its part of a plan: the definitions that read tables with its tag. It builds, follows and forgets these
+alone; of a definition that reads tables of several sources, each writes its own rows. A version is served when all
+sources that were followed before are done with their parts. One that was never followed holds no version up: its rows
+appear when its first snapshot is published.
 """
 
 from __future__ import annotations
@@ -14,17 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from headwater.source.connect import SourceSettings
 from headwater.storage.contract.store import Lease
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import Deciding, SyncPlan, TablePattern
-from headwater_rules.versions import definitions_of, only
+from headwater_rules.versions import definitions_of, of_tag, only
 
 _log = logging.getLogger(__name__)
 
 RETIRED_AT_ONCE = 5_000
+_NAMED = 5
 
 Peers = Mapping[str, str]
 """All sources of the configuration: their tags, by name."""
@@ -32,7 +39,8 @@ Peers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """The plans to follow, no definition in two of them, and the obsolete definitions, which none of them has."""
+    """The parts of plans that a source has to follow, no definition in two of them, and its obsolete definitions, which
+    none of them has."""
 
     plans: tuple[SyncPlan, ...]
     obsolete: tuple[str, ...]
@@ -100,8 +108,10 @@ def why_served(store: StoreWriter) -> str:
     if not noted:
         return by_command if active.origin is Origin.COMMAND else f"version {active.id} of the sync config"
     if active.origin is Origin.FILE:
-        if in_state(store, VersionState.PROCESSING) is not None:
-            return f"version {active.id} of the sync config, until the present text of its file is ready"
+        coming = in_state(store, VersionState.PROCESSING)
+        if coming is not None:
+            why = f" ({coming.note})" if coming.note else ""
+            return f"version {active.id} of the sync config, until the present text of its file is ready{why}"
         return (
             f"version {active.id} of the sync config: the present text of its file failed (`headwater rules versions`)"
         )
@@ -112,27 +122,22 @@ def _digest(yaml: str) -> str:
     return hashlib.sha256(yaml.encode()).hexdigest()
 
 
-def newest(store: StoreWriter) -> ConfigVersion | None:
-    """The version in processing, else the active one."""
-    return in_state(store, VersionState.PROCESSING) or in_state(store, VersionState.ACTIVE)
-
-
 def in_state(store: StoreWriter, state: VersionState) -> ConfigVersion | None:
     """The newest version in a state."""
     found = [version for version in store.versions() if version.state is state]
     return found[-1] if found else None
 
 
-def in_use(store: StoreWriter, source: str, keep_seconds: float) -> InUse:
-    """What to follow now. Versions that were stopped less than `keep_seconds` ago are included."""
-    complete = store.complete_definitions(source)
+def in_use(store: StoreWriter, source: SourceSettings, keep_seconds: float) -> InUse:
+    """What a source has to follow now. Versions that were stopped less than `keep_seconds` ago are included."""
+    complete = store.complete_definitions(source.name)
     plans: list[SyncPlan] = []
     covered: set[str] = set()
     for version in sorted(store.versions(), key=lambda v: (v.state is not VersionState.ACTIVE, -v.id)):
         recent = version.state is VersionState.STOPPED and time.time() - version.stopped < keep_seconds
         if version.state is not VersionState.ACTIVE and not (recent and version.activated):
             continue
-        plan = _compiled(version)
+        plan = _compiled(version, source.tag)
         if plan is None:
             continue
         if version.state is not VersionState.ACTIVE:
@@ -140,11 +145,11 @@ def in_use(store: StoreWriter, source: str, keep_seconds: float) -> InUse:
         plans.append(plan)
         covered |= definitions_of(plan).keys()
     processing = in_state(store, VersionState.PROCESSING)
-    coming = None if processing is None else _compiled(processing)
+    coming = None if processing is None else _compiled(processing, source.tag)
     wanted = set() if coming is None else definitions_of(coming).keys()
     if coming is not None:  # definitions that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
-    obsolete = {*complete, *store.unfinished_definitions(source)} - covered - wanted
+    obsolete = {*complete, *store.unfinished_definitions(source.name)} - covered - wanted
     return InUse(tuple(plans), tuple(sorted(obsolete)))
 
 
@@ -156,40 +161,84 @@ def _kept(plan: SyncPlan, complete: Mapping[str, str], covered: Collection[str])
     return only(plan, names)
 
 
-def forget_half_built(store: StoreWriter, lease: Lease) -> None:
-    """Begin to remove definitions that an interrupted deploy left. Their buckets are gone after this step, so no row
-    can change unnoticed in them while they are not followed."""
+def forget_half_built(store: StoreWriter, lease: Lease, source: SourceSettings) -> None:
+    """Begin to remove definitions that an interrupted deploy of a source left. Their buckets are gone after this step,
+    so no row can change unnoticed in them while they are not followed."""
     active = in_state(store, VersionState.ACTIVE)
-    served = set() if active is None else definitions_of(plan_of(active.yaml)).keys()
-    left = sorted({*store.unfinished_definitions(lease.name)} - served)
+    served = set() if active is None else definitions_of(part_of(active.yaml, source.tag)).keys()
+    left = sorted({*store.unfinished_definitions(source.name)} - served)
     if left:
         store.retire(lease, left, RETIRED_AT_ONCE)
 
 
 @lru_cache(maxsize=16)
-def plan_of(yaml: str) -> SyncPlan:
-    """The plan of a sync config. Cached, since it is needed several times a second. Raises SyncConfigError."""
+def _plan_of(yaml: str) -> SyncPlan:
     return compile_config(yaml).plan
 
 
-def tables_named(store: StoreWriter) -> tuple[TablePattern, ...]:
-    """The tables that the active version and the one in processing name."""
-    return tuple(dict.fromkeys(pattern for plan in _present(store) for pattern in plan.tables()))
+@lru_cache(maxsize=1_000)
+def part_of(yaml: str, tag: str) -> SyncPlan:
+    """What a sync config says of sources with this tag. Cached, since it is needed several times a second. Raises
+    SyncConfigError."""
+    return of_tag(_plan_of(yaml), tag)
 
 
-def deciding_in(store: StoreWriter) -> Deciding:
-    """What decides in these versions who gets which rows."""
-    return tuple(dict.fromkeys(each for plan in _present(store) for each in plan.deciding()))
+def needed_for(yaml: str, peers: Peers) -> dict[str, dict[str, str]]:
+    """The definitions (name to digest) that each source has to complete before a sync config can be served. Raises
+    SyncConfigError."""
+    return {name: definitions_of(part_of(yaml, tag)) for name, tag in peers.items()}
 
 
-def _present(store: StoreWriter) -> list[SyncPlan]:
+def waits_for(store: StoreWriter, yaml: str, peers: Peers) -> list[str]:
+    """The sources that are not done with their part of a sync config, of those that were followed before."""
+    return store.waiting_for(needed_for(yaml, peers))
+
+
+def progress_note(source: str, progress: str) -> str:
+    """What a version in processing says while a source of several is at work on it."""
+    return f"source {source}: {progress}"
+
+
+def waiting_note(sources: Sequence[str]) -> str:
+    """What a version in processing says while it waits for sources."""
+    if len(sources) == 1:
+        return f"waits for source {sources[0]}"
+    named, more = sources[:_NAMED], len(sources) - _NAMED
+    return f"waits for the sources {', '.join(named)}{f' and {more} more' if more > 0 else ''}"
+
+
+def to_read_by(store: StoreWriter, source: SourceSettings, peers: Peers) -> ConfigVersion | None:
+    """The version by which a source is read as a whole: the one in processing where nobody else has a part to do in
+    it, else the one that is served, if any is."""
+    coming, active = in_state(store, VersionState.PROCESSING), in_state(store, VersionState.ACTIVE)
+    if coming is None or active is None:
+        return coming or active
+    others = {name: tag for name, tag in peers.items() if name != source.name}
+    wrong = _compiled(coming, source.tag) is None
+    return active if wrong or waits_for(store, coming.yaml, others) else coming
+
+
+def tables_named(store: StoreWriter, tag: str) -> tuple[TablePattern, ...]:
+    """The tables of sources with this tag that the active version and the one in processing name."""
+    return tuple(
+        dict.fromkeys(pattern for plan in _present(store, tag) for pattern in plan.tables() if pattern.of(tag))
+    )
+
+
+def deciding_in(store: StoreWriter, tag: str) -> Deciding:
+    """What decides in these versions who gets which rows of sources with this tag."""
+    found = (each for plan in _present(store, tag) for each in plan.deciding() if each[0].of(tag))
+    return tuple(dict.fromkeys(found))
+
+
+def _present(store: StoreWriter, tag: str) -> list[SyncPlan]:
     versions = (in_state(store, VersionState.ACTIVE), in_state(store, VersionState.PROCESSING))
-    return [plan for version in versions if version is not None and (plan := _compiled(version)) is not None]
+    return [plan for version in versions if version is not None and (plan := _compiled(version, tag)) is not None]
 
 
-def _compiled(version: ConfigVersion) -> SyncPlan | None:
+def _compiled(version: ConfigVersion, tag: str) -> SyncPlan | None:
     try:
-        return plan_of(version.yaml)
+        return part_of(version.yaml, tag)
     except SyncConfigError as error:
         _log.warning("version %d of the sync config does not compile any more: %s", version.id, error)
         return None

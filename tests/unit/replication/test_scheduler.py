@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,17 +19,17 @@ from headwater.replication.jobs.job import JobContext, JobOutcome, Steps
 from headwater.replication.jobs.rekey import Rekey
 from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.jobs.sampling import SamplingSettings
-from headwater.replication.jobs.scheduler import JobScheduler, QueuedJob
+from headwater.replication.jobs.scheduler import JobQueue, JobScheduler, QueuedJob
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.rows.copy import TableChangedError
 from headwater.source.slot import temporary_slot_name
 from headwater.storage.contract.reason import Cause, ResyncReason
-from headwater.storage.contract.store import StoreBusyError
+from headwater.storage.contract.store import StoreBusyError, StoredTable
 from headwater.storage.contract.versions import ConfigVersion, Origin, VersionState
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
-    from headwater.storage.contract.store import StoredTable
+    from headwater.oplog.change import Relation
 
 YAML = "config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: SELECT * FROM t}}\n"
 VERSION = ConfigVersion(7, "", VersionState.PROCESSING, Origin.COMMAND, 0.0, 0.0, 0.0, "")
@@ -48,7 +49,7 @@ def context_with(**store: object) -> JobContext:
         renew=nothing,
     )
     parts: dict[str, object] = {
-        "source": SimpleNamespace(name="default", tag="default", shard=None),
+        "source": SimpleNamespace(name="default", tag="default"),
         "store": SimpleNamespace(**store),
         "stream": stream,
     }
@@ -133,6 +134,7 @@ def test_active_before_discarding(monkeypatch: pytest.MonkeyPatch) -> None:
         activate=lambda *_: called.append("activate"),
         begin_definitions=nothing,
         complete_definitions=lambda _: {},
+        known_definitions=dict,
         create_tables=nothing,
         discard_staged=busy,
         retire=nothing,
@@ -176,3 +178,29 @@ def test_snapshot_thread_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.01)
     assert opened == [temporary_slot_name("slot")]
     assert users == [threading.current_thread()]
+
+
+def test_half_built_definitions_and_an_unlocked_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    retired: list[list[str]] = []
+
+    def retire(_lease: object, names: Sequence[str], _limit: int) -> bool:
+        retired.append(list(names))
+        return False
+
+    relation = SimpleNamespace(schema="public", name="t", oid=1)
+    busy = StoredTable(4, "default", (cast("Relation", relation),), "", ResyncReason(Cause.LOCKED))
+    context = context_with(
+        complete_definitions=lambda _: {},
+        mark_resync=nothing,
+        retire=retire,
+        source_state=nothing,
+        tables=lambda _: [busy],
+        unfinished_definitions=lambda _: ["half.1"],
+        versions=lambda: [replace(VERSION, yaml=YAML)],
+    )
+    monkeypatch.setattr(JobContext, "locked", lambda *_: frozenset())
+    followed: list[object] = []
+    monkeypatch.setattr(JobContext, "follow", lambda _, plans: followed.append(plans))
+    assert JobQueue(context, 60).next() is None
+    assert retired[0] == ["half.1"], "nobody tells it what changes from now on"
+    assert followed

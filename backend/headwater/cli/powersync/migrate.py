@@ -266,7 +266,7 @@ def _noted_slot(review: ConfigReview, source: SourceSettings) -> str:
         if not store.exists() or store.older_format() is not None:
             return ""
         with existing_store(review.config) as writer:
-            return slot_note(source, writer).name
+            return slot_note(source.name, writer).name
     except HeadwaterError:
         return ""
 

@@ -63,7 +63,7 @@ def _drop_slot(store: Store, source: SourceSettings, deadline: float) -> None:
     with closing(store.open_writer()) as writer:
         lease = _acquire(writer, source, deadline)
         try:
-            name = slot_note(source, writer).name
+            name = slot_note(source.name, writer).name
             with connect(source, application_name="headwater teardown") as conn:
                 status = slot_status(conn, name) if name else None
                 if status is not None and status.database == conn.info.dbname:

@@ -212,8 +212,8 @@ def read_store(config: ServiceConfig) -> StoredState | None:
             tuple(store.tables(tag)),
             tuple(store.bulk_records()[-3:]),
             tuple(FailedTransactions(config.source(), store).read()),
-            tables_named(store),
-            deciding_in(store),
+            tables_named(store, config.source().tag),
+            deciding_in(store, config.source().tag),
             why_served(store),
         )
 

@@ -1,9 +1,10 @@
-"""Deploys a version of the sync config, while the stream is followed and the former version is served.
+"""Deploys a source's part of a version of the sync config, while the stream is followed and the former version is
+served.
 
 From the start, the stream is evaluated by the plans of both versions. Definitions that are not complete are evaluated
 over the current rows on Spark, and the result is taken in page by page, without rows that the stream wrote meanwhile:
 those are right already. Tables that the store does not have are read from the source by a re-sync. Then the version
-becomes active."""
+becomes active, unless other sources are not done with their parts yet: the last of them activates it."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from functools import partial
 from headwater.bulk.contract import JobKind, ReprocessJob, ReprocessTable
 from headwater.replication.jobs.job import Background, Job, JobContext, JobOutcome, Steps, types_of
 from headwater.replication.jobs.resync import Resync, ResyncRequest
-from headwater.replication.versions import RETIRED_AT_ONCE, in_use, plan_of
+from headwater.replication.versions import RETIRED_AT_ONCE, in_use, needed_for, part_of, waiting_note
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.reason import Cause, ResyncReason
 from headwater.storage.contract.store import StoredTable
-from headwater.storage.contract.versions import ConfigVersion
+from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import check_names, definitions_of, tables_of, without
 
@@ -50,12 +51,12 @@ class Deploy(Job):
 
     def _run(self) -> Steps[JobOutcome]:
         context, started = self._context, time.time()
-        plan = plan_of(self._version.yaml)
-        used = in_use(context.store, context.name, self._keep_seconds)
+        plan, needed = part_of(self._version.yaml, context.tag), needed_for(self._version.yaml, context.peers)
+        used = in_use(context.store, context.source, self._keep_seconds)
         while context.store.retire(context.lease, used.obsolete, RETIRED_AT_ONCE):
             pass  # the version may need definitions that are being removed: they have to begin empty
+        check_names(plan, context.store.known_definitions())
         complete = context.store.complete_definitions(context.name)
-        check_names(plan, complete)
         missing = {name: digest for name, digest in definitions_of(plan).items() if name not in complete}
         context.store.begin_definitions(context.lease, missing)
         known = list(context.stored().values())
@@ -67,10 +68,14 @@ class Deploy(Job):
                 yield from self._fill(plan, new)
             finally:
                 context.stream.recording.watch(())
-            if context.store.activate(context.lease, self._version.id, {context.name: definitions_of(plan)}) is None:
+            waiting = context.store.activate(context.lease, self._version.id, needed)
+            if waiting is None:
                 _log.info("version %d of the sync config was replaced before it became active", self._version.id)
                 return JobOutcome(follow=True)
-        _log.info("version %d of the sync config is active", self._version.id)
+        active = not waiting or self._version.state is VersionState.ACTIVE
+        _log.info(
+            "version %d of the sync config %s", self._version.id, "is active" if active else waiting_note(waiting)
+        )
         if outcome.tasks:
             rows, ops = sum(part.rows for part in outcome.parts), sum(part.ops for part in outcome.parts)
             context.record(JobKind.REPROCESS, started, outcome.application, tasks=outcome.tasks, rows=rows, ops=ops)

@@ -31,7 +31,17 @@ from headwater.replication.jobs.resync import Resync, ResyncRequest
 from headwater.replication.jobs.sampling import Sampling, SamplingSettings
 from headwater.replication.requests import RequestKind
 from headwater.replication.stream.failed import FailedTransactions
-from headwater.replication.versions import RETIRED_AT_ONCE, forget_half_built, in_state, in_use, plan_of
+from headwater.replication.versions import (
+    RETIRED_AT_ONCE,
+    InUse,
+    forget_half_built,
+    in_state,
+    in_use,
+    part_of,
+    progress_note,
+    waiting_note,
+    waits_for,
+)
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.reason import Cause, ResyncReason
@@ -91,6 +101,11 @@ class JobQueue:
         self._due = True  # something ended or changed since the last look
         self._thorough = 0.0
         self._obsolete: tuple[str, ...] = ()
+        self._postponed = 0.0
+
+    def postpone_deploys(self, seconds: float) -> None:
+        """Do other work before the next attempt to deploy a version."""
+        self._postponed = time.monotonic() + seconds
 
     @property
     def removing(self) -> bool:
@@ -112,7 +127,10 @@ class JobQueue:
 
     def plans(self) -> Sequence[SyncPlan]:
         """The plans of all versions whose definitions have to stay right."""
-        return in_use(self._context.store, self._context.name, self._keep_seconds).plans
+        return self._in_use().plans
+
+    def _in_use(self) -> InUse:
+        return in_use(self._context.store, self._context.source, self._keep_seconds)
 
     def next(self) -> QueuedJob | None:
         """The next job. None when there is none, or when a step without a job came first."""
@@ -135,35 +153,52 @@ class JobQueue:
             verify = any(why.cause in {Cause.REDEFINED, Cause.REPLACED} for why in marked.values())
             request = ResyncRequest(tuple(self.plans()), why, frozenset(marked), verify=verify)
             return QueuedJob(Resync(self._context, request))
-        if version is not None:
+        if version is not None and self._postponed <= time.monotonic():
             _log.info("deploying version %d of the sync config", version.id)
             return QueuedJob(Deploy(self._context, version, self._keep_seconds), version=version)
         requests = self._context.store.open_requests(self._context.name)
         requests = [request for request in requests if request.kind != RequestKind.MOVE]  # those wait
         if requests:
             return self._take_request(requests[0])
-        if in_use(self._context.store, self._context.name, self._keep_seconds).obsolete:
+        if self._in_use().obsolete:
             self.follow()
         return None
 
     def _follow_unlocked(self, tables: Sequence[int]) -> None:
         """Follow tables that are no longer locked, before they are compared."""
         self._context.store.mark_resync(self._context.lease, tables, ResyncReason(Cause.REPLACED))
-        self._context.follow(self.plans())
+        self.follow()
         self._due = True
 
     def _undeployed(self) -> ConfigVersion | None:
-        """The version to deploy: one in processing, or the active one of a store that was imported without its
-        definitions."""
+        """The version to deploy: one in processing that the source has a part to do in, or that nobody has, or else the
+        active one, if the source lacks some of its definitions. That is so in a store that was imported without them,
+        and where the version became active while the source was read for the first time."""
         store = self._context.store
         processing = in_state(store, VersionState.PROCESSING)
         if processing is not None:
-            return processing
+            if not self._is_done(processing):
+                return processing
+            waiting = waits_for(store, processing.yaml, self._context.peers)
+            if not waiting:  # who was waited for may have been removed
+                return processing
+            self._note_waiting(processing, waiting)
         active = in_state(store, VersionState.ACTIVE)
-        if active is None:
-            return None
-        missing = definitions_of(plan_of(active.yaml)).keys() - store.complete_definitions(self._context.name).keys()
-        return active if missing else None
+        return None if active is None or self._is_done(active) else active
+
+    def _is_done(self, version: ConfigVersion) -> bool:
+        """Whether the source has done its part of a version."""
+        try:
+            needed = definitions_of(part_of(version.yaml, self._context.tag))
+        except SyncConfigError:
+            return version.state is VersionState.ACTIVE  # its deploy fails and says why
+        return needed.items() <= self._context.store.complete_definitions(self._context.name).items()
+
+    def _note_waiting(self, version: ConfigVersion, waiting: Sequence[str]) -> None:
+        """Have the version say whom it waits for, unless one of these says how far it is."""
+        note = waiting_note(waiting)
+        if version.note != note and not any(version.note.startswith(progress_note(name, "")) for name in waiting):
+            self._context.store.mark_version(self._context.lease, version.id, VersionState.PROCESSING, note)
 
     # requests
 
@@ -210,8 +245,8 @@ class JobQueue:
         """Follow the plans in use, with no deploy under way. Buckets of all other definitions are removed first: a
         version that wants such a definition again must not take it for complete, nor continue it."""
         store, lease = self._context.store, self._context.lease
-        forget_half_built(store, lease)
-        used = in_use(store, self._context.name, self._keep_seconds)
+        forget_half_built(store, lease, self._context.source)
+        used = self._in_use()
         if used.obsolete:
             _log.info("removing %d definitions that no version of the sync config needs", len(used.obsolete))
             self._obsolete = used.obsolete
@@ -323,7 +358,7 @@ class JobScheduler:
             with machine_errors():
                 outcome = queued.job.step()
         except SyncConfigError as error:
-            self._give_up(queued, str(error))
+            self._give_up(queued, str(error), everywhere=True)
             return
         except EngineError as error:
             self._restart(queued, error)
@@ -359,7 +394,12 @@ class JobScheduler:
                 self.close()
                 self._queue.follow()
                 return
-            store.mark_version(lease, queued.version.id, VersionState.PROCESSING, progress)
+            note = progress if self._alone else progress_note(self._context.name, progress)
+            store.mark_version(lease, queued.version.id, VersionState.PROCESSING, note)
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._context.peers) == 1
 
     def _finish(self, queued: QueuedJob, outcome: JobOutcome) -> None:
         self._failures.pop(queued.key, None)
@@ -408,12 +448,17 @@ class JobScheduler:
         self._context.schema.hint()
         self._not_before = time.monotonic() + pause
 
-    def _give_up(self, queued: QueuedJob, why: str) -> None:
+    def _give_up(self, queued: QueuedJob, why: str, *, everywhere: bool = False) -> None:
+        """A version fails where its text is wrong `everywhere`. What one of several sources suffers does not undo the
+        work of the others: it tries again later."""
         _log.error("given up: %s", why)
         self.close()
         self._failures.clear()
         if queued.request is not None:
             self._queue.end_request(queued.request, RequestState.FAILED, {"error": why})
+        elif queued.version is not None and not (everywhere or self._alone):
+            self._store_progress(queued, f"tries again in {_GIVEN_UP_SECONDS:.0f} s: {why}")
+            self._queue.postpone_deploys(_GIVEN_UP_SECONDS)
         elif queued.version is not None:
             self._context.store.mark_version(self._context.lease, queued.version.id, VersionState.FAILED, why)
             self._queue.follow()

@@ -228,10 +228,15 @@ def empty(flush: Flush, table: LiveTable, keys: StoreKeys) -> int:
     names = {(layout.schema, layout.name) for layout in table.layouts}
     exclusive = table.bound.exclusive and len(names) == 1
     if not exclusive:
-        rows = iter(flush.table_members(table.id))
-        while some := list(islice(rows, REMOVED_AT_ONCE)):
-            flush.append([op for row in some for op in _removes(table.id, keys, *row)], {})
+        remove_rows(flush, table.id, keys)
     return flush.truncate(table.id, table.bound.definitions if exclusive else ())
+
+
+def remove_rows(flush: Flush, table: int, keys: StoreKeys) -> None:
+    """Remove all rows of a table (by the id of its generation) from their buckets, by one REMOVE each."""
+    rows = iter(flush.table_members(table))
+    while some := list(islice(rows, REMOVED_AT_ONCE)):
+        flush.append([op for row in some for op in _removes(table, keys, *row)], {})
 
 
 def _removes(table_id: int, keys: StoreKeys, row_id: str, members: str, subkey: str | None) -> list[DraftOp]:

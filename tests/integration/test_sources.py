@@ -1,0 +1,193 @@
+"""Several databases in one store: what each gives to devices, and what none does to another."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import replace
+
+import pytest
+
+from headwater.bulk.contract import Report, ReprocessJob, Stop
+from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.versions import waiting_note
+from headwater.source.rows.copy import TableChangedError
+from headwater.storage.contract.parts import BulkOutcome
+from headwater.storage.contract.versions import Origin, VersionState
+from tests.support.fix_headwater import HASTY
+from tests.support.fix_sources import NewSources
+from tests.support.local_bulk import LocalEngine, Waiting
+
+STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
+
+NOTES = """
+create table notes (id text primary key, body text);
+insert into notes values ('n1', 'one'), ('n2', 'two');
+"""
+TODOS = """
+create table todos (id text primary key, note text, body text);
+insert into todos values ('t1', 'n1', 'first'), ('t2', 'n9', 'second');
+create table tags (id text primary key, name text);
+insert into tags values ('g1', 'green');
+"""
+
+HEAD = "config: {edition: 3}\nstreams:\n"
+ALL_NOTES = """  notes: {auto_subscribe: true, query: 'SELECT id, body FROM "one.public".notes'}\n"""
+ALL_TODOS = """  todos: {auto_subscribe: true, query: 'SELECT id, body FROM "two.public".todos'}\n"""
+ALL_TAGS = """  tags: {auto_subscribe: true, query: 'SELECT id, name FROM "two.public".tags'}\n"""
+BOTH = HEAD + ALL_NOTES + ALL_TODOS
+LONGER = BOTH.replace("id, body", "id, body, upper(body) AS loud")
+
+TABLES = {"one": NOTES, "two": TODOS}
+
+
+@STORES
+def test_two_databases_are_one_for_devices(new_sources: NewSources, on_postgres: bool) -> None:
+    sources = new_sources(BOTH, TABLES, on_postgres=on_postgres).start()
+    assert sources.rows("a").keys() == {("notes", "n1"), ("notes", "n2"), ("todos", "t1"), ("todos", "t2")}
+    sources["one"].source.execute("update notes set body = 'changed' where id = 'n1'")
+    sources["two"].source.execute("delete from todos where id = 't1'; insert into todos values ('t3', 'n1', 'third')")
+    rows = sources.rows("a")
+    assert rows["notes", "n1"]["body"] == "changed"
+    assert rows.keys() == {("notes", "n1"), ("notes", "n2"), ("todos", "t2"), ("todos", "t3")}
+    sources.restart()
+    assert sources.rows("a") == rows
+    assert [each.kinds() for each in sources] == [
+        ["snapshot", "snapshot"]
+    ] * 2  # one list for the store: both read once
+
+
+@STORES
+def test_a_version_is_served_when_all_are_done(new_sources: NewSources, on_postgres: bool) -> None:
+    sources = new_sources(BOTH, TABLES, on_postgres=on_postgres).start()
+    sources["two"].stop()
+    number = sources.deploy(LONGER)
+    sources.wait_for(lambda _: sources.note(number) == waiting_note(["two"]), "the version to say whom it waits for")
+    jobs = len(sources.any.bulk_records())
+    sources["one"].stop()
+    sources["one"].start()  # which has nothing left to do
+    sources["one"].source.execute("update notes set body = 'meanwhile' where id = 'n1'")
+    sources["one"].caught_up()
+    assert sources.state(number) is VersionState.PROCESSING
+    assert len(sources.any.bulk_records()) == jobs
+    sources["two"].start()
+    sources.wait_for(lambda _: sources.state(number) is VersionState.ACTIVE, "the version to be served")
+    rows = sources.rows("a")
+    assert rows["notes", "n1"] == {"id": "n1", "body": "meanwhile", "loud": "MEANWHILE"}
+    assert rows["todos", "t1"]["loud"] == "FIRST"
+
+
+@STORES
+def test_a_new_source_holds_nothing_up(new_sources: NewSources, on_postgres: bool) -> None:
+    sources = new_sources(BOTH, {"one": NOTES}, on_postgres=on_postgres)
+    sources.add("two", TODOS)
+    sources["one"].start()
+    assert sources["one"].rows("a").keys() == {("notes", "n1"), ("notes", "n2")}
+    number = sources.deploy(LONGER)
+    sources.wait_for(lambda _: sources.state(number) is VersionState.ACTIVE, "the version to be served")
+    ops = sources["one"].op_count()
+    sources.start()
+    rows = sources.rows("a")
+    assert rows["todos", "t2"]["loud"] == "SECOND"
+    assert rows["notes", "n2"]["loud"] == "TWO"
+    assert sources.any.op_count_now() == ops + 3  # a CLEAR, and two rows
+
+
+def test_a_version_that_waited_for_a_removed_source(new_sources: NewSources) -> None:
+    sources = new_sources(BOTH, TABLES).start()
+    sources["two"].stop()
+    number = sources.deploy(LONGER)
+    sources.wait_for(lambda _: sources.note(number) == waiting_note(["two"]), "the version to say whom it waits for")
+    sources.remove("two")
+    sources.restart()
+    sources.wait_for(lambda _: sources.state(number) is VersionState.ACTIVE, "the version to be served")
+
+
+def test_a_wrong_version_fails_once(new_sources: NewSources, caplog: pytest.LogCaptureFixture) -> None:
+    sources = new_sources(BOTH, TABLES).start()
+    number = sources.deploy("config: {edition: 3}\nstreams: {a: {query: SELECT nonsense FROM}}")
+    sources.wait_for(lambda _: sources.state(number) is VersionState.FAILED, "the version to fail")
+    said = sources.note(number)
+    sources["one"].source.execute("update notes set body = 'after' where id = 'n1'")
+    assert sources.note(number) == said
+    with sources.any.store() as store:
+        assert [version.state for version in store.versions()] == [VersionState.ACTIVE, VersionState.FAILED]
+    for each in sources:
+        each.yaml = BOTH
+    assert sources.rows("a")["notes", "n1"]["body"] == "after"
+
+
+def test_what_one_source_suffers_fails_no_version(new_sources: NewSources, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.replication.jobs.scheduler._GIVEN_UP_SECONDS", 0.3)
+    bulk, broken = BulkJobs(LocalEngine()), threading.Event()
+    reprocess, failed = BulkJobs.reprocess, itertools.count(1)
+    tries = []
+
+    def failing(job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
+        if job.tag == "two" and not broken.is_set():
+            tries.append(next(failed))
+            raise TableChangedError("the table changed", "two")
+        return reprocess(bulk, job, progress, stop)
+
+    monkeypatch.setattr(bulk, "reprocess", failing)
+    sources = new_sources(BOTH, TABLES, bulk=bulk, intervals=replace(HASTY, retry=0.05, recheck=0.01)).start()
+    number = sources.deploy(LONGER)
+    sources.wait_for(lambda _: len(tries) > 10, "many attempts")
+    assert sources.state(number) is VersionState.PROCESSING
+    assert "source two: " in sources.note(number)
+    assert sources["two"].ask("resync")["state"] == "done"  # which others may need
+    sources["one"].source.execute("update notes set body = 'meanwhile' where id = 'n1'")
+    sources["one"].caught_up()
+    broken.set()
+    sources.wait_for(lambda _: sources.state(number) is VersionState.ACTIVE, "the version to be served")
+    assert sources.rows("a")["notes", "n1"]["loud"] == "MEANWHILE"
+
+
+@STORES
+def test_a_version_replaced_while_sources_are_read_first(new_sources: NewSources, on_postgres: bool) -> None:
+    bulk = Waiting("snapshot")
+    sources = new_sources(BOTH, TABLES, on_postgres=on_postgres, bulk=bulk)
+    for each in sources:
+        each.start(wait=False)
+    assert bulk.begun.wait(60)
+    number = sources.deploy(LONGER)
+    bulk.go.set()
+    for each in sources:
+        each.wait_until_following()
+    sources.wait_for(lambda _: sources.state(number) is VersionState.ACTIVE, "the version to be served")
+    with sources.any.store() as store:
+        replaced, served = store.versions()
+    assert (replaced.state, replaced.activated) == (VersionState.STOPPED, 0)
+    assert sources.rows("a")["todos", "t1"]["loud"] == "FIRST"
+    assert served.id == number
+
+
+@STORES
+def test_rows_find_each_other_over_databases(new_sources: NewSources, on_postgres: bool) -> None:
+    mine = """  mine:
+    auto_subscribe: true
+    query: >-
+      SELECT id, body FROM "two.public".todos
+      WHERE note IN (SELECT id FROM "one.public".notes WHERE body = auth.user_id())
+"""
+    sources = new_sources(HEAD + mine, TABLES, on_postgres=on_postgres).start()
+    assert sources.rows("one").keys() == {("todos", "t1")}
+    assert sources.rows("two").keys() == set()
+    sources["one"].source.execute("update notes set body = 'two' where id = 'n1'")
+    assert sources.rows("one").keys() == set()
+    assert sources.rows("two").keys() == {("todos", "t1")}
+
+
+def test_one_of_many_deploys_the_file(new_sources: NewSources) -> None:
+    sources = new_sources(BOTH, TABLES).start()
+    sources.restart()
+    with sources.any.store() as store:
+        assert [version.origin for version in store.versions()] == [Origin.FILE]
+    sources.stop()
+    for each in sources:
+        each.yaml = LONGER
+    sources.start()
+    sources.wait_for(lambda store: store.versions()[-1].state is VersionState.ACTIVE, "the file to be served")
+    sources.restart()
+    with sources.any.store() as store:
+        assert len(store.versions()) == 2
