@@ -124,7 +124,7 @@ def test_what_one_source_suffers_fails_no_version(new_sources: NewSources, monke
     tries = []
 
     def failing(job: ReprocessJob, progress: Report, stop: Stop = None) -> BulkOutcome:
-        if job.tag == "two" and not broken.is_set():
+        if job.source_name == "two" and not broken.is_set():
             tries.append(next(failed))
             raise TableChangedError("the table changed", "two")
         return reprocess(bulk, job, progress, stop)

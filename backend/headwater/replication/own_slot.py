@@ -106,7 +106,7 @@ class OwnSlot:
     @property
     def database(self) -> int:
         """The oid of the database that the slot was made in, 0 if unknown."""
-        return slot_note(self._source, self._store).database
+        return slot_note(self._source.name, self._store).database
 
     def cluster(self) -> SystemIdentity:
         """The cluster that slots are made in now."""

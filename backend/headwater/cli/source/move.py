@@ -44,7 +44,7 @@ def move(
             raise HeadwaterError(
                 f"the store has nothing of {name} yet", new.address, "start the service", code="HW_8203"
             )
-        here, note = DatabaseIdentity.of(conn), slot_note(old, store)
+        here, note = DatabaseIdentity.of(conn), slot_note(old.name, store)
         if here.system_id == state.system_id and note.database in {0, here.oid}:
             fix = "name the database to move to with --to"
             raise HeadwaterError(f"{name} is followed in that database already", new.address, fix, code="HW_8203")
@@ -52,7 +52,7 @@ def move(
         usable = _check_server(conn, new, store)
         if usable:
             click.echo("2. tables and rows, compared with what the service has")
-        plans = in_use(store, old.name, KEEP_STOPPED_SECONDS).plans
+        plans = in_use(store, old, KEEP_STOPPED_SECONDS).plans
         same = usable and _check_tables(moved_tables(conn, new, store, plans, bulk, BulkProgressDisplay()))
         if uri is not None:
             click.echo(f"3. what is still written to {old.address}")
@@ -80,13 +80,13 @@ def _named(config: ServiceConfig, name: str) -> SourceSettings:
 
 
 def _check_server(conn: psycopg.Connection, new: SourceSettings, store: StoreWriter) -> bool:
-    findings = source_findings(conn, new, tables_named(store), deciding_in(store))
+    findings = source_findings(conn, new, tables_named(store, new.tag), deciding_in(store, new.tag))
     for finding in findings:
         click.echo(f"   {'problem' if finding.fatal else 'note'}: {finding}")
     if not any(finding.fatal for finding in findings):
         click.echo("   nothing is missing")
         return True
-    statements = missing_sql(new, tables_named(store), append_only=True)
+    statements = missing_sql(new, tables_named(store, new.tag), append_only=True)
     if statements:
         click.echo(f"   run there:\n{sql_block(statements)}")
     return False
