@@ -13,12 +13,14 @@ from functools import partial
 import pytest
 
 from headwater.oplog.lsn import Lsn
-from headwater.storage import postgres, sqlite
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.reader import StoreReader
-from headwater.storage.contract.store import RequestState
+from headwater.storage.contract.store import ReplicationProgress, RequestState
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
 from headwater.storage.open import open_store
+from headwater.storage.postgres import migrate as postgres_migrate
+from headwater.storage.sqlite import connection
+from headwater.storage.sqlite import migrate as sqlite_migrate
 from tests.contract.source_writer import SIDES, SOURCE, YAML, A, B, Rows, SourceWriter, assert_in_step
 from tests.contract.source_writer import lookups as looked_up
 from tests.contract.test_bucket_names import until_done
@@ -249,6 +251,22 @@ def test_last_of_two_that_finish_at_once_serves_the_version(west: SourceWriter, 
 # writers beside each other
 
 
+def test_long_transaction_of_another_source(
+    west: SourceWriter, east: SourceWriter, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source waits for it, however long that takes, and does not begin anew."""
+    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.0)
+    flush = west.store.begin(west.lease)
+    with ThreadPoolExecutor(1) as pool:
+        assert flush.truncate(west.table, ()) != west.table  # has the store's lock
+        waiting = pool.submit(east.write, {"4": (A, "east")})
+        while not flush.waited_for:
+            assert not waiting.done()
+        flush.commit(WEST, ReplicationProgress(Lsn(west.lsn)))
+        waiting.result()
+    assert "4 east" in texts(reader, A)
+
+
 def test_sources_write_at_once(west: SourceWriter, east: SourceWriter, reader: StoreReader) -> None:
     """Flushes, a definition that leaves and comes, and snapshots: every row is there, and no id twice."""
 
@@ -364,7 +382,7 @@ def test_store_of_one_source_is_upgraded(new_writer: NewWriter) -> None:
     writer.store.release(writer.lease)
     writer.store.close()
     embedded = isinstance(writer.address, SqliteAddress)
-    folder = (sqlite if embedded else postgres).migrate._SCRIPTS
+    folder = (sqlite_migrate if embedded else postgres_migrate)._SCRIPTS
     first = folder.joinpath("001.sql").read_text(encoding="utf-8")
     begin = first.index("create table definitions")
     former = first[begin : first.index(";", begin)]

@@ -20,6 +20,11 @@ FORMAT = 2
 """Of the tables: the number of the last script in `migrations`."""
 
 BUSY_SECONDS = 30.0
+"""The longest wait for another process."""
+
+_TURN_SECONDS = 600.0
+"""The longest wait for another thread, whose transaction may index the rows of a large table."""
+
 _AGAIN_SECONDS = 0.01
 
 _WRITER_PRAGMAS = """
@@ -200,7 +205,7 @@ def immediate(connection: apsw.Connection) -> Iterator[None]:
 def begin_write(connection: apsw.Connection) -> Turns:
     """Begin a write transaction when it is our turn, which the caller gives back after its end."""
     turns = turns_at(connection.filename)
-    if not turns.take(BUSY_SECONDS):
+    if not turns.take(_TURN_SECONDS):
         raise apsw.BusyError("another thread writes to the store")
     try:
         connection.execute("begin immediate")
