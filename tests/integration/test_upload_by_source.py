@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from headwater.source.upload.errors import UploadRefusedError
 from headwater.source.upload.letters import DeadLetters
 from headwater.source.upload.prepare import check_uploads, prepare_uploads
 from headwater.source.upload.settings import UploadSettings
-from tests.support.fix_api import Endpoint, make_token
+from tests.support.command import Outcome, headwater_here
+from tests.support.fix_api import AUDIENCE, SECRET, Endpoint, make_token
 from tests.support.fix_postgres import Connection, SourceDb
+from tests.support.fix_service import client_auth, connection_to
 from tests.support.fix_upload import NOTES, Device, Uploads, delete, patch, put
 from tests.support.memory_store import MemoryStore
 from tests.support.read_uploads import read_uploads
@@ -325,3 +328,61 @@ def test_prepare_and_check_name_what_is_wrong_in_each_source(two: TwoSources, tm
     checked = {name: check_uploads(each) for name, each in settings.by_source().items()}
     assert checked["default"] == ()
     assert "public.deals" in str(checked["crm"][0])
+
+
+@pytest.fixture
+def command(two: TwoSources, tmp_path: Path) -> Callable[..., Outcome]:
+    """`command("upload", "list")` runs it with a config of both sources."""
+    connections = [
+        connection_to(two.notes.server.port, two.notes.name, "postgres"),
+        {**connection_to(two.deals.server.port, two.deals.name, "postgres"), "tag": "crm"},
+    ]
+    config = {
+        "replication": {"connections": connections},
+        "storage": {"type": "sqlite", "path": str(tmp_path / "store")},
+        "client_auth": client_auth(SECRET, AUDIENCE),
+        "upload": {"role": two.role, "tables": {"notes": {}, "deals": {"source": "crm"}}},
+        "sync_config": {"content": "streams: {notes: {query: SELECT * FROM notes}}\nconfig: {edition: 3}"},
+    }
+    path = tmp_path / "headwater.json"
+    path.write_text(json.dumps(config))
+    return lambda *arguments: headwater_here(*arguments, "--config", path)
+
+
+def test_commands_name_letters_by_source(two: TwoSources, command: Callable[..., Outcome]) -> None:
+    device = two.uploads().device()
+    for number in range(2):
+        device.parked(put("notes", str(number), owner="ann", title=""))
+        device.parked(deal(str(number), title=""))
+    listed = json.loads(command("upload", "list", "--json").out)
+    assert [each["id"] for each in listed] == [1, 2, "crm:1", "crm:2"]
+    assert "crm:2  " in command("upload", "list").out
+
+    def page(*arguments: str) -> list[object]:
+        return [each["id"] for each in json.loads(command("upload", "list", "--json", *arguments).out)]
+
+    assert (page("--limit", "3"), page("--after", "crm:1"), page("--after", "2")) == (
+        [1, 2, "crm:1"],
+        ["crm:2"],
+        ["crm:1", "crm:2"],
+    )
+    assert json.loads(command("upload", "show", "crm:1").out)["crud"][0]["type"] == "deals"
+    two.deals.execute("alter table deals drop constraint deals_title_check")
+    retried = command("upload", "retry", "1", "crm:1")
+    assert (retried.code, "crm:1: applied" in retried.out) == (1, True), "the other one is refused again"
+    assert two.found() == ([], [("0", "")])
+    assert command("upload", "discard", "1").code == 0
+    assert command("upload", "retry", "--all").code == 1
+    assert page() == [2]
+    for wrong in ("nowhere:1", "crm:", "crm"):
+        assert command("upload", "show", wrong).code == 2, wrong
+
+
+def test_preparing_and_checking_both(two: TwoSources, command: Callable[..., Outcome]) -> None:
+    printed = command("source", "prepare", "--upload", "--print-sql").out
+    assert printed.count("CREATE SCHEMA headwater_upload") == 2
+    prepared = command("source", "prepare", "--upload")
+    assert "ready: uploads to 1 table of default" in prepared.out, prepared
+    assert "ready: uploads to 1 table of crm" in prepared.out
+    assert two.deals.fetch(LEDGER) == two.notes.fetch(LEDGER) == [(0,)]
+    assert "uploads to crm" in command("doctor").out

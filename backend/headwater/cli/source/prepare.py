@@ -38,13 +38,17 @@ def prepare_source(
     if print_sql:
         missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
         hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
-        for each, login in _uploads_of(uploads, admin_uri):
-            missing = (*missing, *missing_for_uploads(each, login))
+        needed = {each.login: missing_for_uploads(each, login) for each, login in _uploads_of(uploads, admin_uri)}
+        if len(needed) == 1:
+            missing = (*missing, *needed.popitem()[1])
         if missing or not hints:
             click.echo(sql_block(missing) or "-- nothing is missing")
         if hints:
             click.echo("-- optional, for a superuser: changes of tables are noticed at once")
             click.echo(sql_block(hints))
+        for source, statements in needed.items():
+            click.echo(f"-- for uploads, in {source.name} ({source.address})")
+            click.echo(sql_block(statements) or "-- nothing is missing")
         return
     try:
         prepared = prepare(config.source(), tables, admin=admin, append_only=append_only, ran=_print_ran)
