@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
-from headwater.api.checkpoints import REQUESTS_KEPT, WriteCheckpointBatcher, WriteCheckpointRoute
+from headwater.api.checkpoints import IN_PATH, REQUESTS_KEPT, WriteCheckpointBatcher, WriteCheckpointRoute
 from headwater.api.error_answers import exception_handlers
 from headwater.api.http.middleware import RequestMiddleware, address_quota, with_cors
 from headwater.api.http.requests import RequestCounts
@@ -124,12 +124,18 @@ class Endpoint:
         checkpoints = WriteCheckpointRoute(verifier, writes, self._hub, parsing, settings.sources)
         stream: ASGIApp = StreamEndpoint(self.streams, verifier, tasks)
         websocket: ASGIApp = RSocketEndpoint(self.streams, verifier, self.refusals, tasks)
+
+        def routes(prefix: str) -> Iterator[BaseRoute]:
+            yield Route(f"{prefix}/sync/stream", stream, methods=["POST"])
+            yield _only_get(f"{prefix}/write-checkpoint2.json", checkpoints.create)
+            yield _only_get(f"{prefix}/write-checkpoint.json", checkpoints.wait)
+            yield Route(f"{prefix}/sync/checkpoint-request", checkpoints.request, methods=["POST"])
+            if self._upload:
+                yield from self._upload.routes(prefix)
+
         self.device_routes: Sequence[BaseRoute] = (
-            Route("/sync/stream", stream, methods=["POST"]),
-            _only_get("/write-checkpoint2.json", checkpoints.create),
-            _only_get("/write-checkpoint.json", checkpoints.wait),
-            Route("/sync/checkpoint-request", checkpoints.request, methods=["POST"]),
-            *(self._upload.routes if self._upload else ()),
+            *routes(""),
+            *(routes(f"/sources/{{{IN_PATH}:path}}") if several else ()),
         )
         self.websocket_route = WebSocketRoute("/{path:path}", websocket)  # clients name the path inside the protocol
 

@@ -42,6 +42,10 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.sync.interest import News
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
 
+IN_PATH = "sources"
+"""The part of a path that names sources, as `source` of a query does: stock clients append to the endpoint's address,
+and can't say more."""
+
 MAX_WAITING = 200
 MAX_WAITING_OF_USER = 20
 
@@ -243,7 +247,8 @@ class WriteCheckpointRoute:
     def _asked(self, request: Request) -> Sources:
         """The sources that the request names, or else all that the store has rows of: devices have nothing yet of one
         whose first snapshot is not complete, which may take hours. Raises HW_6033."""
-        named = sources_named(request.query_params.getlist("source"), self._sources)
+        in_path = request.path_params.get(IN_PATH, "")
+        named = sources_named([*request.query_params.getlist("source"), in_path], self._sources)
         if named is not None or self._hub.followed.issuperset(self._sources):
             return named
         return self._hub.followed.intersection(self._sources) or None

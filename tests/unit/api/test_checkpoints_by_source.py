@@ -150,3 +150,35 @@ def test_requested_number_and_oldest_route(deployment: Deployment) -> None:
     deployment.store.others["crm"] = Lsn(20)
     deployment.store.commit()
     assert http.get("/write-checkpoint.json?source=crm", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "waited"),
+    [
+        ("/sources/crm", {"crm"}),
+        ("/sources/crm,default", {"crm", "default"}),
+        ("/sources/orders/eu", {"orders/eu"}),
+        ("/sources/orders%2Feu", {"orders/eu"}),
+        ("/sources/orders", {"orders/eu", "orders/us"}),
+    ],
+)
+def test_address_of_the_endpoint_names_sources(deployment: Deployment, path: str, waited: set[str]) -> None:
+    headers = {"authorization": f"Token {make_token('u1')}"}
+    answer = deployment.endpoint.http.get(f"{path}/write-checkpoint2.json?client_id=phone", headers=headers)
+    assert answer.json() == {"data": {"write_checkpoint": "1"}}
+    assert deployment.waits_for() == dict.fromkeys(waited, 20)
+    body = {"raw_data": True}
+    with deployment.endpoint.http.stream("POST", f"{path}/sync/stream", json=body, headers=headers) as stream:
+        assert stream.status_code == 200
+        assert "checkpoint" in next(stream.iter_lines())
+
+
+def test_address_with_an_unknown_source(deployment: Deployment) -> None:
+    headers = {"authorization": f"Token {make_token('u1')}"}
+    answer = deployment.endpoint.http.get("/sources/nowhere/write-checkpoint2.json", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "HW_6033")
+
+
+def test_one_source_has_no_such_addresses(endpoint: Endpoint) -> None:
+    headers = {"authorization": f"Token {make_token('u1')}"}
+    assert endpoint.http.get("/sources/default/write-checkpoint2.json", headers=headers).status_code == 404

@@ -149,10 +149,13 @@ class UploadRoute:
             MOST_BODIES_OF_USER * settings.max_body_bytes,
             uncounted=LARGE,
         )
-        self.routes = [
-            Route("/upload", self.answer, methods=["POST"]),
-            Route("/upload/refused", self.refused, methods=["GET"]),
-        ]
+
+    def routes(self, prefix: str) -> Sequence[Route]:
+        """The routes below a path."""
+        return (
+            Route(f"{prefix}/upload", self.answer, methods=["POST"]),
+            Route(f"{prefix}/upload/refused", self.refused, methods=["GET"]),
+        )
 
     async def close(self) -> None:
         await self._uploads.close()
