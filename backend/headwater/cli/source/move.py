@@ -126,10 +126,11 @@ def _show_writers(old: SourceSettings, state: SourceState) -> None:
         click.echo("   nobody else is connected to it")
 
 
+# What a session is may be hidden from our role: it counts all the same
 _SESSIONS = """
-select coalesce(usename::text, ''), application_name, count(*) from pg_stat_activity
-where datname = current_database() and backend_type = 'client backend' and application_name not like 'headwater%'
-  and pid <> pg_backend_pid()
+select usename::text, application_name, count(*) from pg_stat_activity
+where datname = current_database() and coalesce(backend_type, 'client backend') = 'client backend'
+  and usename is not null and application_name not like 'headwater%'
 group by 1, 2 order by 1, 2
 """
 
