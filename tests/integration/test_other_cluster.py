@@ -11,8 +11,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.bulk.contract import CompareOutcome
-from headwater.cli.config import load_config
+from headwater.cli.config import ServiceConfig, load_config
 from headwater.cli.source.move import move as source_move
+from headwater.cli.source.status import show_status
 from headwater.config import ConfigSource
 from headwater.embedded.postgres import EmbeddedPostgres, PostgresBinaries, all_binaries
 from headwater.errors import HeadwaterError
@@ -314,10 +315,10 @@ Move = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(deployment: Deployment, bulk: BulkJobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Move:
-    """`headwater source move default …`, by the config of the deployment as it is now: its exit code and output."""
+def config(deployment: Deployment, tmp_path: Path) -> Callable[[], ServiceConfig]:
+    """The service config of the deployment as it is now."""
 
-    def run(to: SourceDb | None = None, *, check: bool = False, accept_differences: bool = False) -> tuple[int, str]:
+    def load() -> ServiceConfig:
         store = deployment.address
         storage = f"{{type: sqlite, path: '{deployment.directory}'}}"
         if isinstance(store, PostgresAddress):
@@ -329,10 +330,19 @@ def command(deployment: Deployment, bulk: BulkJobs, tmp_path: Path, capsys: pyte
             f"replication: {{connections: [{{uri: '{deployment.source.uri}', sslmode: disable}}]}}\n"
             f"storage: {storage}\nclient_auth: {{supabase_jwt_secret: {'s' * 40}}}\n"
         )
-        config = load_config(ConfigSource(path=path), {}, tmp_path)
-        capsys.readouterr()
+        return load_config(ConfigSource(path=path), {}, tmp_path)
+
+    return load
+
+
+@pytest.fixture
+def command(config: Callable[[], ServiceConfig], bulk: BulkJobs, capsys: pytest.CaptureFixture[str]) -> Move:
+    """`headwater source move default …`: its exit code and output."""
+
+    def run(to: SourceDb | None = None, *, check: bool = False, accept_differences: bool = False) -> tuple[int, str]:
         address = None if to is None else to.uri
-        code = source_move(config, "default", address, bulk, check=check, accept_differences=accept_differences)
+        capsys.readouterr()
+        code = source_move(config(), "default", address, bulk, check=check, accept_differences=accept_differences)
         out, err = capsys.readouterr()
         return code, out + err
 
@@ -375,12 +385,22 @@ def test_move_by_command(deployment: Deployment, old: SourceDb, new: SourceDb, c
         assert store.open_requests("default") == []
 
 
-def test_differences_are_accepted_by_command(deployment: Deployment, new: SourceDb, command: Move) -> None:
+def test_differences_are_accepted_by_command(
+    deployment: Deployment,
+    new: SourceDb,
+    command: Move,
+    config: Callable[[], ServiceConfig],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The config leads there already, and the service refuses."""
     device = Device(deployment)
     new.execute(schema(AFTER) + OTHER_TENANT + PUBLISH)
     move(deployment, new, follows=False)
     refused(deployment)
+    assert show_status(config(), as_json=False) == 1
+    told = capsys.readouterr().out
+    assert "cause     [HW_5006] the source is another database now" in told
+    assert "problem   [HW_2040] this is another cluster than the one in which the store followed the slot" in told
     code, told = command()
     assert code == 1
     assert "not allowed" in told

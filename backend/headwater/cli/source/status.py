@@ -32,7 +32,7 @@ from headwater.source.connect import SourceSettings, connect, source_errors
 from headwater.source.readiness.checks import source_findings
 from headwater.source.readiness.finding import Finding, span
 from headwater.source.readiness.health import SlotHealth, slot_findings, slot_health
-from headwater.source.slot import slot_name, slot_status
+from headwater.source.slot import slot_name, slot_status, system_identity
 from headwater.source.triggers import triggers_on
 from headwater.source.upload.prepare import check_uploads
 from headwater.storage.address import SqliteAddress
@@ -161,6 +161,10 @@ def store_findings(conn: psycopg.Connection, config: ServiceConfig, kept: Stored
         return [Finding("HW_4014", what, fix)]
     if kept.state is None or (slot is not None and slot.wal_status != "lost"):
         return []
+    if kept.state.system_id != system_identity(conn).system_id:
+        what = f'this is another cluster than the one in which the store followed the slot "{name}"'
+        fix = "start Headwater: if the same data is there, it makes a new slot and compares every table"
+        return [Finding("HW_2040", what, fix)]
     lost = "is gone" if slot is None else "is lost: Postgres has removed log that it needs (max_slot_wal_keep_size)"
     fix = "start Headwater, which makes a new slot and compares every table; nothing is lost, devices only wait"
     return [Finding("HW_2040", f'the slot "{name}", which the store has followed, {lost}', fix)]
