@@ -43,7 +43,6 @@ from headwater.replication.versions import (
     ConfigFile,
     Peers,
     forget_half_built,
-    in_state,
     in_use,
     needed_for,
     part_of,
@@ -224,10 +223,9 @@ class _LeaseHolder:
             self._store.mark_version(self._lease, version.id, VersionState.FAILED, str(error))
             raise
         self._bulk.warm_up()
-        InitialSnapshot(self._source, self._store, plan, version.id, self._bulk, self._progress).run(self._lease, slot)
-        coming = in_state(self._store, VersionState.PROCESSING)
-        if coming == version:  # else it is served, or was replaced meanwhile
-            self._store.activate(self._lease, version.id, needed_for(version.yaml, peers))
+        others = {name: needed for name, needed in needed_for(version.yaml, peers).items() if name != self._source.name}
+        snapshot = InitialSnapshot(self._source, self._store, plan, version.id, self._bulk, self._progress, others)
+        snapshot.run(self._lease, slot)
 
     def _progress(self, done: BulkProgress) -> None:
         self._watch.works(done)

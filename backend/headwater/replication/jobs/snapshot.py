@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from headwater.bulk.contract import BulkProgress, JobKind, SnapshotJob, Snapshot
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import format_lsn
 from headwater.replication.own_slot import OwnSlot
-from headwater.replication.tables.changes import flushed, remove_rows
 from headwater.replication.tables.schema_watch import readable_tables
 from headwater.replication.versions import RETIRED_AT_ONCE
 from headwater.source.catalog.published import load_types
@@ -23,7 +22,6 @@ from headwater.source.connect import SourceSettings, connect
 from headwater.source.slot import SnapshotKeeper, SystemIdentity, drop_unread_slot, end_of_log
 from headwater.storage.contract.parts import BulkRecord, StagedTable
 from headwater.storage.contract.store import Lease, SourceState
-from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
 from headwater_rules.versions import definitions_of
@@ -37,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InitialSnapshot:
-    """Reads a whole source. `plan` is its part of `version`; `progress` is called now and then."""
+    """Reads a whole source. `plan` is its part of `version`, `others` the definitions (name to digest) that the other
+    sources need for it; `progress` is called now and then."""
 
     source: SourceSettings
     store: StoreWriter
@@ -45,6 +44,7 @@ class InitialSnapshot:
     version: int
     bulk: BulkJobs
     progress: Callable[[BulkProgress], None]
+    others: Mapping[str, Mapping[str, str]]
 
     def run(self, lease: Lease, slot: OwnSlot) -> None:
         """Replace everything that the store has of the source. Clients see the change at once, at the end; in buckets
@@ -98,23 +98,8 @@ class InitialSnapshot:
         state = SourceState(
             self.source.name, keeper.consistent_point, keeper.slot, identity.system_id, identity.timeline
         )
-        self._leave_shared_buckets(lease)
-        self.store.publish(lease, state, tables, self.version, definitions_of(self.plan), record)
+        self.store.publish(lease, state, tables, self.version, definitions_of(self.plan), record, self.others)
         _log.info("snapshot published: %d rows, %d ops", record.rows, record.ops)
-
-    def _leave_shared_buckets(self, lease: Lease) -> None:
-        """Remove the rows that are to be replaced from buckets that no CLEAR may empty."""
-        before = self.store.source_state(self.source.name)
-        stored = self.store.tables(self.source.name)
-        if before is None or not stored:
-            return
-        with flushed(self.store, lease, self.source.name, before.lsn) as flush:
-            flush.lock()
-            with open_store(self.store.address).open_verify() as reader:
-                shared = reader.definitions(self.source.name).sources != {self.source.name}
-            for table in stored if shared else ():
-                remove_rows(flush, table.id, self.store.keys())
-                flush.truncate(table.id, ())
 
     def _job(
         self, conn: psycopg.Connection, keeper: SnapshotKeeper, lease: Lease

@@ -38,12 +38,6 @@ def secret(db: Cursor) -> bytes:
     return row[0] if isinstance(row[0], bytes) else bytes.fromhex(row[0])
 
 
-def is_first(db: Cursor, version: int) -> bool:
-    """Whether a version is in processing and none is served yet."""
-    found = db.rows("select state = 'processing' from versions where id = ? or state = 'active'", version)
-    return [bool(each) for (each,) in found] == [True]
-
-
 def forget_source(db: Cursor, source: str) -> None:
     """Within a write transaction: delete what is noted of a source, except its lease, for epochs never repeat."""
     db.execute("delete from definitions where source = ?", source)

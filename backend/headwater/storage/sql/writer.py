@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 
 from headwater.failpoints import failpoint
 from headwater.oplog.change import Relation
@@ -185,12 +186,13 @@ class StoreWriter(ABC):
         version: int,
         definitions: Mapping[str, str],
         record: BulkRecord,
+        others: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> Checkpoint:
         """Replace all tables of the source by staged ones, in one short transaction: number the segments, clear what
         its buckets held before, and move the source to `state.lsn`. Its bucket `definitions` are complete with it, and
-        `version` is served if it is in processing and none is. Clients see all of it at the commit, or nothing. Holds
-        the store's lock for a time in proportion to the number of buckets and segments, not of rows. Only from buckets
-        that other sources have, too, does it remove the former rows one by one."""
+        `version` is served if it waits for none of the `others` (as with `activate`). Clients see all of it at the
+        commit, or nothing. Holds the store's lock for a time in proportion to the number of buckets and segments, not
+        of rows. Only from buckets that other sources have, too, does it remove the former rows one by one."""
         with self._work() as db:
             if not bulk.index_rows(db, lease, tables):
                 raise StoreError("two rows of a bulk job have the same id", str(self.address))
@@ -208,10 +210,12 @@ class StoreWriter(ABC):
                 next_op = bulk.number(db, lease.name, tables, next_op)
                 generations.set_source(db, state)
                 # All rows are new, and nothing of theirs exists for other definitions
-                others = "source = ? and state <> 'retired'"
-                db.execute(f"update definitions set state = 'retiring' where {others}", lease.name)
+                former = "source = ? and state <> 'retired'"
+                db.execute(f"update definitions set state = 'retiring' where {former}", lease.name)
                 control.complete(db, lease.name, definitions)
-                if control.is_first(db, version):
+                # Also one that was replaced meanwhile: the source has no rows for the one that is served
+                served = db.rows("select 1 from versions where id = ? and state = 'active'", version)
+                if not served and not control.waiting_for(db, others):
                     control.set_active(db, version)
                 ops.move_checkpoint(db, next_op, state.source, None, None)
                 generations.record_job(db, record)
