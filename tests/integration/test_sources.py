@@ -10,10 +10,12 @@ import pytest
 
 from headwater.bulk.contract import Report, ReprocessJob, Stop
 from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.removal import remove_source, remove_unnamed
 from headwater.replication.versions import waiting_note
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.versions import Origin, VersionState
+from tests.support.changed_source import Device
 from tests.support.fix_headwater import HASTY
 from tests.support.fix_sources import NewSources
 from tests.support.local_bulk import LocalEngine, Waiting
@@ -91,6 +93,51 @@ def test_a_new_source_holds_nothing_up(new_sources: NewSources, on_postgres: boo
     assert rows["todos", "t2"]["loud"] == "SECOND"
     assert rows["notes", "n2"]["loud"] == "TWO"
     assert sources.any.op_count_now() == ops + 3  # a CLEAR, and two rows
+
+
+@STORES
+def test_a_source_that_the_configuration_does_not_name(
+    new_sources: NewSources, on_postgres: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = new_sources(BOTH, TABLES, on_postgres=on_postgres).start()
+    device = Device(sources.any)
+    device.rows()
+    gone = sources["two"]
+    slot = gone.source.fetch("select slot_name from pg_replication_slots where database = %s", gone.source.name)[0][0]
+    with sources.any.store() as store:
+        assert not remove_source(store, "two", "somebody")
+        assert "source two is not in the configuration, but can't be removed yet" in caplog.text
+        sources.remove("two")
+        sources.restart()
+        assert remove_source(store, "two", "somebody")
+        assert store.source_state("two") is None
+        assert store.tables("two") == []
+    assert f"pg_drop_replication_slot('{slot}')" in caplog.text
+    assert device.rows().keys() == sources.rows("a").keys() == {("notes", "n1"), ("notes", "n2")}
+    assert sources.any.problems() == []
+    number = sources.redeploy(LONGER)  # nobody is waited for
+    assert sources.rows("a")["notes", "n1"]["loud"] == "ONE"
+    assert sources.state(number) is VersionState.ACTIVE
+
+
+@STORES
+def test_a_shard_that_the_configuration_does_not_name(new_sources: NewSources, on_postgres: bool) -> None:
+    yaml = (
+        BOTH.replace("two.public", "one.public")
+        .replace("todos", "tags")
+        .replace('id, body FROM "one.public".tags', 'id, name AS body FROM "one.public".tags')
+    )
+    tables = NOTES + "create table tags (id text primary key, name text); insert into tags values ('g', 'green')"
+    sources = new_sources(yaml, {"one/a": tables, "one/b": tables}, on_postgres=on_postgres).start()
+    sources["one/b"].source.execute("insert into notes values ('n3', 'three'); delete from tags")
+    device = Device(sources.any)
+    sources.caught_up()
+    assert len(device.rows()) == 4
+    sources.remove("one/b")
+    with sources.any.store() as store:
+        assert remove_source(store, "one/b", "somebody")
+    assert device.rows().keys() == {("notes", "n1"), ("notes", "n2"), ("tags", "g")}
+    assert device.rows() == sources.rows("a")
 
 
 def test_a_version_that_waited_for_a_removed_source(new_sources: NewSources) -> None:
@@ -191,3 +238,20 @@ def test_one_of_many_deploys_the_file(new_sources: NewSources) -> None:
     sources.restart()
     with sources.any.store() as store:
         assert len(store.versions()) == 2
+
+
+def test_all_that_the_configuration_does_not_name_goes(new_sources: NewSources) -> None:
+    sources = new_sources(BOTH, TABLES).start()
+    gone = sources["two"]
+    with sources.any.store() as store:
+        stop = threading.Event()
+        removing = threading.Thread(target=remove_unnamed, args=(store, {"one": "one"}, "somebody", stop))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("headwater.replication.removal._AGAIN_SECONDS", 0.05)
+            removing.start()  # while it is followed
+            assert gone.rows("a").keys() >= {("todos", "t1")}
+            sources.remove("two")
+            removing.join(60)
+        assert store.sources() == ["one"]
+        assert store.acquire("two", "somebody else", 1.0)
+    assert sources.rows("a").keys() == {("notes", "n1"), ("notes", "n2")}

@@ -22,6 +22,7 @@ from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.meters import Figures
 from headwater.replication.own_slot import slot_of
+from headwater.replication.removal import remove_unnamed
 from headwater.replication.replicator import Replicator
 from headwater.replication.versions import ConfigFile
 from headwater.source.connect import SourceSettings
@@ -95,6 +96,8 @@ class _Replication:
         shares = SparkCompaction(SparkEngine(spark, "compaction" if several else None))
         compaction = Compactor(self.config.storage, process_owner(), run_shares=shares)
         compaction.start()
+        leaving = threading.Thread(target=self._remove_unnamed, args=(stop,), daemon=True)
+        leaving.start()
         try:
             if several:
                 self._follow_all(spark, stop)
@@ -104,6 +107,10 @@ class _Replication:
             compaction.stop()
             spark.stop()
             done.set()
+
+    def _remove_unnamed(self, stop: threading.Event) -> None:
+        with closing(open_store(self.config.storage).open_writer()) as store:
+            remove_unnamed(store, {each.name: each.tag for each in self.config.sources}, process_owner(), stop)
 
     def _follow_all(self, spark: Spark, stop: threading.Event) -> None:
         """Follow each source in a thread of its own. Raises the first error that is a fault of ours, once all have

@@ -218,6 +218,15 @@ def to_read_by(store: StoreWriter, source: SourceSettings, peers: Peers) -> Conf
     return active if wrong or waits_for(store, coming.yaml, others) else coming
 
 
+def served_definitions(store: StoreWriter) -> frozenset[str]:
+    """Names of the definitions of the version that is served, of all sources."""
+    active = in_state(store, VersionState.ACTIVE)
+    try:
+        return frozenset() if active is None else frozenset(definitions_of(_plan_of(active.yaml)))
+    except SyncConfigError:
+        return frozenset()
+
+
 def tables_named(store: StoreWriter, tag: str) -> tuple[TablePattern, ...]:
     """The tables of sources with this tag that the active version and the one in processing name."""
     return tuple(

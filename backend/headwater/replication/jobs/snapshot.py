@@ -47,9 +47,8 @@ class InitialSnapshot:
     others: Mapping[str, Mapping[str, str]]
 
     def run(self, lease: Lease, slot: OwnSlot) -> None:
-        """Replace everything that the store has of the source. Clients see the change at once, at the end; in buckets
-        that other sources have rows in, too, they see the former rows go before. Raises SlotForeignError when the slot
-        belongs to another service.
+        """Replace everything that the store has of the source. Clients see the change at once, at the end. Raises
+        SlotForeignError when the slot belongs to another service.
 
         A first snapshot that fails leaves no slot: it would make Postgres keep its log, perhaps for ever.
         """

@@ -153,7 +153,7 @@ class VerifyReader:
         """What a source checks. With `once`, each bucket definition that several sources have is checked by one of
         them: the first by name of those that are followed now."""
         holders: dict[str, list[str]] = {}
-        for holder, name in self._db.rows("select source, name from definitions"):
+        for holder, name in self._db.rows("select source, name from definitions where state <> 'retired'"):
             holders.setdefault(name, []).append(holder)
         followed = {source}
         if once:

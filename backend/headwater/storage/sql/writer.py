@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 
@@ -294,13 +294,14 @@ class StoreWriter(ABC):
         with self._writes() as db:
             write_checkpoints.rewind(db, tag, lsn)
 
-    def forget_source(self, lease: Lease) -> None:
+    def forget_source(self, lease: Lease, keep: Collection[str] = ()) -> None:
         """Forget a source none of whose rows is in any bucket: its tables, definitions, requests and notes. Neither a
-        version nor a write checkpoint waits for it any more. After an interruption, it can be called again."""
+        version nor a write checkpoint waits for it any more. The buckets of the definitions `keep` stay, empty, for
+        devices that have yet to hear so. After an interruption, it can be called again."""
         self.discard_staged(lease)
         with self._work() as db:
             held = db.rows("select name from definitions where source = ? and state <> 'retired'", lease.name)
-        while self.retire(lease, [name for (name,) in held], _FORGOTTEN_AT_ONCE):
+        while self.retire(lease, [name for (name,) in held if name not in keep], _FORGOTTEN_AT_ONCE):
             pass
         with self._writes() as db:
             write_checkpoints.forget_source(db, lease.name)
