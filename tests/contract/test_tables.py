@@ -206,7 +206,16 @@ def test_place_ranges(writer: SourceWriter) -> None:
         ranges, number = writer.store.place_ranges(writer.table, size)
         assert all(first < end for first, end in ranges)
         assert number == 2000
+        bounds = writer.store.place_bounds(writer.table)
+        assert bounds is not None
+        assert ranges[0][0] == bounds[0] <= bounds[1] < ranges[-1][1]
     assert len(writer.store.place_ranges(writer.table, 300).ranges) >= 5
+
+
+def test_table_without_rows_has_no_places(writer: SourceWriter) -> None:
+    writer.bootstrap({})
+    (table,) = writer.store.create_tables(writer.lease, SOURCE, [(WIDER, "wider")], None)
+    assert writer.store.place_bounds(table.id) is None
 
 
 def test_places_stay(writer: SourceWriter) -> None:

@@ -51,7 +51,9 @@ def moved_tables(
     `BulkJobs` raises."""
     published = {(t.relation.schema, t.relation.name): t for t in wanted_tables(conn, source, plans)}
     seen = {table.name: table for table in look(conn, source, store, plans)}
-    stored = renumbered(store.tables(source.name), {name: table.relation for name, table in published.items()})
+    known = store.tables(source.name)
+    rows = {f"{t.relation.schema}.{t.relation.name}": store.place_ranges(t.id, _RANGE).rows for t in known}
+    stored = renumbered(known, {name: table.relation for name, table in published.items()})
     pairs = [
         (table, published[table.relation.schema, table.relation.name])
         for table in stored
@@ -61,18 +63,18 @@ def moved_tables(
     derived = {now.qualified_name for table, now in pairs if ids_after(table, now.relation) is Ids.DERIVED}
     compared = [pair for pair in pairs if pair[1].qualified_name not in lost | derived]
     differ = _differences(source, store, compared, bulk, progress)
-    found = [MovedTable(table.name, table.rows, table.problem) for table in seen.values() if table.problem]
+    found = [MovedTable(table.name, rows[table.name], table.problem) for table in seen.values() if table.problem]
     for _, now in pairs:
         name = now.qualified_name
-        rows = seen[name].rows if name in seen else 0
         if name in lost:
-            found.append(MovedTable(name, rows, differ=rows, note="its rows get other ids: all are sent again"))
+            found.append(
+                MovedTable(name, rows[name], differ=rows[name], note="its rows get other ids: all are sent again")
+            )
         elif name in derived:
-            found.append(MovedTable(name, rows, note="its rows are identified otherwise: they were not compared"))
+            found.append(MovedTable(name, rows[name], note="its rows are identified otherwise: they were not compared"))
         else:
-            found.append(MovedTable(name, rows, differ=differ[name]))
-    known = {(table.relation.schema, table.relation.name) for table in stored}
-    new = [table for name, table in published.items() if name not in known]
+            found.append(MovedTable(name, rows[name], differ=differ[name]))
+    new = [table for table in published.values() if table.qualified_name not in rows]
     found += [MovedTable(t.qualified_name, 0, note=f"new, with about {t.estimated_rows:,} rows") for t in new]
     return sorted(found, key=lambda table: table.name)
 

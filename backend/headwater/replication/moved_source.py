@@ -39,7 +39,6 @@ _log = logging.getLogger(__name__)
 
 SAMPLE = 100
 _PLACES = 5
-_RANGE = 5_000
 _BATCH_BYTES = 1 << 18
 _ENOUGH = 20
 """So many rows of one table tell something about it alone."""
@@ -72,11 +71,10 @@ def accepted(store: StoreWriter, source: str, database: DatabaseIdentity) -> lis
 
 @dataclass(frozen=True, slots=True)
 class SeenTable:
-    """How a table of which the store has `rows` rows looks in another database: what keeps it from being followed, or
-    how many of its `sampled` rows are `equal` there, and how many have only other values."""
+    """How a table of which the store has rows looks in another database: what keeps it from being followed, or how many
+    of its `sampled` rows are `equal` there, and how many have only other values."""
 
     name: str
-    rows: int
     problem: str = ""
     sampled: int = 0
     equal: int = 0
@@ -156,18 +154,17 @@ def look(
     seen = []
     try:
         for table in stored:
-            places = store.place_ranges(table.id, _RANGE)
-            if not places.rows:
+            if (bounds := store.place_bounds(table.id)) is None:
                 continue
             name = (table.relation.schema, table.relation.name)
             if (found := wanted.get(name)) is None:
-                seen.append(SeenTable(".".join(name), places.rows, _absence(conn, name)))
+                seen.append(SeenTable(".".join(name), _absence(conn, name)))
             elif found.relation.oid in barred:
                 problem = "; ".join(finding.what for finding in barred[found.relation.oid])
-                seen.append(SeenTable(".".join(name), places.rows, f"can't be read: {problem}"))
+                seen.append(SeenTable(".".join(name), f"can't be read: {problem}"))
             elif not found.locked:
-                rows = list(_sampled(store, table.id, places.ranges))
-                seen.append(_compared(conn, probe, there[table.id], found, rows, places.rows))
+                rows = list(_sampled(store, table.id, *bounds))
+                seen.append(_compared(conn, probe, there[table.id], found, rows))
     finally:
         probe.close()
     return seen
@@ -178,15 +175,12 @@ def _absence(conn: psycopg.Connection, name: tuple[str, str]) -> str:
     return "is not there" if conn.execute(exists, name).fetchone() is None else "is not published"
 
 
-def _sampled(store: StoreWriter, table: int, ranges: Sequence[tuple[int, int]]) -> Iterator[CurrentRow]:
-    """Up to SAMPLE rows from several places of a stored table."""
-    step = max(1, len(ranges) // _PLACES)
-    chosen = ranges[::step][:_PLACES]
-    backend = open_store(store.address)
-    for first, end in chosen:
-        batches = backend.read_rows(table, first, end, _BATCH_BYTES)
-        rows = (placed.row for batch in batches for placed in batch)
-        yield from islice(rows, SAMPLE // len(chosen))
+def _sampled(store: StoreWriter, table: int, first: int, last: int) -> Iterator[CurrentRow]:
+    """Up to SAMPLE rows from several places of a stored table, which has rows from its `first` place to its `last`."""
+    backend, step = open_store(store.address), (last - first) // _PLACES + 1
+    for start in range(first, last + 1, step):
+        batches = backend.read_rows(table, start, min(start + step, last + 1), _BATCH_BYTES)
+        yield from islice((placed.row for batch in batches for placed in batch), SAMPLE // _PLACES)
 
 
 def _compared(
@@ -195,9 +189,8 @@ def _compared(
     stored: StoredTable,
     found: PublishedTable,
     rows: Sequence[CurrentRow],
-    count: int,
 ) -> SeenTable:
-    seen = SeenTable(found.qualified_name, count)
+    seen = SeenTable(found.qualified_name)
     identity, now = RowIdentity.of(stored.relation), RowIdentity.of(found.relation)
     key = [stored.relation.columns[i].name for i in identity.columns]
     if identity.kind is not IdentityKind.KEY or key != [found.relation.columns[i].name for i in now.columns]:

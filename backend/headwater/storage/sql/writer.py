@@ -114,6 +114,13 @@ class StoreWriter(ABC):
         with self._work() as db:
             return db.dialect.place_ranges(db, table, rows)
 
+    def place_bounds(self, table: int) -> tuple[int, int] | None:
+        """The first and the last place of the table's rows, None where there are none. Cheap, unlike `place_ranges`."""
+        with self._work() as db:
+            ends = (f"(select {end}({db.dialect.place}) from rows_{table:d})" for end in ("min", "max"))
+            ((first, last),) = db.rows(f"select {', '.join(ends)}")
+            return None if first is None else (first, last)
+
     # texts under a key, and how the replicator does
 
     @abstractmethod
