@@ -380,9 +380,13 @@ def test_commands_name_letters_by_source(two: TwoSources, command: Callable[...,
 
 def test_preparing_and_checking_both(two: TwoSources, command: Callable[..., Outcome]) -> None:
     printed = command("source", "prepare", "--upload", "--print-sql").out
-    assert printed.count("CREATE SCHEMA headwater_upload") == 2
+    first, second = printed.split("-- source crm")
+    assert first.count("CREATE SCHEMA headwater_upload") == second.count("CREATE SCHEMA headwater_upload") == 1
+    assert ('"deals"' in first, '"notes"' in second) == (False, False)
     prepared = command("source", "prepare", "--upload")
-    assert "ready: uploads to 1 table of default" in prepared.out, prepared
-    assert "ready: uploads to 1 table of crm" in prepared.out
+    assert (prepared.code, prepared.out.count("ready: uploads to 1 table")) == (0, 2), prepared
+    two.notes.execute("drop table notes")
+    assert command("source", "prepare", "--upload").code == 1
+    assert "ready: uploads to 1 table" in command("source", "prepare", "--upload").out, "the other one is prepared"
     assert two.deals.fetch(LEDGER) == two.notes.fetch(LEDGER) == [(0,)]
-    assert "uploads to crm" in command("doctor").out
+    assert "crm: tried as postgres" in command("doctor").out

@@ -280,11 +280,14 @@ def check_upload(settings: UploadSettings | None) -> Iterator[Result]:
     by_source = {} if settings is None else settings.by_source()
     for source, own in by_source.items():
         findings = check_uploads(own)
-        name = "uploads" if len(by_source) == 1 else f"uploads to {source}"
-        yield from (_of_finding(name, each) for each in findings)
+        results = [_of_finding("uploads", each) for each in findings]
         if not any(each.fatal for each in findings):
             tables = count(len(own.tables), "table")
-            yield _ok(name, f"tried as {own.login.user}, who becomes {own.role}: {tables} can be written")
+            results.append(
+                _ok("uploads", f"tried as {own.login.user}, who becomes {own.role}: {tables} can be written")
+            )
+        for each in results:
+            yield each if len(by_source) == 1 else replace(each, what=f"{source}: {each.what}")
 
 
 def _of_connection(conn: psycopg.Connection, settings: SourceSettings) -> Iterator[Result]:

@@ -9,6 +9,7 @@ import click
 
 from headwater.cli.options import config_options, examples, load, source_option
 from headwater.config import ConfigSource
+from headwater.errors import HeadwaterError
 
 
 @click.group()
@@ -61,18 +62,27 @@ def prepare_(
         command.remove_triggers(load(configs), admin_uri=admin_uri)
         return
     config = load(configs)
+    ready = True
     for one in config.by_source():
         if len(config.sources) > 1:
             click.echo(f"{'-- ' if print_sql else ''}source {one.source().name}")
-        command.prepare_source(
-            one,
-            all_tables=all_tables,
-            append_only=append_only,
-            with_triggers=triggers,
-            admin_uri=admin_uri,
-            print_sql=print_sql,
-            upload=upload,
-        )
+        try:
+            ready &= command.prepare_source(
+                one,
+                all_tables=all_tables,
+                append_only=append_only,
+                with_triggers=triggers,
+                admin_uri=admin_uri,
+                print_sql=print_sql,
+                upload=upload,
+            )
+        except HeadwaterError as error:
+            if len(config.sources) == 1:
+                raise
+            click.echo(f"headwater: {error}", err=True)  # the others do not depend on it
+            ready = False
+    if not ready:
+        sys.exit(1)
 
 
 @source.command(epilog=examples("headwater source status -c headwater.yaml", "headwater source status --json"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -29,27 +28,24 @@ def prepare_source(
     admin_uri: str | None = None,
     print_sql: bool = False,
     upload: bool = False,
-) -> None:
-    """Publish the tables that the sync config names, or all, and print what was done; with `upload` also create what
-    uploads need. With `print_sql`, only print the SQL. Exits with 1 when a table of uploads can't be written."""
+) -> bool:
+    """Publish the tables of a source that the sync config names, or all, and print what was done; with `upload` also
+    create what uploads to it need. With `print_sql`, only print the SQL. Returns False when something is left to do, as
+    when a table of uploads can't be written."""
     tables = None if all_tables else compile_config(config.sync_text()).plan.tables()
     admin = None if admin_uri is None else with_login(config.source(), admin_uri)
-    uploads = config.uploads() if upload else None
+    uploads = config.uploads().by_source().get(config.source().name) if upload else None
     if print_sql:
         missing = missing_sql(config.source(), tables, admin=admin, append_only=append_only)
         hints = triggers.missing_sql(config.source(), admin) if with_triggers else ()
-        needed = {each.login: missing_for_uploads(each, login) for each, login in _uploads_of(uploads, admin_uri)}
-        if len(needed) == 1:
-            missing = (*missing, *needed.popitem()[1])
+        if uploads is not None:
+            missing = (*missing, *missing_for_uploads(uploads, admin))
         if missing or not hints:
             click.echo(sql_block(missing) or "-- nothing is missing")
         if hints:
             click.echo("-- optional, for a superuser: changes of tables are noticed at once")
             click.echo(sql_block(hints))
-        for source, statements in needed.items():
-            click.echo(f"-- for uploads, in {source.name} ({source.address})")
-            click.echo(sql_block(statements) or "-- nothing is missing")
-        return
+        return True
     try:
         prepared = prepare(config.source(), tables, admin=admin, append_only=append_only, ran=_print_ran)
         installed = triggers.install(config.source(), admin) if with_triggers else triggers.Installed()
@@ -57,40 +53,27 @@ def prepare_source(
         if uploads is None:
             raise
         click.echo(f"headwater: {error}", err=True)  # what uploads need does not depend on it
-        _prepare_uploads(uploads, admin_uri)
-        sys.exit(1)
+        _prepare_uploads(uploads, admin)
+        return False
     _print_result(installed.done, (*prepared.warnings, *installed.warnings))
     click.echo(f"ready: {count(len(prepared.tables), 'table')} published from {config.source().address}")
     for table in prepared.tables:
         click.echo(f"  {table}")
-    if uploads is not None and not _prepare_uploads(uploads, admin_uri):
-        sys.exit(1)
+    return uploads is None or _prepare_uploads(uploads, admin)
 
 
-def _uploads_of(
-    uploads: UploadSettings | None, admin_uri: str | None
-) -> Iterator[tuple[UploadSettings, SourceSettings | None]]:
-    """The settings of each source that has tables for uploads, and the administrator's login there."""
-    for each in () if uploads is None else uploads.by_source().values():
-        yield each, None if admin_uri is None else with_login(each.login, admin_uri)
-
-
-def _prepare_uploads(uploads: UploadSettings, admin_uri: str | None) -> bool:
-    """Create what uploads need in each source, say what was there already, and check each table. Returns whether all
-    can be written. Raises HW_6120, after which nothing was changed in that source."""
-    fit = True
-    for each, admin in _uploads_of(uploads, admin_uri):
-        made = prepare_uploads(each, admin)
-        for there in made.there:
-            click.echo(f"there: {there}")
-        findings = check_uploads(each)
-        _print_result(made.done, findings)
-        if any(finding.fatal for finding in findings):
-            fit = False
-            continue
-        place = f" of {each.login.name}" if uploads.others else ""
-        click.echo(f"ready: uploads to {count(len(each.tables), 'table')}{place}, written as role {each.role}")
-    return fit
+def _prepare_uploads(uploads: UploadSettings, admin: SourceSettings | None) -> bool:
+    """Create what uploads need, say what was there already, and check each table. Returns whether all can be written.
+    Raises HW_6120, after which nothing was changed."""
+    made = prepare_uploads(uploads, admin)
+    for each in made.there:
+        click.echo(f"there: {each}")
+    findings = check_uploads(uploads)
+    _print_result(made.done, findings)
+    if any(finding.fatal for finding in findings):
+        return False
+    click.echo(f"ready: uploads to {count(len(uploads.tables), 'table')}, written as role {uploads.role}")
+    return True
 
 
 def remove_triggers(config: ServiceConfig, *, admin_uri: str | None = None) -> None:
