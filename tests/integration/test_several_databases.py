@@ -149,7 +149,7 @@ def test_commands_of_several_sources(new_source_db: Callable[[], SourceDb], laun
     assert "catalogue: settings, rights, slots, replica identities and publication are as needed" in doctor.out
     unnamed = told("source", "resync", "products")
     assert unnamed.code == 1
-    assert "several sources are configured (--source); choose one of: default, catalogue" in unnamed.err
+    assert "--source: several sources are configured" in unnamed.err
     assert told("source", "resync", "products", "--source", "catalogue").code == 0
     audit = told("audit")
     assert audit.code == 0, audit.out + audit.err

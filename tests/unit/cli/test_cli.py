@@ -101,7 +101,7 @@ def test_take_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tup
     (tmp_path / "headwater.yaml").write_text(CONFIG)
     (tmp_path / "sync.yaml").write_text(RULES)
     children: list[Child] = []
-    monkeypatch.setattr(serve, "wait_for_source", lambda *_: None)
+    monkeypatch.setattr(serve, "wait_for_sources", lambda *_: None)
     monkeypatch.setattr(serve, "supervise", lambda started, _: children.extend(started))
     assert headwater_here("serve", *options, cwd=tmp_path).code == 0
     assert {child.name: child.at_first for child in children} == {"replicator": told, "endpoint": ()}
