@@ -37,13 +37,14 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One row as it stands in the source, and what it gives."""
+    """One row as it stands in the source, and what it gives. `source` is its tag, or for a shard `tag/shard`."""
 
     schema: str
     table: str
     columns: Mapping[str, Value]
     row_id: str
     result: RowResult
+    source: str = "default"
 
 
 @dataclass(frozen=True, slots=True)

@@ -489,9 +489,10 @@ def _meant(served: Served, table: StoredTable, row: SourceRow) -> MeantRow:
     queries = []
     if not row.columns:  # it is too large, so the store does not keep it
         return MeantRow(table_name(table), row.row_id, ())
+    tag = row.source.partition("/")[0]
     for position, bucket in enumerate(served.plan.buckets):
         for source in bucket.sources:
-            if source.table.matches(source.table.tag, row.schema, row.table):
+            if source.table.matches(tag, row.schema, row.table):
                 because = served.why.of_row(row, position, source)
                 queries.append(QueryVerdict(served.why.stream_of(position).name, not because, because))
     return MeantRow(table_name(table), row.row_id, tuple(queries))

@@ -158,9 +158,9 @@ def _reads(patterns: Sequence[TablePattern], tag: str, table: StoredTable) -> bo
 class _Layouts:
     """A plan bound to the layouts in which rows of a table were written, each when first needed."""
 
-    def __init__(self, plan: SyncPlan, tag: str, table: StoredTable, types: TypeCatalog) -> None:
+    def __init__(self, plan: SyncPlan, source: str, table: StoredTable, types: TypeCatalog) -> None:
         self._plan = plan
-        self._tag = tag
+        self._source = source
         self._table = table
         self._types = types
         self._bound: dict[int, tuple[int, RowConverter, TableProgram]] = {}
@@ -177,12 +177,13 @@ class _Layouts:
         width, convert, program = self._bound.get(row.layout) or self._bind(row.layout)
         values = convert(split_line(row.line, width))
         columns = {column.name: value for column, value in zip(relation.columns, values, strict=True)}
-        return SourceRow(relation.schema, relation.name, columns, row.row_id, program.evaluate(values, row.row_id))
+        result = program.evaluate(values, row.row_id)
+        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, self._source)
 
     def _bind(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
         relation = self._table.layouts[layout]
         names = [column.name for column in relation.columns]
-        program = bind_table(self._plan, self._tag, relation.schema, relation.name, names)
+        program = bind_table(self._plan, self._source, relation.schema, relation.name, names)
         assert program is not None, "only tables that the plan reads are evaluated"
         return len(names), row_converter(relation.columns, self._types, self._plan.options), program
 

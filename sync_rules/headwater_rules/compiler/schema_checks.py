@@ -87,6 +87,12 @@ class SourceChecks:
             message = f"`{other.schema}.{other.name}` is {other.form}, which Postgres does not stream"
             self.find(RuleCode.NO_TABLE, message, node, "name the tables that hold its rows")
             return
+        tags = list(dict.fromkeys(each.tag for each in self._schema.tables))
+        if tags and not any(pattern.of(tag) for tag in tags):
+            message = f"no source with tables is called `{pattern.tag}`"
+            hint = did_you_mean(pattern.tag, tags) or f"there are {_listed(tags)}"
+            self.find(RuleCode.NO_TABLE, message, node, hint, absent=(pattern, ""))
+            return
         shown = f"`{pattern.name}` in schema `{pattern.schema}`"
         if not pattern.exact:
             what = f"no table is called like {shown}"
@@ -122,6 +128,8 @@ class SourceChecks:
         return self._schema.matching(pattern)
 
     def _table_hint(self, pattern: TablePattern) -> str:
+        if others := [each for each in self._schema.tables if pattern.schema == each.tag and each.name == pattern.name]:
+            return f"write `{_quoted(others[0].tag)}.{_quoted(others[0].schema)}.{_quoted(others[0].name)}`"
         tables = [table for table in self._schema.tables if table.tag == pattern.tag]
         elsewhere = [table for table in tables if table.name == pattern.name]
         if elsewhere:

@@ -58,8 +58,9 @@ class RulesTest:
         return cls(compile_config(text, default_schema=default_schema).plan, default_schema=default_schema)
 
     def insert(self, table: str, /, *rows: Row, **columns: object) -> None:
-        """Insert rows, given as dicts or as one row's columns. The table may be given with its schema. Raises
-        ValueError for a table that the rules do not read, and for a column that seems misspelled."""
+        """Insert rows, given as dicts or as one row's columns. The table may be given with its schema, or
+        as `tag.schema.table`. Raises ValueError for a table that the rules do not read, and for a column that seems
+        misspelled."""
         for row in (*rows, columns) if columns else rows:
             self.world.insert(table, row_values(row, self.plan.options))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import orjson
 
@@ -11,8 +12,23 @@ from headwater_rules.describe.why import Why
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.rows import TableProgram, bind_table
-from headwater_rules.plan import RowSource, Star, SyncPlan, Value
+from headwater_rules.plan import RowSource, Star, SyncPlan, TablePattern, Value
 from headwater_rules.results import Put, SourceRow, SyncRequest
+
+
+class _Table(NamedTuple):
+    """A table of a source, which is called by its tag or, for a shard, `tag/shard`."""
+
+    source: str
+    schema: str
+    name: str
+
+    def matches(self, pattern: TablePattern) -> bool:
+        return pattern.matches(self.source.partition("/")[0], self.schema, self.name)
+
+
+def _table_of(row: SourceRow) -> _Table:
+    return _Table(row.source, row.schema, row.table)
 
 
 class World:
@@ -21,7 +37,7 @@ class World:
     def __init__(self, plan: SyncPlan, default_schema: str) -> None:
         self.plan = plan
         self._default_schema = default_schema
-        self._programs: dict[tuple[str, str, tuple[str, ...]], TableProgram] = {}
+        self._programs: dict[tuple[_Table, tuple[str, ...]], TableProgram] = {}
         self._rows: dict[int, SourceRow] = {}
         self._buckets: dict[str, dict[int, list[Put]]] = {}
         self._lookups: dict[str, Counter[str]] = {}
@@ -33,23 +49,24 @@ class World:
         return [f"{row.table} {row.row_id}: {error}" for row in self._rows.values() for error in row.result.errors]
 
     def insert(self, table: str, columns: Mapping[str, Value]) -> None:
-        """Insert a row. Raises ValueError for a table that the rules do not read, for an `id` that exists already, and
-        for an unused column that seems to be a misspelling of one that is read."""
-        schema, name = self._name(table)
-        read = self._columns_read(schema, name)
+        """Insert a row. A table is named as in rules; a shard's, `tag/shard.schema.table`. Raises ValueError for a
+        table that the rules do not read, for an `id` that exists already, and for an unused column that seems to be a
+        misspelling of one that is read."""
+        named = self._name(table)
+        read = self._columns_read(named)
         if read is not None:
             _refuse_mistyped(table, columns.keys() - read - {"id"}, read - columns.keys())
         key = columns.get("id")
-        if key is not None and any(row.columns.get("id") == key for _, row in self._of(schema, name)):
+        if key is not None and any(row.columns.get("id") == key for _, row in self._of(named)):
             raise ValueError(f"`{table}` has a row with the id {key!r} already")
         self._made += 1
-        row_id = str(key) if key is not None else f"{name}-{self._made}"
-        self._put(self._made, self._evaluated(schema, name, columns, row_id))
+        row_id = str(key) if key is not None else f"{named.name}-{self._made}"
+        self._put(self._made, self._evaluated(named, columns, row_id))
 
     def update(self, table: str, where: Mapping[str, Value], changes: Mapping[str, Value]) -> None:
         """Update rows. Raises ValueError when no row matches `where`, and for a column that is unused and seems to be a
         misspelling of one that is read."""
-        read = self._columns_read(*self._name(table))
+        read = self._columns_read(self._name(table))
         for number, row in self._like(table, where):
             if read is not None:
                 _refuse_mistyped(table, changes.keys() - read - row.columns.keys(), read)
@@ -57,7 +74,7 @@ class World:
             key = columns.get("id")
             row_id = str(key) if key is not None else row.row_id
             self._take(number)
-            self._put(number, self._evaluated(row.schema, row.table, columns, row_id))
+            self._put(number, self._evaluated(_table_of(row), columns, row_id))
 
     def delete(self, table: str, where: Mapping[str, Value]) -> None:
         """Delete rows. Raises ValueError when no row matches `where`."""
@@ -75,52 +92,65 @@ class World:
         for puts in self._buckets.get(bucket, {}).values():
             yield from puts
 
-    def _name(self, table: str) -> tuple[str, str]:
-        schema, dot, name = table.rpartition(".")
-        schema = schema if dot else self._default_schema
+    def _name(self, table: str) -> _Table:
+        qualifier, _, name = table.rpartition(".")
+        source, dot, schema = qualifier.partition(".")
+        if not dot:
+            source, schema = "", qualifier or self._default_schema
         patterns = self.plan.tables()
-        if not any(pattern.matches(pattern.tag, schema, name) for pattern in patterns):
+        found = _Table(source or self._source(table, schema, name), schema, name)
+        if not any(found.matches(pattern) for pattern in patterns):
             hint = did_you_mean(name, [pattern.name for pattern in patterns])
             raise ValueError(f"the sync config reads no table `{table}`" + (f"; {hint}" if hint else ""))
-        return schema, name
+        return found
 
-    def _columns_read(self, schema: str, table: str) -> frozenset[str] | None:
+    def _source(self, table: str, schema: str, name: str) -> str:
+        """The source that is meant where none is named: `default`, or the only one that has such a table."""
+        tags = [each.tag for each in self.plan.tables() if each.matches(each.tag, schema, name)]
+        if not tags or any(each.matches("default", schema, name) for each in self.plan.tables()):
+            return "default"
+        if len(set(tags)) > 1 or tags[0].endswith("%"):
+            shown = ", ".join(f"`{tag}`" for tag in dict.fromkeys(tags))
+            raise ValueError(f"`{table}` may be of several sources ({shown}); write `tag.{schema}.{name}`")
+        return tags[0]
+
+    def _columns_read(self, table: _Table) -> frozenset[str] | None:
         """The columns of a table that some query reads; None when one reads all."""
         sources = [source for bucket in self.plan.buckets for source in bucket.sources]
-        sources = [each for each in sources if each.table.matches(each.table.tag, schema, table)]
+        sources = [each for each in sources if table.matches(each.table)]
         if any(isinstance(item, Star) for source in sources for item in source.projection):
             return None
         exprs = [expr for source in sources for expr in source.deciding()]
         exprs += [expr for source in sources for expr in source.selected()]
-        lookups = (each for each in self.plan.lookups if each.table.matches(each.table.tag, schema, table))
+        lookups = (each for each in self.plan.lookups if table.matches(each.table))
         exprs += [expr for lookup in lookups for expr in lookup.exprs()]
         return frozenset(columns_of(exprs))
 
-    def _deciding(self, schema: str, table: str) -> list[str]:
+    def _deciding(self, table: _Table) -> list[str]:
         """The columns of a table that decide who gets its rows."""
-        found = (exprs for pattern, exprs in self.plan.deciding() if pattern.matches(pattern.tag, schema, table))
+        found = (exprs for pattern, exprs in self.plan.deciding() if table.matches(pattern))
         return columns_of([expr for exprs in found for expr in exprs])
 
-    def _of(self, schema: str, table: str) -> Iterator[tuple[int, SourceRow]]:
-        return ((number, row) for number, row in self._rows.items() if (row.schema, row.table) == (schema, table))
+    def _of(self, table: _Table) -> Iterator[tuple[int, SourceRow]]:
+        return ((number, row) for number, row in self._rows.items() if _table_of(row) == table)
 
     def _like(self, table: str, where: Mapping[str, Value]) -> list[tuple[int, SourceRow]]:
-        found = [(number, row) for number, row in self._of(*self._name(table)) if like(row.columns, where)]
+        found = [(number, row) for number, row in self._of(self._name(table)) if like(row.columns, where)]
         if not found:
             raise ValueError(f"`{table}` has no row with {dict(where)}")
         return found
 
-    def _evaluated(self, schema: str, table: str, columns: Mapping[str, Value], row_id: str) -> SourceRow:
-        left_out = [name for name in self._deciding(schema, table) if name not in columns]
+    def _evaluated(self, table: _Table, columns: Mapping[str, Value], row_id: str) -> SourceRow:
+        left_out = [name for name in self._deciding(table) if name not in columns]
         columns = {**columns, **dict.fromkeys(left_out)}  # null, as in a table that has them
         names = tuple(columns)
-        program = self._programs.get((schema, table, names))
+        program = self._programs.get((table, names))
         if program is None:
-            tags = (each.tag for each in self.plan.tables() if each.matches(each.tag, schema, table))
-            program = bind_table(self.plan, next(tags), schema, table, names)
+            program = bind_table(self.plan, table.source, table.schema, table.name, names)
             assert program is not None  # the plan reads the table
-            self._programs[schema, table, names] = program
-        return SourceRow(schema, table, columns, row_id, program.evaluate(list(columns.values()), row_id))
+            self._programs[table, names] = program
+        result = program.evaluate(list(columns.values()), row_id)
+        return SourceRow(table.schema, table.name, columns, row_id, result, table.source)
 
     def _put(self, number: int, row: SourceRow) -> None:
         self._rows[number] = row
@@ -187,7 +217,7 @@ class Reasons:
             yield "no inserted row matches this"
         for row in rows[:_MOST_ROWS]:
             for position, source in sources:
-                if source.table.matches(source.table.tag, row.schema, row.table):
+                if _table_of(row).matches(source.table):
                     yield f"stream `{self._why.stream_of(position).name}`: {self._of_row(row, position, source)}"
 
     def _may_be_meant(self, row: SourceRow, table: str, row_wanted: dict[str, Value]) -> bool:
@@ -198,7 +228,7 @@ class Reasons:
             source.output_table == table or (source.output_table is None and row.table == table)
             for bucket in self._plan.buckets
             for source in bucket.sources
-            if source.table.matches(source.table.tag, row.schema, row.table)
+            if _table_of(row).matches(source.table)
         )
         named = {name: value for name, value in wanted.items() if name in row.columns}
         as_device = {**row.columns, "id": str(row.columns.get("id", row.row_id))}

@@ -7,6 +7,8 @@ import pytest
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.evaluate.rows import TableProgram, bind_table
 from headwater_rules.plan import TablePattern
+from headwater_rules.schema import SourceColumn, SourceSchema, SourceTable, ValueKind
+from headwater_rules.testing.rules_test import RulesTest
 from headwater_rules.versions import definitions_of
 
 
@@ -79,3 +81,70 @@ def test_row_ids_of_shards_differ(source: str, row_id: str) -> None:
     assert [put.id for put in without_id.evaluate(["x"], "7").puts] == [row_id]
     with_id = program("SELECT t.id, t.title FROM west.public.todos t", source, "id", "title")
     assert [put.id for put in with_id.evaluate(["a", "x"], "7").puts] == ["a"]
+
+
+BY_TENANT = """\
+config: {edition: 3}
+streams:
+  mine:
+    auto_subscribe: true
+    query: >-
+      SELECT t.source() || '-' || t.id AS id, t.title FROM "tenant_%".public.todos t
+      WHERE t.list IN (SELECT m.list FROM shared.public.members m WHERE m.member = auth.user_id())
+"""
+
+
+def test_rows_of_rule_tests_have_a_source() -> None:
+    rules = RulesTest.of_text(BY_TENANT)
+    rules.insert("tenant_a.public.todos", id="1", title="a", list="x")
+    rules.insert("tenant_b.public.todos", id="1", title="b", list="x")
+    rules.insert("tenant_c/one.public.todos", id="1", title="c", list="x")
+    rules.insert("members", member="ann", list="x")
+    ann = rules.client("ann")
+    titles = {"tenant_a-1": "a", "tenant_b-1": "b", "one-1": "c"}
+    assert {row["id"]: row["title"] for row in ann.table("t")} == titles
+    rules.update("tenant_b.public.todos", {"id": "1"}, list="y")
+    rules.delete("tenant_c/one.public.todos", id="1")
+    assert [row["id"] for row in ann.table("t")] == ["tenant_a-1"]
+
+
+def test_rule_tests_refuse_a_table_of_no_or_many_sources() -> None:
+    rules = RulesTest.of_text(BY_TENANT)
+    with pytest.raises(ValueError, match=r"several sources \(`tenant_%`\); write `tag.public.todos`"):
+        rules.insert("todos", id="1")
+    with pytest.raises(ValueError, match=r"reads no table `west\.public\.todos`"):
+        rules.insert("west.public.todos", id="1")
+    with pytest.raises(ValueError, match="has a row with the id"):
+        rules.insert("tenant_a.public.todos", {"id": "1"}, {"id": "1"})
+
+
+def finding(table: str) -> str:
+    columns = (SourceColumn("id", "text", ValueKind.TEXT),)
+    schema = SourceSchema(tuple(SourceTable(tag, "public", "todos", columns) for tag in ("west", "East")))
+    text = f"config: {{edition: 3}}\nstreams: {{a: {{query: 'SELECT * FROM {table}'}}}}"
+    warnings = compile_config(text, schema=schema, allow_missing=True).warnings
+    return "\n".join(f"{each.message}; {each.suggestion}" for each in warnings)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("west.public.todos", ""),
+        ('"%".public.todos', ""),
+        ("wset.public.todos", "no source with tables is called `wset`; did you mean `west`?"),
+        ("todos", 'no source with tables is called `default`; there are `west`, `"East"`'),
+        ('"x%".public.todos', "no source with tables is called `x%`"),
+        ('"".public.todos', ""),
+    ],
+)
+def test_a_source_that_does_not_exist_is_told(table: str, told: str) -> None:
+    assert told in finding(table)
+    assert told or not finding(table) or table.startswith('""')
+
+
+def test_a_tag_without_schema_is_told() -> None:
+    columns = (SourceColumn("id", "text", ValueKind.TEXT),)
+    schema = SourceSchema(tuple(SourceTable(tag, "public", "todos", columns) for tag in ("default", "west")))
+    text = "config: {edition: 3}\nstreams: {a: {query: SELECT * FROM west.todos}}"
+    (warning,) = compile_config(text, schema=schema, allow_missing=True).warnings
+    assert warning.suggestion == "write `west.public.todos`"
