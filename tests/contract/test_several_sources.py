@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -14,6 +14,7 @@ import pytest
 
 from headwater.oplog.lsn import Lsn
 from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.store import ReplicationProgress, RequestState
 from headwater.storage.contract.versions import Origin, OwnConfig, VersionState
@@ -82,9 +83,9 @@ def deploy(*writers: SourceWriter, definitions: dict[str, str], lookups: bool = 
     assert waiting == []
 
 
-def again(writer: SourceWriter, rows: Rows) -> None:
+def again(writer: SourceWriter, rows: Rows, *, yaml: str = YAML) -> None:
     """A snapshot of a source whose slot was lost."""
-    writer.bootstrap(rows, yaml=YAML)
+    writer.bootstrap(rows, yaml=yaml)
 
 
 def at_once(*work: Callable[[], object]) -> list[object]:
@@ -127,6 +128,35 @@ def test_snapshot_clears_what_is_its_own(west: SourceWriter, new_writer: NewWrit
     with reader.snapshot() as snapshot:
         assert snapshot is not None
         assert snapshot.totals([A])[A].count == 2, "one CLEAR and the row, no REMOVE"
+
+
+def test_snapshot_serves_a_version_that_others_are_done_with(
+    west: SourceWriter, east: SourceWriter, reader: StoreReader
+) -> None:
+    """In one step, so that no device sees the former version without the rows."""
+    needed = {EAST: LISTS, "never followed": LISTS}
+    version = west.store.deploy("two", Origin.COMMAND)
+    record = BulkRecord("snapshot", WEST, "app", 0, 0, 0, 0.0, 1.0)
+
+    def state_after(others: Mapping[str, Mapping[str, str]]) -> VersionState:
+        west.store.publish(west.lease, west.state(), [], version.id, SIDES, record, others)
+        return west.store.versions()[-1].state
+
+    assert state_after(needed) is VersionState.PROCESSING, "it waits for the other one"
+    assert east.store.activate(east.lease, version.id, needed | {WEST: LISTS}) == [WEST]
+    assert state_after(needed) is VersionState.ACTIVE
+    newest = reader.newest()
+    assert newest is not None
+    assert newest.config_id == version.id
+
+
+def test_snapshot_of_one_source_serves_the_newest_version(west: SourceWriter, reader: StoreReader) -> None:
+    version = west.store.deploy("two", Origin.COMMAND)
+    again(west, {"1": (A, "two")}, yaml="two")
+    newest = reader.newest()
+    assert newest is not None
+    assert newest.config_id == version.id
+    assert texts(reader, A) == ["1 two"]
 
 
 # definitions that leave
