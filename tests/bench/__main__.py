@@ -23,6 +23,7 @@ from tests.bench import (
     reprocess,
     resync,
     rules,
+    schemas,
     snapshot,
     start,
     storage,
@@ -95,6 +96,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "connect": lambda scale, _: connect.run(max(10, int(10_000 * scale))),
     "storage": lambda scale, _: storage.run(int(500_000 * scale)),
     "churn": lambda scale, _: churn.run(int(100_000 * scale)),
+    "schemas": lambda scale, _: schemas.run(max(2, int(500 * scale))),
     "curves": _curves,
 }
 
