@@ -260,9 +260,9 @@ def test_a_version_waits_for_sources_that_were_followed(new_writer: Callable[...
     first = new_writer()
     first.bootstrap({"1": (A, "x")})
     second = new_writer(beside=first, source="other")
+    second.bootstrap({"2": (B, "x")})
     version = first.store.deploy("two", Origin.FILE)
     needed = {SOURCE: {"lists.2": "d2"}, "other": {"lists.3": "d3"}, "never followed": {"lists.4": "d4"}}
-    second.bootstrap({"2": (B, "x")}, yaml="two")
     assert first.store.versions()[-1].state is STATES.PROCESSING, "the first source is not ready"
     assert first.store.activate(first.lease, version.id, needed) == ["other"]
     assert first.store.waiting_for(needed) == ["other"]

@@ -253,6 +253,12 @@ OF_VALUES = [
     ),
 ]  # fmt: skip
 
+OF_SOURCES = {  # see test_upload_by_source.py
+    "the transaction writes to two sources": ("The user's mistakes", ["200", "HW_6133"]),
+    "the row belongs to no shard of the config": ("The user's mistakes", ["200", "HW_6134"]),
+    "the app does not send the column that tells [the shard](#several-databases)": ("Yours", ["503", "HW_6135"]),
+}
+
 UNTRACKED = Case(  # the config mends it
     "the app sends no previous values (`reject_changed`)", "HW_6149", "insert into {t} values ('1', 'ann', 'x')",
     entry=patch("", "1", title="y"), rule={"conflict": Conflict.REJECT_CHANGED},
@@ -490,5 +496,6 @@ def test_docs_name_every_cause() -> None:
         **{case.cause: ("Nobody's", ["503", case.code]) for case in PASSING},
         **{case.cause: ("Too slow", ["503", "200", case.code]) for case in SLOW},
         UNTRACKED.cause: ("Yours", ["503", UNTRACKED.code]),
+        **OF_SOURCES,
     }
     assert told == wanted

@@ -48,6 +48,13 @@ def forget_source(db: Cursor, source: str) -> None:
     db.execute("delete from sources where tag = ?", source)
 
 
+def may_follow(db: Cursor, version: int) -> bool:
+    """Whether a version by which a source was read is to be served now: one in processing. One that was replaced, too,
+    if another one is served, for which the source has no rows any more."""
+    states: dict[int, str] = dict(db.rows("select id, state from versions where id = ? or state = 'active'", version))
+    return states.get(version) == "processing" or (states.get(version) == "stopped" and len(states) > 1)
+
+
 def set_active(db: Cursor, version: int) -> None:
     """Within a write transaction: serve `version` and stop the one before."""
     now = db.dialect.now

@@ -220,9 +220,7 @@ class StoreWriter(ABC):
                 former = "source = ? and state <> 'retired'"
                 db.execute(f"update definitions set state = 'retiring' where {former}", lease.name)
                 control.complete(db, lease.name, definitions)
-                # Also one that was replaced meanwhile: the source has no rows for the one that is served
-                served = db.rows("select 1 from versions where id = ? and state = 'active'", version)
-                if not served and not control.waiting_for(db, others):
+                if control.may_follow(db, version) and not control.waiting_for(db, others):
                     control.set_active(db, version)
                 ops.move_checkpoint(db, next_op, state.source, None, None)
                 generations.record_job(db, record)
@@ -319,7 +317,6 @@ class StoreWriter(ABC):
             control.forget_source(db, lease.name)
             db.execute(db.dialect.raise_change_counter)  # a version may have waited for it
             db.notify()
-            failpoint("forget_source.before_commit")
         with self._writes() as db:  # those that came meanwhile
             write_checkpoints.forget_source(db, lease.name)
         self._sweep()
