@@ -71,6 +71,15 @@ def test_each_connection_has_its_status(admin: AdminEndpoint) -> None:
     assert default["slot_name"] != crm["slot_name"]
 
 
+def test_tables_of_a_wildcard_are_those_of_each_source(admin: AdminEndpoint) -> None:
+    rules = RULES.replace("FROM notes", 'FROM "%".public."%"')
+    told = admin.post(f"{ADMIN}/validate", sync_rules=rules)["connections"]
+    assert {each["id"]: [table["name"] for table in each["tables"]] for each in told} == {
+        "default": ["notes"],
+        "crm": ["deals"],
+    }
+
+
 def test_schema_is_by_connection(admin: AdminEndpoint) -> None:
     default, crm = admin.post(f"{ADMIN}/schema")["connections"]
     assert (default["id"], crm["id"], crm["tag"]) == ("default", "crm", "crm")

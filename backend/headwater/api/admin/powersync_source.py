@@ -91,13 +91,13 @@ class SeenSource:
 
     def statuses(self, plan: SyncPlan) -> tuple[TableStatus, ...]:
         """The tables that a plan names."""
-        patterns = [pattern for pattern in plan.tables() if pattern.tag == self.settings.tag]
+        patterns = [pattern for pattern in plan.tables() if pattern.of(self.settings.tag)]
         return tuple(status for pattern in patterns for status in self._of(pattern, plan))
 
     def _of(self, pattern: TablePattern, plan: SyncPlan) -> Iterator[TableStatus]:
         data = any(source.table == pattern for bucket in plan.buckets for source in bucket.sources)
         parameters = any(lookup.table == pattern for lookup in plan.lookups)
-        found = [table for table in self.tables if pattern.matches(pattern.tag, table.schema, table.name)]
+        found = [table for table in self.tables if pattern.matches(self.settings.tag, table.schema, table.name)]
         wild = UNSET if pattern.exact else pattern.name
         if not found and pattern.exact:
             missing = StatusMessage("warning", f'Table "{pattern.schema}"."{pattern.name}" not found.')

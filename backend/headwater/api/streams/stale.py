@@ -94,7 +94,7 @@ def errors_of(reads: Reads, stale: Sequence[Staleness]) -> Errors:
 def _concerns(stale: Staleness, table: TablePattern) -> bool:
     tag = tag_of(stale.source)
     if stale.tables is None:
-        return table.tag == tag
+        return table.of(tag)
     return any(table.matches(tag, *name.split(".", 1)) for name in stale.tables if "." in name)
 
 

@@ -107,6 +107,19 @@ def test_shard_concerns_the_streams_of_its_tag() -> None:
     assert [error["source"] for found in errors.values() for error in found] == ["default/eu"] * 2
 
 
+def test_source_concerns_the_streams_whose_wildcard_means_its_tag() -> None:
+    store, clock = MemoryStore(), Clock()
+    store.told_by = {"tenant_7": report(S.STOPPED, caught_up=300.0, at=clock.now)}
+    rules = """
+config: {edition: 3}
+streams:
+  ours: {query: 'SELECT * FROM "tenant_%".public.todos'}
+  others: {query: 'SELECT * FROM "shop_%".public.todos'}
+"""
+    errors = errors_of(reads_of(compile_config(rules).plan), StaleSources(store, ["tenant_7"], clock).find())
+    assert list(errors) == ["ours"]
+
+
 class CountingStore(MemoryStore):
     looks = 0
 
