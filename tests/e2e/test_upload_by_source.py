@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import Lsn
 from headwater.replication.meters import Flow
 from headwater.replication.status import ReplicationState, ReplicatorHealth, Trouble, to_json
 from headwater.source.upload.prepare import prepare_uploads
 from tests.support.fix_api import Endpoint, make_token
 from tests.support.fix_devices import DeviceFactory
-from tests.support.fix_postgres import Connection, SourceDb
+from tests.support.fix_postgres import SourceDb
 from tests.support.memory_store import MemoryStore
 from tests.support.read_uploads import read_uploads
 from tests.support.waiting import wait_until
@@ -38,30 +37,18 @@ create policy mine on todos using (true);
 """
 
 
-@pytest.fixture
-def crm(
-    source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection, upload_role: str
-) -> Iterator[SourceDb]:
-    maintenance.execute(f"create database {source_db.name}_crm")
-    database = SourceDb(postgres, f"{source_db.name}_crm")
-    try:
-        yield database
-    finally:
-        database.drop(maintenance)
-
-
 def test_write_is_confirmed_while_another_source_is_away(
     source_db: SourceDb,
-    crm: SourceDb,
+    crm_db: SourceDb,
     upload_role: str,
     memory_store: MemoryStore,
     start_endpoint: Callable[..., Endpoint],
     device_factory: DeviceFactory,
     tmp_path: Path,
 ) -> None:
-    crm.execute(TODOS)
+    crm_db.execute(TODOS)
     given = {"role": upload_role, "tables": {"todos": {"table": "crm.todos"}}}
-    upload, errors = read_uploads(given, (source_db.settings(), crm.settings(tag="crm")))
+    upload, errors = read_uploads(given, (source_db.settings(), crm_db.settings(tag="crm")))
     assert upload is not None, errors
     (own,) = upload.by_source().values()
     prepare_uploads(own)
@@ -85,7 +72,7 @@ def test_write_is_confirmed_while_another_source_is_away(
     device.connect()
     device.wait_synced()  # though the first line has an error of the stream
     device.execute("INSERT INTO todos (id, owner, text) VALUES ('2', 'ann', 'new')")
-    wait_until(lambda: crm.fetch("select id from todos") == [("2",)], "the write arrives")
+    wait_until(lambda: crm_db.fetch("select id from todos") == [("2",)], "the write arrives")
     wait_until(lambda: memory_store.write_checkpoints(0) != [], "its write checkpoint is made")
     memory_store.put(bucket, "2", json.dumps({"owner": "ann", "text": "from the source"}))
     memory_store.others["crm"] = Lsn(20)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from headwater.api.admin.route import AdminSettings
 from headwater.api.metrics import SourceCollector
-from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.replication.meters import Totals
 from headwater.replication.status import SourceStatuses
 from headwater.source.connect import SourceSettings
 from headwater.storage.open import open_store
 from tests.support.fix_admin import NOWHERE, TOKEN, AdminEndpoint, running_admin
 from tests.support.fix_headwater import Deploy, Deployment
-from tests.support.fix_postgres import Connection, SourceDb
+from tests.support.fix_postgres import SourceDb
 
 RULES = """
 config: {edition: 3}
@@ -28,15 +27,11 @@ AWAY = replace(NOWHERE, tag="crm")
 
 
 @pytest.fixture
-def crm(source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection) -> Iterator[SourceSettings]:
+def crm(new_source_db: Callable[[], SourceDb]) -> SourceSettings:
     """A second database of the same server, which operators may read."""
-    maintenance.execute(f"create database {source_db.name}_crm")
-    database = SourceDb(postgres, f"{source_db.name}_crm")
+    database = new_source_db()
     database.execute("create table deals (id int primary key, title text); insert into deals values (7, 'deal')")
-    try:
-        yield database.settings(tag="crm", debug_api=True)
-    finally:
-        database.drop(maintenance)
+    return database.settings(tag="crm", debug_api=True)
 
 
 @pytest.fixture

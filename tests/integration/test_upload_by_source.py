@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.apply import Uploads as UploadsOfSource
@@ -32,19 +31,6 @@ alter table deals enable row level security;
 create policy mine on deals using (owner = current_setting('request.jwt.claims', true)::json ->> 'sub');
 """
 LEDGER = "select count(*) from headwater_upload.taken"
-
-
-@pytest.fixture
-def crm_db(
-    source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection, upload_role: str
-) -> Iterator[SourceDb]:
-    """A second database of the same server, gone before the role is."""
-    maintenance.execute(f"create database {source_db.name}_crm")
-    database = SourceDb(postgres, f"{source_db.name}_crm")
-    try:
-        yield database
-    finally:
-        database.drop(maintenance)
 
 
 @dataclass

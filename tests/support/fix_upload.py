@@ -18,8 +18,9 @@ from headwater.source.upload.settings import TableRule, UploadSettings
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:  # plugins must not import each other: pytest rewrites each as it loads it
+    from headwater.embedded.postgres import EmbeddedPostgres
     from tests.support.fix_api import Endpoint
-    from tests.support.fix_postgres import SourceDb
+    from tests.support.fix_postgres import Connection, SourceDb
 
 Entry = dict[str, Any]
 
@@ -135,6 +136,21 @@ def upload_role(source_db: SourceDb) -> Iterator[str]:
     yield role
     if source_db.fetch("select from pg_roles where rolname = %s", role):
         source_db.execute(f"drop owned by {role}; drop role {role}")
+
+
+@pytest.fixture
+def crm_db(
+    source_db: SourceDb, postgres: EmbeddedPostgres, maintenance: Connection, upload_role: str
+) -> Iterator[SourceDb]:
+    """A second database of the same server, gone before the role is."""
+    from tests.support.fix_postgres import SourceDb
+
+    maintenance.execute(f"create database {source_db.name}_crm")
+    database = SourceDb(postgres, f"{source_db.name}_crm")
+    try:
+        yield database
+    finally:
+        database.drop(maintenance)
 
 
 @pytest.fixture
