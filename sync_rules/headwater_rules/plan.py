@@ -20,6 +20,17 @@ Value = None | int | float | str | bytes
 """The value types of SQLite, which rules use."""
 
 
+def tag_of(source: str) -> str:
+    """The tag of a source, by which rules name its tables. A source without shards is called by it; a shard is
+    `tag/shard`."""
+    return source.partition("/")[0]
+
+
+def shard_of(source: str) -> str:
+    """The shard that a source is; empty if its tag has none."""
+    return source.partition("/")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class TablePattern:
     """A source table as named in a rule. A trailing `%` in tag, schema or name matches any suffix."""

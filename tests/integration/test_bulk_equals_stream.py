@@ -214,7 +214,7 @@ class Place:
 
     def _live_table(self, plans: Sequence[SyncPlan]) -> LiveTable:
         (stored,) = self.store.tables(TAG)
-        context = LiveContext(TAG, TAG, tuple(plans), TypeCatalog(), self.store.keys(), _PIECE)
+        context = LiveContext(TAG, tuple(plans), TypeCatalog(), self.store.keys(), _PIECE)
         live = context.table(stored.id, stored.layouts)
         assert live is not None
         return live

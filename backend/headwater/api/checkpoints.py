@@ -36,11 +36,11 @@ from headwater.api.tasks import Waiters
 from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
-from headwater.source.connect import tag_of
 from headwater.source.head import SourceHead, UnknownHeadError
 from headwater.storage.contract.reader import StoreReader
 from headwater.sync.interest import News
 from headwater.sync.request import parse_checkpoint_request, parse_client_id, write_key
+from headwater_rules.plan import tag_of
 
 IN_PATH = "sources"
 """The part of a path that names sources, as `source` of a query does: stock clients append to the endpoint's address,

@@ -28,7 +28,7 @@ from headwater.oplog.transform import (
 )
 from headwater.storage.contract.parts import CurrentRow
 from headwater_rules.evaluate.rows import PlainEntry, TableProgram, bind_table
-from headwater_rules.plan import BucketDefinition, SyncPlan, Value
+from headwater_rules.plan import BucketDefinition, SyncPlan, Value, shard_of
 from headwater_rules.results import LookupEntry, Put, RowResult
 from headwater_rules.schema import ValueKind
 from headwater_rules.versions import check_names, definitions_of, without
@@ -92,11 +92,8 @@ def bind(
     types: TypeCatalog,
     table_id: int,
     keys: StoreKeys,
-    *,
-    sharded: bool = False,
 ) -> BoundTable | None:
-    """Bind plans that are `distinct`. None when none of them uses the table. `sharded`: other sources have the tag,
-    too."""
+    """Bind plans that are `distinct` to a table of the source with this name. None when none of them uses the table."""
     columns = [column.name for column in relation.columns]
     parts: list[_Part] = []
     buckets: list[BucketDefinition] = []
@@ -112,7 +109,8 @@ def bind(
         transform=_transform(parts, [bucket.name for bucket in buckets], relation, types, table_id, keys),
         has_lookups=any(part.program.has_lookups for part in parts),
         definitions=tuple(definition.name for definition in fed),
-        exclusive=not sharded and all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
+        exclusive=not shard_of(source)
+        and all(s.table.exact and s.table == d.sources[0].table for d in fed for s in d.sources),
         closed=frozenset().union(*(part.program.closed for part in parts)),
     )
 
@@ -155,11 +153,9 @@ def bind_layouts(
     types: TypeCatalog,
     table_id: int,
     keys: StoreKeys,
-    *,
-    sharded: bool = False,
 ) -> list[BoundTable | None]:
     """`bind` for each layout of a table."""
-    return [bind(plans, source, layout, types, table_id, keys, sharded=sharded) for layout in layouts]
+    return [bind(plans, source, layout, types, table_id, keys) for layout in layouts]
 
 
 def in_right_buckets(layouts: Sequence[Relation], bounds: Sequence[BoundTable | None], row: CurrentRow) -> bool:

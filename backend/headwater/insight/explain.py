@@ -29,7 +29,7 @@ from headwater.sync.request import RequestLimits
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why
-from headwater_rules.plan import RowSource, Star, SyncPlan
+from headwater_rules.plan import RowSource, Star, SyncPlan, tag_of
 from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, SyncRequest
 
 _PAGE = 50_000
@@ -489,7 +489,7 @@ def _meant(served: Served, table: StoredTable, row: SourceRow) -> MeantRow:
     queries = []
     if not row.columns:  # it is too large, so the store does not keep it
         return MeantRow(table_name(table), row.row_id, ())
-    tag = row.source.partition("/")[0]
+    tag = tag_of(row.source)
     for position, bucket in enumerate(served.plan.buckets):
         for source in bucket.sources:
             if source.table.matches(tag, row.schema, row.table):

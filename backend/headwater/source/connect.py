@@ -77,11 +77,6 @@ class SourceSettings:
         return self.memory_bytes // 4
 
 
-def tag_of(name: str) -> str:
-    """The tag of the source with this name: a shard's is `tag/shard`."""
-    return name.partition("/")[0]
-
-
 class SourceUnreachableError(HeadwaterError):
     """The source did not answer, or can't serve us now; the same call may succeed later."""
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from headwater_rules.errors import EvaluationError
 from headwater_rules.evaluate.engine import engine, renumber, select_sql, used
-from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column
+from headwater_rules.plan import Expr, RowFunction, TablePattern, Value, element_column, shard_of, tag_of
 
 Row = tuple[Value, ...]
 
@@ -36,7 +36,7 @@ class Layout:
     the table's source, or for a shard `tag/shard`."""
 
     def __init__(self, source: str, schema: str, table: str, columns: tuple[str, ...]) -> None:
-        self.tag, _, self.shard = source.partition("/")
+        self.tag, self.shard = tag_of(source), shard_of(source)
         self.schema = schema
         self.table = table
         self.columns = columns

@@ -12,7 +12,7 @@ from headwater_rules.describe.why import Why
 from headwater_rules.describe.wording import columns_of
 from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.rows import TableProgram, bind_table
-from headwater_rules.plan import RowSource, Star, SyncPlan, TablePattern, Value
+from headwater_rules.plan import RowSource, Star, SyncPlan, TablePattern, Value, tag_of
 from headwater_rules.results import Put, SourceRow, SyncRequest
 
 
@@ -24,7 +24,7 @@ class _Table(NamedTuple):
     name: str
 
     def matches(self, pattern: TablePattern) -> bool:
-        return pattern.matches(self.source.partition("/")[0], self.schema, self.name)
+        return pattern.matches(tag_of(self.source), self.schema, self.name)
 
 
 def _table_of(row: SourceRow) -> _Table:

@@ -128,9 +128,7 @@ def _table(queries: Sequence[str], relation: Relation, edition: int = 3) -> Live
         for number, query in enumerate(queries)
     )
     plan = compile_config(f"config: {{edition: {edition}}}\nstreams:\n{streams}").plan
-    table = LiveContext("default", "default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1 << 20).table(
-        3, (relation,)
-    )
+    table = LiveContext("default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1 << 20).table(3, (relation,))
     assert table is not None
     return table
 

@@ -20,7 +20,7 @@ def notes(identity: ReplicaIdentity) -> LiveTable:
     columns = tuple(Column(name, TEXT, -1, name == "id") for name in ("id", "body", "large"))
     relation = Relation(1, "public", "notes", identity, columns)
     plan = compile_config(NOTES).plan
-    table = LiveContext("default", "default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1).table(1, (relation,))
+    table = LiveContext("default", (plan,), TypeCatalog(), StoreKeys(b"secret"), 1).table(1, (relation,))
     assert table is not None
     return table
 

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 
 from headwater.errors import HeadwaterError
 from headwater.replication.status import Staleness, find_staleness, find_status
-from headwater.source.connect import tag_of
 from headwater.storage.contract.reader import StoreReader
-from headwater_rules.plan import LookupStage, SyncPlan, TablePattern
+from headwater_rules.plan import LookupStage, SyncPlan, TablePattern, tag_of
 
 STALE_SECONDS = 60.0
 """Rows that may be older than this are reported."""

@@ -9,6 +9,7 @@ from headwater.config.document import redacted
 from headwater.config.reader import GIVE_ANOTHER, Section
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import Conflict, Operation, TableRule, UploadSettings, UploadTarget
+from headwater_rules.plan import shard_of
 
 _POLICIES = (Conflict.LAST_WRITE_WINS.value, Conflict.REJECT_CHANGED.value)
 _OPERATIONS = tuple(each.value for each in Operation)
@@ -117,7 +118,7 @@ def _shards(section: Section, tag: str, names: Sequence[str]) -> UploadTarget:
     claim, column = rule.text("claim"), rule.text("column")
     if (claim is None) == (column is None):
         rule.error("must name either a claim of the token or a column", fix="write shard: {claim: tenant}")
-    shards = {name.partition("/")[2]: name for name in names}
+    shards = {shard_of(name): name for name in names}
     shards.pop("", None)
     if "map" in rule:
         given = rule.pairs("map")

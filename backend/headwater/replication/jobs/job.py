@@ -58,9 +58,7 @@ def live_context(
     stored: Sequence[StoredTable],
 ) -> LiveContext:
     """What live tables are built from."""
-    types = types_of(connection, stored)
-    sharded = source.shard is not None
-    return LiveContext(source.name, source.tag, distinct(plans), types, store.keys(), source.batch_bytes, sharded)
+    return LiveContext(source.name, distinct(plans), types_of(connection, stored), store.keys(), source.batch_bytes)
 
 
 @dataclass(frozen=True, slots=True)

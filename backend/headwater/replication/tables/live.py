@@ -21,7 +21,7 @@ from headwater.oplog.row_id import IdentityKind, RowIdentity
 from headwater.source.rows.generated import GeneratedValues, NotComputedError, NotComputedLockedError
 from headwater.storage.contract.parts import CurrentRow
 from headwater.storage.contract.store import StoredTable
-from headwater_rules.plan import SyncPlan
+from headwater_rules.plan import SyncPlan, tag_of
 
 _log = logging.getLogger(__name__)
 
@@ -136,15 +136,13 @@ class LiveTable:
 @dataclass(frozen=True, slots=True)
 class LiveContext:
     """What live tables are built from. `plans` are those in use, made `bulk.bound_table.distinct`; `batch_bytes` is how
-    many bytes of rows are pending, loaded or written at once. `sharded`: other sources have the tag, too."""
+    many bytes of rows are pending, loaded or written at once."""
 
     source: str
-    tag: str
     plans: tuple[SyncPlan, ...]
     types: TypeCatalog
     keys: StoreKeys
     batch_bytes: int
-    sharded: bool = False
 
     def tables(self, stored: Sequence[StoredTable], known: Iterable[LiveTable] = ()) -> dict[int, LiveTable]:
         """By oid, those of the stored tables that the rules use. Tables in `known`, of the same context, are reused:
@@ -155,9 +153,7 @@ class LiveContext:
 
     def table(self, table_id: int, layouts: tuple[Relation, ...]) -> LiveTable | None:
         """None when the rules do not use the table."""
-        *earlier, bound = bind_layouts(
-            self.plans, self.source, layouts, self.types, table_id, self.keys, sharded=self.sharded
-        )
+        *earlier, bound = bind_layouts(self.plans, self.source, layouts, self.types, table_id, self.keys)
         if bound is None:
             return None
         relation = layouts[-1]
@@ -178,7 +174,7 @@ class LiveContext:
     def reads(self, relation: Relation) -> bool:
         """Whether any plan in use reads the table."""
         patterns = [pattern for plan in self.plans for pattern in plan.tables()]
-        return any(pattern.matches(self.tag, relation.schema, relation.name) for pattern in patterns)
+        return any(pattern.matches(tag_of(self.source), relation.schema, relation.name) for pattern in patterns)
 
 
 Fetch = Callable[[LiveTable, Sequence[Sequence[Cell]]], list[FullCells | None]]
