@@ -188,7 +188,7 @@ class VerifyTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyJob(BulkJob):
-    """Verify that the lookups of these tables of a source (by name and tag) are what the plans give, and with `buckets`
+    """Verify that the lookups of these tables of a source are what the plans give, and with `buckets`
     that the ops of each of its buckets are sound and add up to their rows. `tables` then has all tables that may have
     rows in these buckets, also those of other sources."""
 

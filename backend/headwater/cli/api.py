@@ -81,7 +81,7 @@ def build(
         traces=traces,
     )
     reader = open_store(config.storage).open_reader(_own(config))
-    return create_app(settings, reader, SourceHead(config.sources or (config.source(),)), extra_routes)
+    return create_app(settings, reader, SourceHead(config.chosen(())), extra_routes)
 
 
 def _fetches(config: ServiceConfig, workers: int) -> int:

@@ -39,7 +39,7 @@ def run(
     if replicator:
         rules = own_rules(config, quiet=True)  # the replicator logs the errors
         tables = rules.compiled.plan.tables() if rules is not None else ()
-        wait_for_sources(config.sources or [config.source()], tables, stop, source_timeout)
+        wait_for_sources(config.chosen(()), tables, stop, source_timeout)
         if rules is not None and not stop.is_set():
             rules_that_fit(config, rules, quiet=True)
         # Restarted while the source is down, it must not end the endpoint, so it waits without limit

@@ -14,7 +14,7 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.replication.versions import was_taken
 from headwater.source.catalog.schema import see_schema
-from headwater.source.connect import SourceSettings, connect
+from headwater.source.connect import SourceSettings, connect, of_each
 from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import Compiled, compile_config
@@ -39,14 +39,10 @@ def wait_for_source(
     said = ""
     while not stop.is_set():
         try:
-            with connect(settings, application_name="headwater check") as conn:
-                findings = source_findings(conn, settings, tables)
-            raise_if_fatal([finding for finding in findings if finding.code not in SPARED], settings)
-            for finding in findings:
-                _log.warning("%s", finding)
+            _check(settings, tables)
             return
         except HeadwaterError as error:
-            if error.kind is Kind.RETRY and timeout == 0:
+            if error.kind is Kind.RETRY and timeout <= 0:
                 return
             if error.kind is not Kind.RETRY or time.monotonic() + _PAUSE > deadline:
                 raise
@@ -54,6 +50,15 @@ def wait_for_source(
                 said = str(error)
                 _log.warning("%s; trying again", said)
             stop.wait(_PAUSE)
+
+
+def _check(source: SourceSettings, tables: Sequence[TablePattern]) -> None:
+    """Raises what keeps the source from being followed, and logs what does not."""
+    with connect(source, application_name="headwater check") as conn:
+        findings = source_findings(conn, source, tables)
+    raise_if_fatal([finding for finding in findings if finding.code not in SPARED], source)
+    for finding in findings:
+        _log.warning("%s", finding)
 
 
 def wait_for_sources(
@@ -67,7 +72,7 @@ def wait_for_sources(
         return
     deadline = time.monotonic() + timeout
     while not stop.is_set():
-        errors = [error for source in sources if (error := _not_ready(source, tables, stop)) is not None]
+        errors = [e for e in of_each(sources, lambda source: _not_ready(source, tables)) if e is not None]
         if len(errors) < len(sources) or timeout <= 0:
             return
         if time.monotonic() + _PAUSE > deadline:
@@ -75,9 +80,9 @@ def wait_for_sources(
         stop.wait(_PAUSE)
 
 
-def _not_ready(source: SourceSettings, tables: Sequence[TablePattern], stop: threading.Event) -> HeadwaterError | None:
+def _not_ready(source: SourceSettings, tables: Sequence[TablePattern]) -> HeadwaterError | None:
     try:
-        wait_for_source(source, [table for table in tables if table.of(source.tag)], stop, -1)
+        _check(source, [table for table in tables if table.of(source.tag)])
     except HeadwaterError as error:
         _log.warning("source %s: %s", source.name, error)
         return error

@@ -83,9 +83,8 @@ class SeenTable:
     @property
     def doubtful(self) -> str:
         """Why it does not seem to be the same table; empty when it does."""
-        if self.problem:
-            return f"{self.name} {self.problem}"
-        return self.told if self.sampled >= _ENOUGH and 2 * self.equal < self.sampled else ""
+        other = self.sampled >= _ENOUGH and 2 * self.equal < self.sampled
+        return self.told if self.problem or other else ""
 
     @property
     def told(self) -> str:
@@ -93,12 +92,9 @@ class SeenTable:
         if self.problem:
             return f"{self.name} {self.problem}"
         lacking = self.sampled - self.equal - self.altered
-        parts = [f"{self.altered} have other values"] * bool(self.altered) + [f"{lacking} are not there"] * bool(
-            lacking
-        )
-        return (
-            f"of {self.sampled} rows of {self.name}, {' and '.join(parts)}" if parts else f"{self.name}: no difference"
-        )
+        counts = {"have other values": self.altered, "are not there": lacking}
+        parts = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"of {self.sampled} rows of {self.name}, {parts}" if parts else f"{self.name}: no difference"
 
 
 def doubts(seen: Sequence[SeenTable]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -21,7 +20,7 @@ from headwater.bulk.contract import BulkProgress
 from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import ZERO, Lsn, format_lsn, parse_lsn
 from headwater.replication.meters import Flow, Totals
-from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.connect import SourceSettings, connect, of_each, source_errors
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import SlotHealth
 from headwater.storage.contract.reader import ReplicatorStatus, StoreReader
@@ -36,7 +35,6 @@ _READ_SECONDS = 4.0  # the stream is read every two seconds, also when it brings
 _CONNECT_SECONDS = 3  # at most, so that metrics are answered in time
 _ASKED_AGAIN_SECONDS = 5.0
 _SILENT_AGAIN_SECONDS = 60.0
-_ASKED_AT_ONCE = 32
 
 
 # what a replicator reports
@@ -371,10 +369,7 @@ class SourceStatuses:
 
     def find(self) -> list[SourceStatus]:
         """The status of each source. Raises errors of the store."""
-        if len(self._sources) < 2:
-            return [self._of(source) for source in self._sources]
-        with ThreadPoolExecutor(min(len(self._sources), _ASKED_AT_ONCE)) as pool:  # some may not answer for seconds
-            return list(pool.map(self._of, self._sources))
+        return of_each(self._sources, self._of)
 
     def _of(self, source: SourceSettings) -> SourceStatus:
         heard = self._reader.replicator_status(source.name)

@@ -11,7 +11,8 @@ import re
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, LiteralString, NamedTuple, TypeVar
@@ -30,6 +31,10 @@ from headwater.tls import pem_file, root_certificates, why_untrusted
 from headwater_rules.propose.sql import identifier
 
 Waited = TypeVar("Waited")
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+_ASKED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,15 @@ class SourceSettings:
         """How many bytes of rows to receive, load or write at once. Several such batches are in memory at a time: what
         was received, what it is compared with, and the result."""
         return self.memory_bytes // 4
+
+
+def of_each(sources: Sequence[Asked], ask: Callable[[Asked], Answer]) -> list[Answer]:
+    """What `ask` returns for each source, in their order. Several are asked at the same time: some may not answer for
+    seconds. Raises the first error that `ask` raises."""
+    if len(sources) < 2:
+        return [ask(source) for source in sources]
+    with ThreadPoolExecutor(min(len(sources), _ASKED_AT_ONCE)) as pool:
+        return list(pool.map(ask, sources))
 
 
 class SourceUnreachableError(HeadwaterError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -44,7 +43,7 @@ from headwater.source.catalog.schema import (
     read_overview,
     see_schema,
 )
-from headwater.source.connect import SourceSettings
+from headwater.source.connect import SourceSettings, of_each
 from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import ConfigVersion, VersionState
 from headwater.storage.open import open_store
@@ -217,7 +216,6 @@ def rule_errors(found: Sequence[RuleError]) -> list[StatusMessage]:
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE = 16
 _BITS = {ValueKind.BLOB: 1, ValueKind.TEXT: 2, ValueKind.JSON: 2, ValueKind.INTEGER: 4, ValueKind.REAL: 8}
 _LATE, _TOO_LATE = 300.0, 900.0
 _EPOCH_2000 = 946_684_800
@@ -249,9 +247,7 @@ class PowerSyncHandler:
         """List the tables of the sources that the role has any right to.
 
         Of several sources, one that does not answer has none."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = tuple(pool.map(self._schema, self._settings.sources))
-        return DatabaseSchema(found, "default", "public")
+        return DatabaseSchema(tuple(of_each(self._settings.sources, self._schema)), "default", "public")
 
     def _schema(self, source: SourceSettings) -> ConnectionSchema:
         try:

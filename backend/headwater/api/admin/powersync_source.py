@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import psycopg
@@ -20,7 +19,7 @@ from headwater.source.catalog.schema import (
     to_publish,
     unpublished,
 )
-from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.connect import SourceSettings, connect, of_each, source_errors
 from headwater.source.readiness.checks import publication_findings, server_findings
 from headwater.source.readiness.finding import Finding, unreadable
 from headwater.source.readiness.health import SlotHealth, slot_health
@@ -111,13 +110,7 @@ class SeenSource:
 
 def look_at(sources: Sequence[tuple[SourceSettings, str]]) -> tuple[SeenSource, ...]:
     """Read these sources, each with the name of its slot, all at once: some may not answer for long."""
-    if not sources:
-        return ()
-    with ThreadPoolExecutor(min(len(sources), _AT_ONCE)) as pool:
-        return tuple(pool.map(lambda each: look(*each), sources))
-
-
-_AT_ONCE = 16
+    return tuple(of_each(sources, lambda each: look(*each)))
 
 
 def look(settings: SourceSettings, slot: str) -> SeenSource:

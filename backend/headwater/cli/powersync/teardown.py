@@ -23,7 +23,7 @@ def test_connections(config: ServiceConfig) -> int:
     """Connect to each source and print its problems. Returns the exit code: 1 when a problem prevents replication.
     Raises SourceUnreachableError."""
     ready = True
-    for source in config.sources or (config.source(),):
+    for source in config.chosen(()):
         with connect(source, application_name="headwater test-connection") as conn:
             findings = source_findings(conn, source, ())
         for finding in findings:

@@ -20,7 +20,7 @@ from headwater.storage.sql import bucket_keys as keyed
 from headwater.storage.sql import tables
 from headwater.storage.sql.control import secret
 from headwater.storage.sql.cursor import Cursor, DuplicateRowError, OpenPart, Row
-from headwater.storage.sql.ops import INSERT_CLEARS, give_clears, insert_segments, lock_state, move_checkpoint
+from headwater.storage.sql.ops import ADD_OPS, INSERT_CLEARS, give_clears, insert_segments, lock_state, move_checkpoint
 from headwater.storage.sql.parts import Segment
 
 Openings = dict[int, tuple[str, ...]]
@@ -158,11 +158,6 @@ p.page = {page} and not p.row_id {among} and not exists (
 """
 
 
-_ADD_SEGMENT = """
-update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = ? where id = ?
-"""
-
-
 def take_page(db: Cursor, lease: Lease, part: StagedPart, page: int, skip: Iterable[str]) -> None:
     """See `StoreWriter.take_page`."""
     among = db.dialect.among
@@ -233,7 +228,7 @@ def _append(db: Cursor, lease: Lease, part: OpenPart, page: int, next_op: int, l
         runs.append(Run(segment[0], next_op, *segment[1:]))
         next_op = runs[-1].last + 1
     insert_segments(db, [(run.bucket, run) for run in runs])
-    db.execute_many(_ADD_SEGMENT, [(run.checksum, run.size, run.last, run.bucket) for run in runs])
+    db.execute_many(ADD_OPS, [(run.checksum, run.size, run.last, run.bucket) for run in runs])
     names = orjson.dumps([bucket.name for bucket in named]).decode() if len(touched) <= NAMEABLE else None
     move_checkpoint(db, next_op, lease.name, names, None)
 

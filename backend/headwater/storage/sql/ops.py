@@ -45,6 +45,12 @@ def give_clears(db: Cursor, next_op: int, condition: str = "true", *values: Valu
     return db.execute(_GIVE_CLEARS.format(which=condition), next_op, *values)
 
 
+ADD_OPS = """
+update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = ? where id = ?
+"""
+"""Adds the sum of the checksums and the number of ops that a bucket got, of which the last one is given."""
+
+
 def insert_segments(db: Cursor, segments: Sequence[tuple[int, Run | SealedRun]]) -> list[int]:
     """Store segments, each given with its bucket; returns their blobs. The totals of the buckets are the caller's."""
     insert = "insert into segment_blobs (bucket, size, checksum, bodies) values (?, ?, ?, ?) returning id"

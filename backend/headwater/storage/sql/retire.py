@@ -27,7 +27,7 @@ from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.segments import RUN_OPS, BucketSum, Run, number_ops
 from headwater.storage.sql.control import get_meta, secret, set_meta
 from headwater.storage.sql.cursor import UNWANTED, Cursor, Value
-from headwater.storage.sql.ops import drop_segments, insert_segments, lock_state, move_checkpoint
+from headwater.storage.sql.ops import ADD_OPS, drop_segments, insert_segments, lock_state, move_checkpoint
 
 _POSITION = "retire {}"  # key in `meta`, of a source: the table and place up to which rows have left
 
@@ -170,11 +170,6 @@ def leave_shared(db: Cursor, source: str, table: int, next_op: int) -> int:
     return next_op
 
 
-_ADD = """
-update buckets set checksum = (checksum + ?) & 4294967295, count = count + ?, last_op = ? where id = ?
-"""
-
-
 def _remove(db: Cursor, span: _Span, next_op: int, which: str, *values: Value) -> _Left:
     """Write REMOVEs for rows in buckets that satisfy a condition."""
     place, row_id = f"r.{db.dialect.place}", db.dialect.whole_row_id.format("r")
@@ -201,5 +196,5 @@ def _remove(db: Cursor, span: _Span, next_op: int, which: str, *values: Value) -
     lines = [(op.bucket, op_id, finished_op(op_id, op.body)) for op_id, op in enumerate(single, first)]
     db.execute_many("insert into ops (bucket, id, line) values (?, ?, ?)", lines)
     totals = [(each.checksum & 0xFFFFFFFF, each.count, each.last_op, key) for key, each in sums.items()]
-    db.execute_many(_ADD, totals)
+    db.execute_many(ADD_OPS, totals)
     return _Left(first + len(single), [names[key] for key in sums], left)
