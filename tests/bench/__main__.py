@@ -25,6 +25,7 @@ from tests.bench import (
     rules,
     schemas,
     snapshot,
+    sources,
     start,
     storage,
 )
@@ -80,6 +81,12 @@ def _curves(scale: float, large: bool) -> None:
     curves.run([int(rows * scale) for rows in sizes])
 
 
+def _sources(scale: float, _: bool) -> None:
+    for count in (2, 10, 100):
+        sources.cost(max(2, int(count * scale)))
+    sources.beside(max(100, int(1_000 * scale)))
+
+
 _ALL: dict[str, Callable[[float, bool], None]] = {
     "start": lambda scale, _: start.run(int(13_000 * scale)),
     "snapshot": lambda scale, _: snapshot.run(int(1_000_000 * scale)),
@@ -96,6 +103,7 @@ _ALL: dict[str, Callable[[float, bool], None]] = {
     "connect": lambda scale, _: connect.run(max(10, int(10_000 * scale))),
     "storage": lambda scale, _: storage.run(int(500_000 * scale)),
     "churn": lambda scale, _: churn.run(int(100_000 * scale)),
+    "sources": _sources,
     "schemas": lambda scale, _: schemas.run(max(2, int(500 * scale))),
     "curves": _curves,
 }

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Generator
 from itertools import islice
-from typing import LiteralString
 
 import psycopg
 
@@ -34,12 +33,12 @@ def _measure(service: BenchService, samples: int) -> list[float]:
         return list(islice(commits(service, stream, insert), samples))
 
 
-def commits(service: BenchService, stream: socket.socket, insert: LiteralString) -> Generator[float]:
+def commits(service: BenchService, stream: socket.socket, insert: str, database: str = "bench") -> Generator[float]:
     """Commit a row with a text of its own, again and again; seconds until the stream carries each."""
-    with psycopg.connect(service.postgres.dsn("bench"), autocommit=True) as conn:
+    with psycopg.connect(service.postgres.dsn(database), autocommit=True) as conn:
         while True:
             mark = f"mark-{time.monotonic_ns()}-{os.getpid()}"
-            conn.execute(insert, [mark])
+            conn.execute(insert.encode(), [mark])
             committed = time.perf_counter()
             read_until(stream, mark.encode())
             taken = time.perf_counter() - committed

@@ -43,8 +43,8 @@ def run(rows: int) -> None:
         read_until(stream, b"checkpoint_complete")
         report.line("from the command to the device", time.perf_counter() - began, "s", "Spark's first result", bare)
         report.line("from the command to the store", stored, "s", "Spark's first result", bare)
-        warm = _memory(service)
-        idle = _memory_when_idle(service)
+        warm = memory(service)
+        idle = memory_when_idle(service)
         report.line("memory of the service, Spark warm", warm / 1e6, "MB", "once Spark was idle", idle / 1e6)
         stream.close()
 
@@ -54,24 +54,24 @@ def _first_result() -> float:
     return float(ended.stdout)
 
 
-def _memory(service: BenchService) -> int:
+def memory(service: BenchService) -> int:
     """Of all processes of the service, in bytes; pages that several share count once where the system tells them."""
     root = psutil.Process(service.pid)
     found = 0
     for process in [root, *root.children(recursive=True)]:
         try:
-            memory = process.memory_full_info()
-            found += getattr(memory, "pss", memory.rss)
+            info = process.memory_full_info()
+            found += getattr(info, "pss", info.rss)
         except psutil.Error:
             continue
     return found
 
 
-def _memory_when_idle(service: BenchService) -> int:
+def memory_when_idle(service: BenchService) -> int:
     root = psutil.Process(service.pid)
 
     def is_idle() -> bool:
         return all(process.name() != "java" for process in root.children(recursive=True))
 
     wait_until(is_idle, "Spark to end", 60 * _IDLE_MINUTES + 60)
-    return _memory(service)
+    return memory(service)
