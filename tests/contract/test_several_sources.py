@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from headwater.oplog.lsn import Lsn
+from headwater.replication.removal import remove_source
 from headwater.storage.address import SqliteAddress
 from headwater.storage.contract.parts import BulkRecord
 from headwater.storage.contract.reader import StoreReader
@@ -148,6 +149,21 @@ def test_snapshot_serves_a_version_that_others_are_done_with(
     newest = reader.newest()
     assert newest is not None
     assert newest.config_id == version.id
+
+
+def test_snapshot_by_a_version_that_was_replaced_meanwhile(
+    west: SourceWriter, east: SourceWriter, reader: StoreReader
+) -> None:
+    """It must not give back what the newer version took."""
+    former = west.store.versions()[-1]
+    newer = west.store.deploy("tighter", Origin.COMMAND)
+    needed = {WEST: SIDES, EAST: SIDES}
+    assert west.store.activate(west.lease, newer.id, needed) == []
+    record = BulkRecord("snapshot", EAST, "app", 0, 0, 0, 0.0, 1.0)
+    east.store.publish(east.lease, east.state(), [], former.id, SIDES, record, needed)
+    newest = reader.newest()
+    assert newest is not None
+    assert newest.config_id == newer.id
 
 
 def test_snapshot_of_one_source_serves_the_newest_version(west: SourceWriter, reader: StoreReader) -> None:
@@ -411,21 +427,7 @@ def test_store_of_one_source_is_upgraded(new_writer: NewWriter) -> None:
     writer.store.begin_definitions(writer.lease, LISTS)
     writer.store.release(writer.lease)
     writer.store.close()
-    embedded = isinstance(writer.address, SqliteAddress)
-    folder = (sqlite_migrate if embedded else postgres_migrate)._SCRIPTS
-    first = folder.joinpath("001.sql").read_text(encoding="utf-8")
-    begin = first.index("create table definitions")
-    former = first[begin : first.index(";", begin)]
-    write(
-        writer.address,
-        "create table kept as select name, digest, state from definitions",
-        "drop table definitions",
-        former,
-        "insert into definitions select * from kept",
-        "drop table kept",
-        *_BEFORE[embedded],
-        f"update meta set value = {1 if embedded else repr('1')} where key = 'store_format'",
-    )
+    as_before(writer)
     store = open_store(writer.address)
     assert store.older_format() == 1
     with closing(store.open_writer()) as upgraded:
@@ -441,6 +443,39 @@ def test_store_of_one_source_is_upgraded(new_writer: NewWriter) -> None:
     with closing(store.open_reader()) as reader:
         assert texts(reader, A) == ["1 x", "2 y"]
     assert problems(writer.address) == []
+
+
+def test_store_in_which_a_tag_was_changed_is_upgraded(west: SourceWriter, east: SourceWriter) -> None:
+    """Whichever of both the config names, its rows stay."""
+    for each in (west, east):
+        each.store.release(each.lease)
+        each.store.close()
+    as_before(west)
+    store = open_store(west.address)
+    with closing(store.open_writer()) as upgraded:
+        assert remove_source(upgraded, EAST, "host:1")
+    with closing(store.open_reader()) as reader:
+        assert texts(reader, A) == ["1 west"]
+    assert problems(west.address) == []
+
+
+def as_before(writer: SourceWriter) -> None:
+    """Turn a closed store into one of format 1, in which definitions had no source."""
+    embedded = isinstance(writer.address, SqliteAddress)
+    folder = (sqlite_migrate if embedded else postgres_migrate)._SCRIPTS
+    first = folder.joinpath("001.sql").read_text(encoding="utf-8")
+    begin = first.index("create table definitions")
+    former = first[begin : first.index(";", begin)]
+    write(
+        writer.address,
+        "create table kept as select distinct name, digest, state from definitions",
+        "drop table definitions",
+        former,
+        "insert into definitions select * from kept",
+        "drop table kept",
+        *_BEFORE[embedded],
+        f"update meta set value = {1 if embedded else repr('1')} where key = 'store_format'",
+    )
 
 
 _BEFORE: dict[bool, list[str]] = {

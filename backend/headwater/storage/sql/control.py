@@ -50,9 +50,10 @@ def forget_source(db: Cursor, source: str) -> None:
 
 def may_follow(db: Cursor, version: int) -> bool:
     """Whether a version by which a source was read is to be served now: one in processing. One that was replaced, too,
-    if another one is served, for which the source has no rows any more."""
+    if an older one is served, for which the source has no rows any more."""
     states: dict[int, str] = dict(db.rows("select id, state from versions where id = ? or state = 'active'", version))
-    return states.get(version) == "processing" or (states.get(version) == "stopped" and len(states) > 1)
+    state = states.pop(version, None)
+    return state == "processing" or (state == "stopped" and any(active < version for active in states))
 
 
 def set_active(db: Cursor, version: int) -> None:

@@ -1,5 +1,6 @@
 -- Several sources: each has the bucket definitions of its tables, and what its bulk job has staged.
 
+-- Each may be of every source that has tables: which of them has rows in it is not known.
 -- `retired`: nothing of the source is left in it, and others still have it.
 create table definitions_by_source (
     source text not null,
@@ -9,8 +10,11 @@ create table definitions_by_source (
     primary key (name, source)
 ) strict;
 insert into definitions_by_source
-select coalesce((select min(tag) from sources), (select min(name) from leases), 'default'), name, digest, state
-from definitions;
+select s.name, d.name, d.digest, d.state from definitions d cross join (
+    select tag as name from sources union select source from tables where state = 'active'
+    union select coalesce((select min(name) from leases where name <> 'compaction'), 'default')
+    where not exists (select 1 from sources)
+) s;
 drop table definitions;
 alter table definitions_by_source rename to definitions;
 delete from meta where key = 'retire';
