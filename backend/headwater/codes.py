@@ -157,7 +157,6 @@ CODES = {
     "HW_6030": RefusalCode(_REJECT, "A client violated the WebSocket protocol, or sent a message that is too large.", "Correct the client."),
     "HW_6031": RefusalCode(_RETRY, "The process has not been able to read the store since it started, so it does not know revoked tokens.", "Check that the store is reachable.", 503),
     "HW_6032": RefusalCode(_REJECT, "A body came in very many small chunks, faster than they are read.", "Send larger chunks."),
-    "HW_6033": RefusalCode(_REJECT, "A request names a source that the service does not have.", "Correct the name: the answer lists them."),
     "HW_6101": RefusalCode(_REJECT, "An upload has no valid client id, op ids or entries. Nothing was applied.", "Correct the connector."),
     "HW_6102": RefusalCode(_RETRY, "Too many uploads, or bytes of them, are in progress, overall or for this user.", "Nothing.", 429),
     "HW_6103": RefusalCode(_RETRY, "The source cannot apply the upload now. What was applied is recorded, so the same can be sent again.", "Nothing.", 503),

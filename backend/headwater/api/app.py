@@ -22,7 +22,7 @@ from headwater.api.auth.claims import TrustedIssuer
 from headwater.api.auth.key_ring import KeyRing
 from headwater.api.auth.revocations import Revocations
 from headwater.api.auth.verify import Verifier
-from headwater.api.checkpoints import IN_PATH, REQUESTS_KEPT, WriteCheckpointBatcher, WriteCheckpointRoute
+from headwater.api.checkpoints import IN_PATH, REQUESTS_KEPT, WriteCheckpointBatcher, WriteCheckpointRoute, with_rows
 from headwater.api.error_answers import exception_handlers
 from headwater.api.http.middleware import RequestMiddleware, address_quota, with_cors
 from headwater.api.http.requests import RequestCounts
@@ -114,7 +114,8 @@ class Endpoint:
 
         async def checkpoint(key: str, sources: frozenset[str]) -> int:
             self._hub.raise_unless_active()
-            return await writes.create(key, sources=sources if several else None)
+            written = with_rows(sources, settings.sources, self._hub.followed) if several else None
+            return await writes.create(key, sources=written)
 
         self._upload = settings.upload and UploadRoute(verifier, settings.upload, self.refusals, parsing, checkpoint)
         self._admin = settings.admin and Administration(
@@ -135,7 +136,7 @@ class Endpoint:
 
         self.device_routes: Sequence[BaseRoute] = (
             *routes(""),
-            *(routes(f"/sources/{{{IN_PATH}:path}}") if several else ()),
+            *routes(f"/sources/{{{IN_PATH}:path}}"),
         )
         self.websocket_route = WebSocketRoute("/{path:path}", websocket)  # clients name the path inside the protocol
 

@@ -57,6 +57,8 @@ REQUESTS_KEPT = 3600.0
 
 SWEEP_SECONDS = 60.0
 
+_UNKNOWN_LOGGED = 100
+
 log = logging.getLogger(__name__)
 
 
@@ -210,6 +212,7 @@ class WriteCheckpointRoute:
     ) -> None:
         self._parsing = parsing
         self._sources = sources
+        self._unknown = set[str]()  # names of sources that were logged
         self._verifier = verifier
         self._writes = writes
         self._hub = hub
@@ -245,13 +248,18 @@ class WriteCheckpointRoute:
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 
     def _asked(self, request: Request) -> Sources:
-        """The sources that the request names, or else all that the store has rows of: devices have nothing yet of one
-        whose first snapshot is not complete, which may take hours. Raises HW_6033."""
+        """The sources to wait for: those that the request names, or all. Also all if one is unknown: apps that name it
+        may be older or newer than the configuration."""
         in_path = request.path_params.get(IN_PATH, "")
-        named = sources_named([*request.query_params.getlist("source"), in_path], self._sources)
-        if named is not None or self._hub.followed.issuperset(self._sources):
-            return named
-        return self._hub.followed.intersection(self._sources) or None
+        given = [*request.query_params.getlist("source"), in_path]
+        names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+        known = {name: sources_named(name, self._sources) for name in names}
+        unknown = [name[:100] for name, found in known.items() if not found and name[:100] not in self._unknown]
+        for name in unknown[: _UNKNOWN_LOGGED - len(self._unknown)]:
+            self._unknown.add(name)
+            log.warning("an app waits for the source %r, which is not configured: it waits for all sources", name)
+        named = frozenset[str]().union(*known.values()) if all(known.values()) else frozenset[str]()
+        return with_rows(named or None, self._sources, self._hub.followed)
 
     async def _admit(self, request: Request) -> Principal:
         user = await self._verifier.authorize(request.headers.get("authorization"))
@@ -260,18 +268,17 @@ class WriteCheckpointRoute:
         return user
 
 
-def sources_named(given: Iterable[str], sources: Sequence[str]) -> Sources:
-    """The sources that a request names, each by its name or with others by their tag, in one parameter with commas or
-    in several. None if it names none. Raises HW_6033 for an unknown name."""
-    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
-    found: set[str] = set()
-    for name in names:
-        known = {source for source in sources if name in {source, tag_of(source)}}
-        if not known:
-            what = f"there is no source {name[:100]!r}"
-            raise ApiError(what, fix=f"name some of: {', '.join(sources)}", code="HW_6033")
-        found |= known
-    return frozenset(found) or None
+def sources_named(name: str, sources: Iterable[str]) -> frozenset[str]:
+    """Those of the sources that have this name, or this tag."""
+    return frozenset(source for source in sources if name in {source, tag_of(source)})
+
+
+def with_rows(named: Sources, sources: Iterable[str], followed: frozenset[str]) -> Sources:
+    """Those of the named sources, by default all, that the store has rows of, if there are any: devices have nothing of
+    another whose first snapshot is not complete, which may take hours."""
+    wanted = frozenset(sources) if named is None else named
+    found = wanted & followed
+    return named if found == wanted or not found else found
 
 
 WAIT_SECONDS = 50.0
