@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -204,6 +205,18 @@ def test_database_of_other_data_is_refused(
     old.execute("update notes set body = 'on' where id = '1'")
     assert deployment.op_count() == before + 1, "it is followed on where it was left"
     assert device.rows() == published_rows(old, SHOWN) != shown
+
+
+def test_database_that_can_not_be_looked_into_is_refused(deployment: Deployment, new: SourceDb) -> None:
+    """Until it can: it might be anybody's."""
+    device, before = Device(deployment), deployment.op_count()
+    new.execute(schema(AFTER) + ROWS + PUBLISH)
+    with psycopg.connect(new.dsn) as another:
+        another.execute("lock table notes, pairs in access exclusive mode")
+        move(deployment, new, follows=False)
+        assert "public.notes can't be looked into now: it is locked" in refused(deployment)
+        assert deployment.op_count_now() == before
+    wait_until(lambda: right(deployment, device), "the same data, once it can be looked into")
 
 
 def test_other_database_of_the_same_cluster_is_refused(deployment: Deployment, old: SourceDb) -> None:

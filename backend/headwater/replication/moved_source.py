@@ -7,7 +7,6 @@ every table is compared.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -34,8 +33,6 @@ from headwater.storage.contract.store import Request, StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.plan import SyncPlan
-
-_log = logging.getLogger(__name__)
 
 SAMPLE = 100
 _PLACES = 5
@@ -71,11 +68,13 @@ def accepted(store: StoreWriter, source: str, database: DatabaseIdentity) -> lis
 
 @dataclass(frozen=True, slots=True)
 class SeenTable:
-    """How a table of which the store has rows looks in another database: what keeps it from being followed, or how many
-    of its `sampled` rows are `equal` there, and how many have only other values."""
+    """How a table of which the store has rows looks in another database: what keeps it from being followed, why it
+    can't be looked into now, or how many of its `sampled` rows are `equal` there, and how many have only other values.
+    Rows without a key can't be looked up, so none of them is sampled."""
 
     name: str
     problem: str = ""
+    busy: str = ""
     sampled: int = 0
     equal: int = 0
     altered: int = 0
@@ -84,13 +83,15 @@ class SeenTable:
     def doubtful(self) -> str:
         """Why it does not seem to be the same table; empty when it does."""
         other = self.sampled >= _ENOUGH and 2 * self.equal < self.sampled
-        return self.told if self.problem or other else ""
+        return self.told if self.problem or self.busy or other else ""
 
     @property
     def told(self) -> str:
         """What was found, in words."""
-        if self.problem:
-            return f"{self.name} {self.problem}"
+        if self.problem or self.busy:
+            return f"{self.name} {self.problem or self.busy}"
+        if not self.sampled:
+            return f"the rows of {self.name} have no key to look them up by"
         lacking = self.sampled - self.equal - self.altered
         counts = {"have other values": self.altered, "are not there": lacking}
         parts = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -101,8 +102,8 @@ def doubts(seen: Sequence[SeenTable]) -> list[str]:
     """Why the other database does not seem to hold the same data. Empty when it does."""
     found = [table.doubtful for table in seen if table.doubtful]
     sampled, equal = sum(table.sampled for table in seen), sum(table.equal for table in seen)
-    if not found and 2 * equal < sampled:
-        found = [table.told for table in seen if table.equal < table.sampled]
+    if not found and (2 * equal < sampled or not sampled):
+        found = [table.told for table in seen if table.equal < table.sampled or not sampled]
     return found
 
 
@@ -158,7 +159,9 @@ def look(
             elif found.relation.oid in barred:
                 problem = "; ".join(finding.what for finding in barred[found.relation.oid])
                 seen.append(SeenTable(".".join(name), f"can't be read: {problem}"))
-            elif not found.locked:
+            elif found.locked:
+                seen.append(SeenTable(".".join(name), busy="is locked now"))
+            else:
                 rows = list(_sampled(store, table.id, *bounds))
                 seen.append(_compared(conn, probe, there[table.id], found, rows))
     finally:
@@ -190,12 +193,11 @@ def _compared(
     identity, now = RowIdentity.of(stored.relation), RowIdentity.of(found.relation)
     key = [stored.relation.columns[i].name for i in identity.columns]
     if identity.kind is not IdentityKind.KEY or key != [found.relation.columns[i].name for i in now.columns]:
-        return replace(seen, sampled=len(rows), equal=len(rows) if _has_rows(conn, found) else 0)
+        return seen if _has_rows(conn, found) else replace(seen, sampled=len(rows))
     try:
         there = _rows_there(probe, stored, found, [row.row_id for row in rows])
     except (ProbeBusyError, ProbeFailedError) as error:
-        _log.info("%s is left out: %s", found.qualified_name, error)
-        return seen
+        return replace(seen, busy=f"can't be looked into now: {str(error) or 'it is locked'}")
     equal = sum(_equal(stored, row, there[row.row_id]) for row in rows if row.row_id in there)
     altered = sum(row.row_id in there for row in rows) - equal
     return replace(seen, sampled=len(rows), equal=equal, altered=altered)
