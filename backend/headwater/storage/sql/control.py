@@ -38,6 +38,12 @@ def secret(db: Cursor) -> bytes:
     return row[0] if isinstance(row[0], bytes) else bytes.fromhex(row[0])
 
 
+def lock_definitions(db: Cursor) -> None:
+    """Within a write transaction: keep other sources from beginning or ending to have a definition until the commit. It
+    holds up no flush, and comes before `lock_state`."""
+    db.rows(f"select 1 from meta where key = 'secret'{db.dialect.for_update}")
+
+
 def forget_source(db: Cursor, source: str) -> None:
     """Within a write transaction: delete what is noted of a source, except its lease, for epochs never repeat."""
     db.execute("delete from definitions where source = ?", source)

@@ -25,7 +25,7 @@ from headwater.oplog.transform import (
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.segments import RUN_OPS, BucketSum, Run, number_ops
-from headwater.storage.sql.control import get_meta, secret, set_meta
+from headwater.storage.sql.control import get_meta, lock_definitions, secret, set_meta
 from headwater.storage.sql.cursor import UNWANTED, Cursor, Value
 from headwater.storage.sql.ops import ADD_OPS, drop_segments, insert_segments, lock_state, move_checkpoint
 
@@ -46,8 +46,7 @@ def retire(db: Cursor, lease: Lease, definitions: Sequence[str], limit: int) -> 
     with db.transaction(lease):
         if db.dialect.plan_bulk:
             db.execute(db.dialect.plan_bulk)
-        # Sources do this one after the other, without holding up flushes: nothing else locks this row
-        db.rows(f"select 1 from meta where key = 'secret'{db.dialect.for_update}")
+        lock_definitions(db)
         _begin(db, source, definitions)
         more = _drop_history(db, limit) or _drop_lookups(db, source, limit) or _leave_buckets(db, source, limit)
         if not more:

@@ -206,6 +206,7 @@ class StoreWriter(ABC):
             with bucket_keys.moving(db, lease), db.transaction(lease):
                 if db.dialect.plan_bulk:
                     db.execute(db.dialect.plan_bulk)
+                control.lock_definitions(db)
                 next_op = ops.lock_state(db)
                 failpoint("publish.before_segments")
                 bucket_keys.refuse(bulk.taken_staged(db, tables))
@@ -311,6 +312,7 @@ class StoreWriter(ABC):
         with self._writes() as db:
             write_checkpoints.forget_source(db, lease.name)
         with self._work() as db, db.transaction(lease):
+            control.lock_definitions(db)
             ops.lock_state(db)
             for table in generations.active(db, lease.name):
                 generations.drop_generation(db, table.id)
@@ -416,6 +418,7 @@ class StoreWriter(ABC):
         """Record bucket definitions that are about to be built, before anything of them is written."""
         again = "update set digest = excluded.digest, state = excluded.state where definitions.state = 'retired'"
         with self._work() as db, db.transaction(lease):
+            control.lock_definitions(db)
             for name, digest in definitions.items():
                 db.execute(f"{control.PUT_DEFINITION} {again}", lease.name, name, digest, "building")
 
