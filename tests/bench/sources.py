@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, takewhile
 
 import psycopg
 
 from headwater.embedded.postgres import EmbeddedPostgres, find_binaries
+from headwater.oplog.lsn import parse_lsn
 from tests.bench import data, report
 from tests.bench.latency import commits, read_until
 from tests.bench.service import BenchService, Meter, bench_service
 from tests.bench.start import memory, memory_when_idle
 from tests.support.fix_service import connection_to
+from tests.support.waiting import wait_until
 
 _ROWS = 10
 _IDLE_SECONDS = 30.0
@@ -86,24 +88,49 @@ def beside(samples: int) -> None:
         stream = service.stream("u1")
         read_until(stream, b"checkpoint_complete")
 
+        def settle() -> None:
+            _settle(service, {"a": service.postgres, "b": service.postgres, "c": other})
+
         def measured() -> list[float]:
             until = time.monotonic() + _MEASURED_SECONDS
             some = islice(commits(service, stream, _INSERT, "a"), samples)
             return list(takewhile(lambda _: time.monotonic() < until, some))
 
         measured()
+        settle()
         alone = measured()
         report.percentiles(alone, "alone", alone, "alone: ")
         single = f"insert into items {_first_rows(1)}"
         _told("another commits single rows, as fast as it can", _meanwhile(service, single, measured), alone)
+        settle()
         large = f"insert into items {_first_rows(_LARGE)}"
         _told(f"another commits {_LARGE:,} rows at once, again and again", _meanwhile(service, large, measured), alone)
+        settle()
         _execute(service.postgres, "b", "alter table items rename column title to name")
         _told("another is compared anew", measured(), alone)
+        settle()
         other.stop()
         _told("another is down", measured(), alone)
         report.percentiles(measured(), "alone", alone, "alone, again: ")
         stream.close()
+
+
+def _settle(service: BenchService, databases: Mapping[str, EmbeddedPostgres]) -> None:
+    """Wait until the store has every commit made so far, and no table is compared."""
+    ends = {}
+    for name, postgres in databases.items():
+        with psycopg.connect(postgres.dsn(name), autocommit=True) as conn:
+            ends[name] = parse_lsn(conn.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0][0])
+            conn.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
+
+    def settled() -> bool:
+        newest = service.reader().newest()
+        assert newest is not None
+        reached = all(newest.checkpoint.lsns[name] >= end for name, end in ends.items())
+        with service.store() as store:
+            return reached and not any(table.resync for name in databases for table in store.tables(name))
+
+    wait_until(settled, "all sources to be followed up to here", 300)
 
 
 def _told(what: str, taken: list[float], alone: list[float]) -> None:
