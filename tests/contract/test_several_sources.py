@@ -372,7 +372,7 @@ def test_forgotten_source(west: SourceWriter, east: SourceWriter, reader: StoreR
     store.drop_table(east.lease, east.table)
     counter = west.store.change_counter()
     store.forget_source(east.lease)
-    assert store.sources() == [WEST]
+    assert store.sources() == [f"north/{EAST}", WEST]
     assert store.source_state(EAST) is None
     assert store.tables(EAST) == []
     assert store.complete_definitions(EAST) == {}

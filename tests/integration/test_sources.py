@@ -15,10 +15,12 @@ from headwater.replication.versions import waiting_note
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.versions import Origin, VersionState
+from tests.contract.source_writer import RELATION
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import HASTY
 from tests.support.fix_sources import NewSources
 from tests.support.local_bulk import LocalEngine, Waiting
+from tests.support.waiting import wait_until
 
 STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
 
@@ -245,7 +247,7 @@ def test_all_that_the_configuration_does_not_name_goes(new_sources: NewSources) 
     gone = sources["two"]
     with sources.any.store() as store:
         stop = threading.Event()
-        removing = threading.Thread(target=remove_unnamed, args=(store, {"one": "one"}, "somebody", stop))
+        removing = threading.Thread(target=remove_unnamed, args=(store, {"one": "one"}, "somebody", stop, 0.0))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("headwater.replication.removal._AGAIN_SECONDS", 0.05)
             removing.start()  # while it is followed
@@ -255,3 +257,71 @@ def test_all_that_the_configuration_does_not_name_goes(new_sources: NewSources) 
         assert store.sources() == ["one"]
         assert store.acquire("two", "somebody else", 1.0)
     assert sources.rows("a").keys() == {("notes", "n1"), ("notes", "n2")}
+
+
+@STORES
+def test_a_source_of_which_nothing_was_read_to_the_end(
+    new_sources: NewSources, on_postgres: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = new_sources(BOTH, {"one": NOTES}, on_postgres=on_postgres).start()
+    with sources.any.store() as store:
+        lease = store.acquire("two", "somebody", 60.0)
+        store.set_meta(lease, "slot two", '{"name":"headwater_two"}')
+        store.stage_tables(lease, "two", [(RELATION, "print")])
+        store.release(lease)
+        assert store.sources() == ["one", "two"]
+        remove_unnamed(store, {"one": "one"}, "somebody", threading.Event(), 0.0)
+        assert store.sources() == ["one"]
+    assert "pg_drop_replication_slot('headwater_two')" in caplog.text, "it keeps the log of its database"
+
+
+@pytest.mark.parametrize(
+    ("peers", "followed", "why"),
+    [
+        ({"one": "one"}, True, "another process follows the source two, which this configuration does not name"),
+        ({"one": "one"}, False, "its rows leave devices 60 minutes from now"),
+        ({"one": "one", "three": "three"}, False, "it stays until three was read"),
+    ],
+)
+def test_a_source_that_stays_though_the_configuration_does_not_name_it(
+    new_sources: NewSources,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    peers: dict[str, str],
+    followed: bool,
+    why: str,
+) -> None:
+    """It might be a mistake: a file that was cut short, a tag that was changed, a machine with an older file."""
+    sources = new_sources(BOTH, TABLES).start()
+    if not followed:
+        sources["two"].stop()
+    monkeypatch.setattr("headwater.replication.removal._AGAIN_SECONDS", 0.05)
+    with sources.any.store() as store:
+        stop = threading.Event()
+        after = 0.0 if len(peers) > 1 or followed else 3600.0
+        removing = threading.Thread(target=remove_unnamed, args=(store, peers, "somebody", stop, after))
+        removing.start()
+        wait_until(lambda: why in caplog.text, "the reason why it stays")
+        stop.set()
+        removing.join(60)
+        assert store.sources() == ["one", "two"]
+
+
+@STORES
+def test_rows_of_a_removed_shard_leave_some_at_a_time(
+    new_sources: NewSources, on_postgres: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.replication.removal._ROWS_AT_ONCE", 1)
+    yaml = BOTH.replace("two.public", "one.public").replace("todos", "tags")
+    tables = NOTES + "create table tags (id text primary key, body text); insert into tags values ('g', 'green')"
+    sources = new_sources(yaml, {"one/a": tables, "one/b": tables}, on_postgres=on_postgres).start()
+    sources["one/b"].source.execute("update notes set id = 'b' || id; update tags set id = 'b'")
+    device = Device(sources.any)
+    sources.caught_up()
+    assert len(device.rows()) == 6
+    sources.remove("one/b")
+    with sources.any.store() as store:
+        assert remove_source(store, "one/b", "somebody")
+    assert device.rows().keys() == {("notes", "n1"), ("notes", "n2"), ("tags", "g")}
+    assert device.rows() == sources.rows("a")
+    assert sources.any.problems() == []

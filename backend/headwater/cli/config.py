@@ -107,7 +107,8 @@ class Logging:
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """The settings of a process. `probes` says whether the endpoint answers probes, `upload` what devices may write,
-    `traces` how changes are traced, if they are. `warnings` are for the author of the config."""
+    `traces` how changes are traced, if they are. `remove_after_seconds` is how long a source that is not among the
+    `sources` any more keeps its rows. `warnings` are for the author of the config."""
 
     sources: tuple[SourceSettings, ...]
     storage: StoreAddress
@@ -123,6 +124,7 @@ class ServiceConfig:
     traces: TraceSettings | None = None
     probes: bool = True
     upload: UploadSettings | None = None
+    remove_after_seconds: float = 3600.0
     warnings: tuple[str, ...] = ()
 
     def source(self) -> SourceSettings:
@@ -236,13 +238,16 @@ def _read(
         raise ConfigError(found.origin, [issue])
     findings = ConfigFindings()
     root = Section(found.root.value, "", found.root.mark, findings)
-    sources = read_sources(root.section("replication"))
+    replication = root.section("replication")
+    remove_after = replication.integer("remove_after_minutes", 60, 0)
+    sources = read_sources(replication)
     storage = read_storage(root.section("storage"), found.directory)
     port = root.integer("port", 8080, 0, 65535)
     with root.section("metrics") as metrics:
         metrics_host = metrics.text("host") or "127.0.0.1"
     config = ServiceConfig(
         sources=sources,
+        remove_after_seconds=60.0 * remove_after,
         storage=storage,
         auth=read_client_auth(root, sources[0].host if sources else ""),
         sync_config=_sync_config(root, found.directory, sync_text),

@@ -110,7 +110,8 @@ class _Replication:
 
     def _remove_unnamed(self, stop: threading.Event) -> None:
         with closing(open_store(self.config.storage).open_writer()) as store:
-            remove_unnamed(store, {each.name: each.tag for each in self.config.sources}, process_owner(), stop)
+            peers = {each.name: each.tag for each in self.config.sources}
+            remove_unnamed(store, peers, process_owner(), stop, self.config.remove_after_seconds)
 
     def _follow_all(self, spark: Spark, stop: threading.Event) -> None:
         """Follow each source in a thread of its own. Raises the first error that is a fault of ours, once all have

@@ -1,35 +1,65 @@
 """Removes a source from a store once the configuration does not name it any more: devices lose its rows, and the store
-forgets it. Its database is left alone, for nobody says how to reach it now."""
+forgets it. Its database is left alone, for nobody says how to reach it now.
+
+A file that was cut short, a changed tag, or a machine that still has yesterday's configuration look just like a source
+that somebody removed. So its rows stay for a while, until all other sources were read, and as long as another process
+follows it.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 from headwater.errors import HeadwaterError, machine_errors
 from headwater.oplog.lsn import ZERO
 from headwater.replication.own_slot import slot_note
-from headwater.replication.tables.changes import flushed, remove_rows
+from headwater.replication.tables.changes import flushed
 from headwater.replication.versions import Peers, served_definitions
 from headwater.storage.contract.store import Lease, LeaseHeldError, SourceState
-from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 
 _log = logging.getLogger(__name__)
 
 _LEASE_SECONDS = 120.0
 _AGAIN_SECONDS = 30.0
+_ROWS_AT_ONCE = 5_000
 
 
-def remove_unnamed(store: StoreWriter, peers: Peers, owner: str, stop: threading.Event) -> None:
-    """Remove all sources that the store has and the configuration does not name. One that a replicator still follows,
-    or that fails, is tried again until `stop` is set."""
+def remove_unnamed(store: StoreWriter, peers: Peers, owner: str, stop: threading.Event, after_seconds: float) -> None:
+    """Remove all sources that the store has and the configuration does not name, unless `stop` is set before. Each has
+    to be free of replicators for `after_seconds` from now on, and all that the configuration names have to be read."""
+    since: dict[str, float] = {}
+    said: set[str] = set()
+
+    def tell(text: str, *values: object) -> None:
+        if (line := text % values) not in said:
+            said.add(line)
+            _log.warning("%s", line)
+
     while not stop.is_set():
         try:
             with machine_errors():
                 unnamed = [name for name in store.sources() if name not in peers]
-                if not [name for name in unnamed if not remove_source(store, name, owner)]:
+                unread = [name for name in peers if store.source_state(name) is None]
+                for name in unnamed:
+                    if store.is_followed(name):
+                        since[name] = time.monotonic()
+                        tell("another process follows the source %s, which this configuration does not name", name)
+                        continue
+                    left = since.setdefault(name, time.monotonic()) + after_seconds - time.monotonic()
+                    if left <= 0 and not unread:
+                        remove_source(store, name, owner)
+                    elif unread:
+                        tell("source %s is not in the configuration: it stays until %s was read", name, unread[0])
+                    else:
+                        tell(
+                            "source %s is not in the configuration: its rows leave devices %d minutes from now",
+                            *(name, round(after_seconds / 60)),
+                        )
+                if not unnamed:
                     return
         except HeadwaterError as error:
             _log.warning("a source that is not in the configuration could not be removed yet: %s", error)
@@ -71,16 +101,18 @@ def _remove(store: StoreWriter, lease: Lease) -> None:
 
 
 def _emptied(store: StoreWriter, lease: Lease, state: SourceState | None, tables: Sequence[int]) -> list[int]:
-    """Remove all rows of these tables, which are all that the source has, from devices too: by one CLEAR a bucket, or
-    by REMOVEs where other sources have rows in its buckets. Returns the ids of the empty generations."""
-    emptied: list[int] = []
-    with flushed(store, lease, lease.name, ZERO if state is None else state.lsn) as flush:
-        flush.lock()  # whoever begins to share a definition from now on, writes to it after the commit
-        with open_store(store.address).open_verify() as reader:
-            checked = reader.definitions(lease.name)
-        alone = checked.sources == {lease.name}
+    """Remove all rows of these tables, which are all that the source has, from devices too: some at a time from buckets
+    that other sources have, by REMOVEs, then from its own by one CLEAR each. Returns the ids of the empty
+    generations."""
+    while True:
+        _, left = store.definitions_of(lease.name)
         for table in tables:
-            if not alone:
-                remove_rows(flush, table, store.keys())
-            emptied.append(flush.truncate(table, checked.own if alone else ()))
-    return emptied
+            place: int | None = 0
+            while place is not None:
+                place = store.leave_others(lease, table, place, _ROWS_AT_ONCE)
+                store.renew(lease)
+        with flushed(store, lease, lease.name, ZERO if state is None else state.lsn) as flush:
+            flush.lock()  # whoever begins to share a definition from now on, writes to it after the commit
+            own, shared = store.definitions_of(lease.name)
+            if shared <= left:
+                return [flush.truncate(table, own) for table in tables]

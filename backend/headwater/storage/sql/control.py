@@ -54,6 +54,23 @@ def forget_source(db: Cursor, source: str) -> None:
     db.execute("delete from sources where tag = ?", source)
 
 
+def known_sources(db: Cursor) -> list[str]:
+    """See `StoreWriter.sources`."""
+    noted = "select substr(key, 6) from meta where key like 'slot %'"
+    tables = "select source from tables where state <> 'dropped'"
+    kept = f"select tag as name from sources union {tables} union select source from definitions"
+    return [name for (name,) in db.rows(f"select name from ({kept} union {noted}) s order by name")]
+
+
+def definitions_of(db: Cursor, source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """See `StoreWriter.definitions_of`."""
+    mine: set[str] = set()
+    others: set[str] = set()
+    for holder, name in db.rows("select source, name from definitions where state <> 'retired'"):
+        (mine if holder == source else others).add(name)
+    return frozenset(mine - others), frozenset(mine & others)
+
+
 def may_follow(db: Cursor, version: int) -> bool:
     """Whether a version by which a source was read is to be served now: one in processing. One that was replaced, too,
     if an older one is served, for which the source has no rows any more."""

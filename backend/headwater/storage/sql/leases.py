@@ -73,6 +73,12 @@ def acquire(db: Cursor, name: str, owner: str, ttl: float) -> Lease:
     return Lease(name, owner, int(taken[0]), ttl)
 
 
+def is_held(db: Cursor, name: str) -> bool:
+    """Whether a lease is held, as far as is known."""
+    holder = db.one(f"select owner from leases where name = ? and expires_at > {db.dialect.clock}", name)
+    return holder is not None and not is_gone(holder[0])
+
+
 CHECK = "select epoch from leases where name = ?"
 
 

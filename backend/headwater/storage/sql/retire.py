@@ -143,14 +143,23 @@ class _Left(NamedTuple):
     rows: Sequence[tuple[str, int]]
 
 
-def _leave_kept(db: Cursor, source: str, span: _Span) -> None:
+def _leave_kept(db: Cursor, source: str, span: _Span, which: str = _LEAVING) -> None:
     next_op = lock_state(db)
-    left = _remove(db, span, next_op, _LEAVING, source)
+    left = _remove(db, span, next_op, which, source)
     db.execute_many(f"update rows_{span.table:d} set members = ? where {db.dialect.place} = ?", left.rows)
     if left.next_op > next_op:
         names = orjson.dumps(left.buckets).decode() if len(left.buckets) <= NAMEABLE else None
         move_checkpoint(db, left.next_op - 1, source, names, "[]")
         db.notify()
+
+
+def leave_others(db: Cursor, lease: Lease, table: int, first: int, limit: int) -> int | None:
+    """See `StoreWriter.leave_others`."""
+    with db.transaction(lease):
+        lock_definitions(db)
+        span = _span(db, table, first, limit)
+        _leave_kept(db, lease.name, span, _OF_OTHERS)
+    return None if span.last else span.end
 
 
 _ROWS_AT_ONCE = 5_000

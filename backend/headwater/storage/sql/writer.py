@@ -400,9 +400,26 @@ class StoreWriter(ABC):
             db.execute(f"{change} where id = ? and state = 'processing'", state.value, note, version)
 
     def sources(self) -> list[str]:
-        """The names of the sources that were followed, in order."""
+        """The names of the sources that the store has anything of, in order: also of one of which nothing was read to
+        the end."""
         with self._beside() as db:
-            return [name for (name,) in db.rows("select tag from sources order by tag")]
+            return control.known_sources(db)
+
+    def is_followed(self, source: str) -> bool:
+        """Whether a replicator follows a source, as far as is known."""
+        with self._beside() as db:
+            return leases.is_held(db, source)
+
+    def definitions_of(self, source: str) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of the bucket definitions that a source has alone, and of those that others have, too."""
+        with self._beside() as db:
+            return control.definitions_of(db, source)
+
+    def leave_others(self, lease: Lease, table: int, first: int, limit: int) -> int | None:
+        """Remove rows of a table of the source, from the place `first` on and at most `limit`, from buckets that other
+        sources have, too. Returns the place to go on from; None when that was all."""
+        with self._work() as db:
+            return retire.leave_others(db, lease, table, first, limit)
 
     def complete_definitions(self, source: str) -> dict[str, str]:
         """Bucket definitions (name to digest) of which all rows of a source are in the store and kept up to date."""
