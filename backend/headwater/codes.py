@@ -196,6 +196,7 @@ CODES = {
     # Config and processes
     "HW_7001": Code(_STOP, "The service config is invalid. The message lists all errors.", "Correct the file."),
     "HW_7002": Code(_STOP, "A process of the service ended with an error that a restart would not fix.", "See what it printed."),
+    "HW_7011": Code(_RETRY, "A list of connections in `replication.connections_from` can't be read, is empty, or has an error. None of it is used, and nothing leaves devices.", "Correct what the message names; the list is read again every minute."),
     "HW_7010": Code(_STOP, "A secret in the service config comes from an example, or an admin token is too short.", "Generate a new one."),
     # Commands and the demo
     "HW_8001": Code(_STOP, "The directory of `headwater dev` cannot be used.", "Choose another directory."),

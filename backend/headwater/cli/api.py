@@ -81,7 +81,8 @@ def build(
         traces=traces,
     )
     reader = open_store(config.storage).open_reader(_own(config))
-    return create_app(settings, reader, SourceHead(config.chosen(())), extra_routes)
+    sources = config.sources if config.reread_seconds else config.chosen(())
+    return create_app(settings, reader, SourceHead(sources), extra_routes)
 
 
 def _fetches(config: ServiceConfig, workers: int) -> int:
@@ -116,6 +117,11 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
         return None
 
 
+def has_children(config: ServiceConfig) -> bool:
+    """Whether this process only supervises those that are the endpoint."""
+    return this_worker() is None and worker_count(config) > 1
+
+
 def run(
     config: ServiceConfig,
     arguments: Sequence[str],
@@ -135,7 +141,7 @@ def run(
         together, shared, ports = Workers(worker.directory, worker.of), Shared.LISTENING, worker.ports
     else:
         raise_if_in_use(config)
-        if worker_count(config) > 1:
+        if has_children(config):
             command = [sys.executable, "-m", "headwater", "api", *(["--unified"] if unified else []), *arguments]
             with endpoint_children(config, command, environment) as children:
                 supervise(children)

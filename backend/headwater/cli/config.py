@@ -22,6 +22,7 @@ from headwater.config import ConfigSource
 from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, redacted
 from headwater.config.origin import FoundConfig, find_config, find_sync_base64
 from headwater.config.reader import KNOWN_TO_ALL, MAKE_ONE, ConfigFindings, Section
+from headwater.errors import HeadwaterError
 from headwater.pipeline.settings import SparkSettings
 from headwater.source.connect import SourceSettings
 from headwater.source.upload.settings import UploadSettings
@@ -107,8 +108,9 @@ class Logging:
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
     """The settings of a process. `probes` says whether the endpoint answers probes, `upload` what devices may write,
-    `traces` how changes are traced, if they are. `remove_after_seconds` is how long a source that is not among the
-    `sources` any more keeps its rows. `warnings` are for the author of the config."""
+    `traces` how changes are traced, if they are. If some of the sources are from lists, these are read again every
+    `reread_seconds`, and `unread_lists` says of which lists that was not possible. `remove_after_seconds` is how long a
+    source that is not among the `sources` any more keeps its rows. `warnings` are for the author of the config."""
 
     sources: tuple[SourceSettings, ...]
     storage: StoreAddress
@@ -124,12 +126,17 @@ class ServiceConfig:
     traces: TraceSettings | None = None
     probes: bool = True
     upload: UploadSettings | None = None
+    reread_seconds: float = 0.0
+    unread_lists: tuple[str, ...] = ()
     remove_after_seconds: float = 3600.0
     warnings: tuple[str, ...] = ()
 
     def source(self) -> SourceSettings:
         """The only source. Raises ConfigError when none is configured, or several and none was chosen."""
         if not self.sources:
+            if self.unread_lists:
+                what, where = "no source is known", "replication.connections_from"
+                raise HeadwaterError(what, where, self.unread_lists[0], code="HW_7011")
             fix = "add one: replication: {connections: [{type: postgresql, uri: …}]}"
             raise _missing("no source is configured", "replication.connections", fix)
         if len(self.sources) > 1:
@@ -240,13 +247,17 @@ def _read(
     root = Section(found.root.value, "", found.root.mark, findings)
     replication = root.section("replication")
     remove_after = replication.integer("remove_after_minutes", 60, 0)
-    sources = read_sources(replication)
+    reread_seconds = float(replication.integer("reread_seconds", 60, 1, 86_400))
+    read = read_sources(replication, found.directory, environment)
+    sources = read.sources
     storage = read_storage(root.section("storage"), found.directory)
     port = root.integer("port", 8080, 0, 65535)
     with root.section("metrics") as metrics:
         metrics_host = metrics.text("host") or "127.0.0.1"
     config = ServiceConfig(
         sources=sources,
+        reread_seconds=reread_seconds if read.listed else 0.0,
+        unread_lists=read.unread,
         remove_after_seconds=60.0 * remove_after,
         storage=storage,
         auth=read_client_auth(root, sources[0].host if sources else ""),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from psycopg.conninfo import make_conninfo
 
-from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, redacted
+from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, Mark, parse_json, redacted
+from headwater.config.origin import from_file
 from headwater.config.reader import GIVE_ANOTHER, ConfigFindings, Section
+from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings, known_pooler
+from headwater.source.registry import registered
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 
 NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
@@ -157,16 +162,86 @@ def _refuse_unsupported(section: Section) -> None:
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
-def read_sources(replication: Section) -> tuple[SourceSettings, ...]:
-    """The configured sources, each with a name of its own."""
-    connections = replication.sections("connections")
+@dataclass(frozen=True, slots=True)
+class ReadSources:
+    """The configured sources, each with a name of its own. `listed`: some are from lists, which are to be read again
+    and again. `unread` says why lists could not be read: which sources these have is not known."""
+
+    sources: tuple[SourceSettings, ...]
+    listed: bool
+    unread: tuple[str, ...]
+
+
+def read_sources(replication: Section, directory: Path, environment: Mapping[str, str]) -> ReadSources:
+    """The sources of `connections`, and of the lists in `connections_from`. Paths are relative to `directory`. A list
+    with any error gives none."""
     batch_mb = replication.integer("batch_mb", 64, 4, 4096)
+    sources: list[SourceSettings] = []
+    _add(sources, replication.sections("connections"), batch_mb)
+    lists, unread = replication.sections("connections_from"), []
     replication.warn_unknown()
-    read = [(section, settings) for section in connections if (settings := _source(section, batch_mb)) is not None]
-    for number, (section, settings) in enumerate(read):
-        for _, other in read[:number]:
-            _refuse_alike(section, settings, other)
-    return tuple(settings for _, settings in read)
+    for section in lists:
+        with section:
+            place, rows = _listed(section, directory, environment)
+            defaults = section.section("defaults").values
+        if isinstance(rows, str):
+            unread.append(f"[HW_7011] {section.path}, {place}: {rows}")
+            continue
+        findings, added = ConfigFindings(), list(sources)
+        items = [
+            Section({**defaults, **row}, f"row {number}", mark, findings) for number, (row, mark) in enumerate(rows, 1)
+        ]
+        _add(added, items, batch_mb)
+        for item in items:
+            item.refuse_unknown()
+        errors = findings.errors
+        if not rows:
+            unread.append(f"[HW_7011] {section.path}, {place}: it is empty, which counts as a mistake")
+        elif errors:
+            more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+            unread.append(f"[HW_7011] {section.path}, {place}: {replace(errors[0], mark=None, code='')}{more}")
+        else:
+            replication.findings.warnings += findings.warnings
+            sources = added
+    return ReadSources(tuple(sources), bool(lists), tuple(unread))
+
+
+def _add(sources: list[SourceSettings], sections: Iterable[Section], batch_mb: int) -> None:
+    """Read connections. Errors are added to the findings of their sections."""
+    for section in sections:
+        if (settings := _source(section, batch_mb)) is not None:
+            for other in sources:
+                _refuse_alike(section, settings, other)
+            sources.append(settings)
+
+
+_Row = tuple[dict[str, ConfigNode], Mark | None]
+
+
+def _listed(section: Section, directory: Path, environment: Mapping[str, str]) -> tuple[str, list[_Row] | str]:
+    """Where a list of connections is, and its rows, or why it can't be read."""
+    file, query = section.text("file"), section.text("query")
+    if (file is None) == (query is None):
+        section.error("must give either a file, or a uri and a query", fix="write file: tenants.yaml")
+        return "nothing", "it says neither file nor query"
+    place = redacted(file or "the query")
+    try:
+        if file is not None:
+            root = from_file(directory / file, environment).root
+        else:
+            errors = len(section.findings.errors)
+            database = read_server(section)
+            if len(section.findings.errors) > errors:
+                return place, "its database is not given rightly"
+            place = database.address
+            root = parse_json(json.dumps(registered(database, query or "")), place)
+    except ConfigError as error:
+        return place, error.issues[0].what
+    except HeadwaterError as error:
+        return place, str(error)
+    if not isinstance(root.value, list) or not all(isinstance(item.value, dict) for item in root.value):
+        return place, f"must be a list of mappings, not {root.kind}"
+    return place, [(item.value, item.mark) for item in root.value if isinstance(item.value, dict)]
 
 
 def _refuse_alike(section: Section, source: SourceSettings, other: SourceSettings) -> None:

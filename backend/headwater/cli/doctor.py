@@ -113,9 +113,9 @@ def check_config(
             _fail("config", f"{error.origin}: [{each.code}] {each.key or 'config'}: {each.what}", each.fix or _SEE)
             for each in error.issues
         ]
-    if not config.warnings:
-        return config, [_ok("config", "the service config is right")]
-    return config, [_warn("config", each, _SEE) for each in config.warnings]
+    found = [_fail("config", each, "correct it: until then, nothing leaves devices") for each in config.unread_lists]
+    found += [_warn("config", each, _SEE) for each in config.warnings]
+    return config, found or [_ok("config", "the service config is right")]
 
 
 def check_rules(config: ServiceConfig) -> tuple[Sequence[TablePattern] | None, list[Result]]:
@@ -225,6 +225,8 @@ def check_source(
     config: ServiceConfig, kept: StoredState | None, tables: Sequence[TablePattern] | None
 ) -> Iterator[Result]:
     """Everything about the source. What the store knows of it, its slot and the served tables, comes first."""
+    if not config.sources and config.unread_lists:
+        return  # which was told
     try:
         settings = config.source()
     except ConfigError as error:

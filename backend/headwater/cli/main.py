@@ -12,12 +12,12 @@ import click
 
 from headwater.cli.explain import explain
 from headwater.cli.init import init
-from headwater.cli.options import claim, config_options, examples, load, seconds, source_option
+from headwater.cli.options import claim, config_options, examples, load, seconds, source_option, sources_changed
 from headwater.cli.powersync import migrate_, teardown_, test_connection
 from headwater.cli.rules import rules
 from headwater.cli.source import source
 from headwater.cli.store import store
-from headwater.cli.supervise import ChildStoppedError, end_with_supervisor, stop_on_signals
+from headwater.cli.supervise import ChildStoppedError, end_with_supervisor, executed_anew, stop_on_signals
 from headwater.cli.upload import upload
 from headwater.cli.watching import set_up_logging
 from headwater.codes import Kind
@@ -155,18 +155,19 @@ def replicate(
 ) -> None:
     """Only the replicator: follow the sources into the store. A second one waits for the first to end."""
     config = load(configs)
-    stop = stop_on_signals()
-    end_with_supervisor()
-    from headwater.cli import replicate as command
+    with executed_anew(sources_changed(configs, config), config.reread_seconds):
+        stop = stop_on_signals()
+        end_with_supervisor()
+        from headwater.cli import replicate as command
 
-    command.run(
-        config,
-        stop,
-        sources=config.chosen(names),
-        source_timeout=source_timeout,
-        take_slot=take_slot,
-        unified=unified,
-    )
+        command.run(
+            config,
+            stop,
+            sources=config.chosen(names),
+            source_timeout=source_timeout,
+            take_slot=take_slot,
+            unified=unified,
+        )
 
 
 @cli.command(epilog=examples("headwater api --config headwater.yaml"))
@@ -177,7 +178,9 @@ def api(configs: ConfigSource, unified: bool) -> None:
     config = load(configs)
     from headwater.cli import api as command
 
-    command.run(config, *_for_children(configs), unified=unified, beat=end_with_supervisor())
+    every = 0.0 if command.has_children(config) else config.reread_seconds
+    with executed_anew(sources_changed(configs, config), every):
+        command.run(config, *_for_children(configs), unified=unified, beat=end_with_supervisor())
 
 
 @cli.command(epilog=examples("headwater audit", "headwater audit todos --json", "headwater audit --repair"))

@@ -17,6 +17,7 @@ import orjson
 from headwater.cli.supervise import SUPERVISED
 from headwater.cli.watching import set_up_logging
 from headwater.config import ConfigSource
+from headwater.errors import HeadwaterError
 from headwater_rules.results import StreamSubscription, SyncRequest
 
 if TYPE_CHECKING:
@@ -68,6 +69,31 @@ def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
         for warning in config.warnings:
             _log.warning("%s", warning)
     return config
+
+
+def sources_changed(configs: ConfigSource, config: ServiceConfig) -> Callable[[], bool]:
+    """Tells whether the connections are others now than in a config. One that can't be read counts as the same, and is
+    logged once."""
+    from headwater.cli.config import load_config
+
+    said = list(config.unread_lists)
+    for line in said:
+        _log.error("%s", line)
+
+    def changed() -> bool:
+        try:
+            now: ServiceConfig | None = load_config(configs, os.environ, Path.cwd())
+        except HeadwaterError as error:
+            now, unread = None, [str(error)]
+        else:
+            unread = [] if now is None else list(now.unread_lists)
+        for line in unread:
+            if line not in said:
+                _log.error("%s; the connections stay as they are", line)
+        said[:] = unread
+        return now is not None and not unread and (now.sources != config.sources or bool(config.unread_lists))
+
+    return changed
 
 
 def json_object(text: str) -> dict[str, object]:

@@ -109,6 +109,8 @@ class _Replication:
             done.set()
 
     def _remove_unnamed(self, stop: threading.Event) -> None:
+        if self.config.unread_lists:
+            return  # nobody knows which sources they have
         with closing(open_store(self.config.storage).open_writer()) as store:
             peers = {each.name: each.tag for each in self.config.sources}
             remove_unnamed(store, peers, process_owner(), stop, self.config.remove_after_seconds)

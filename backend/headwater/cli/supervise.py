@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headwater.errors import HeadwaterError
@@ -186,6 +189,36 @@ def _end_all(children: Sequence[Child]) -> None:
     """Ask the children to end."""
     for child in children:
         child.end()
+
+
+@contextmanager
+def executed_anew(changed: Callable[[], bool], every_seconds: float) -> Iterator[None]:
+    """Within the context, ask again and again, unless `every_seconds` is 0, whether anything has changed that this
+    process works by. Then it ends as by SIGTERM, at some time in the next quarter of that so that not all of a service
+    do so together, and after the context executes the same command anew. Enter it before `end_with_supervisor`."""
+    if not every_seconds:
+        yield
+        return
+    done, again = threading.Event(), threading.Event()
+    environment = {name: os.environ[name] for name in (SUPERVISED,) if name in os.environ}
+
+    def look() -> None:
+        while not done.wait(every_seconds):
+            if changed():
+                if not done.wait(random.uniform(0, every_seconds / 4)):
+                    _log.info("the connections have changed: the process starts anew")
+                    again.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=look, name="connections", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+    if again.is_set():
+        command = [each for each in sys.argv[1:] if each != "--take-slot"]  # that is done
+        os.execve(sys.executable, [sys.executable, "-m", "headwater", *command], {**os.environ, **environment})
 
 
 def end_with_supervisor() -> Callable[[], None]:

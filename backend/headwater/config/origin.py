@@ -35,7 +35,7 @@ def find_config(source: ConfigSource, environment: Mapping[str, str], directory:
             return _decoded(environment[name], name, environment, directory)
     found = _file(source, environment, directory)
     if found is not None:
-        return _from_file(found, environment)
+        return from_file(found, environment)
     issue = ConfigIssue(
         f"there is no service config: no --config, no {CONFIG_PATH[0]}, and no {DEFAULT_FILES[0]} here",
         fix="pass --config FILE, write one by `headwater init`, or try `headwater dev`, which needs none",
@@ -94,7 +94,8 @@ def _decoded(text: str, origin: str, environment: Mapping[str, str], directory: 
     return FoundConfig(_parsed(decode_base64(text, origin), origin, environment), origin, directory)
 
 
-def _from_file(path: Path, environment: Mapping[str, str]) -> FoundConfig:
+def from_file(path: Path, environment: Mapping[str, str]) -> FoundConfig:
+    """What a file of YAML or JSON has. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -65,6 +65,11 @@ class Section:
     def __exit__(self, *_: object) -> None:
         self.warn_unknown()
 
+    @property
+    def values(self) -> Mapping[str, ConfigNode]:
+        """What it gives, as it stands there."""
+        return self._values
+
     def at(self, key: str) -> str:
         """The path of `key`, for messages."""
         return f"{self.path}.{redacted(key)}" if self.path else redacted(key)
