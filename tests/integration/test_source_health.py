@@ -269,8 +269,8 @@ def test_open_transactions_block_start_and_compare(
     forgotten.execute("/* a secret */ insert into carts values (1)")
     source.execute("begin; insert into other values ('1'); prepare transaction 'it''s'")
     deployment = deploy_on(source, NOTES, user="follower", intervals=WATCHED)
-    monkeypatch.setattr(health, "_OLD", "0 s")
-    with connect(replace(deployment.settings, user="postgres")) as conn:
+    with monkeypatch.context() as patch, connect(replace(deployment.settings, user="postgres")) as conn:
+        patch.setattr(health, "_OLD", "0 s")  # not later: a look before the slot is begun would name them, too
         before = [f for f in slot_findings(conn, SLOT, None) if f.code == "HW_2033"]
     assert [f.fatal for f in before] == [False, False]
     assert [each.what.partition(" waits for ")[0] for each in before] == ["a start without a replication slot"] * 2
@@ -288,7 +288,9 @@ def test_open_transactions_block_start_and_compare(
         assert unseen.fatal
         assert unseen.sql == (f"SELECT pg_terminate_backend({pid})",)
         deployment.stop()  # which does not wait for the transactions
+        caplog.clear()
         deployment.start(publish=False)
+        wait_until(lambda: f"pid {pid}" in caplog.text, "the session to be named again, before there are more rights")
         source.execute("grant pg_read_all_stats to follower")
         wait_until(lambda: waits_for("idle in transaction, last INSERT") is not None, "what it does to be named")
         seen = waits_for("idle in transaction, last INSERT")

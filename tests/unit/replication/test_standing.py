@@ -188,7 +188,7 @@ FILLED = ReplicatorHealth(
     NOW + 0.5,
     TROUBLE,
     (Compared("public.t", "its definition changed"),),
-    (Finding("HW_2045", "what", "fix", fatal=False, sql=("select 1",), since=NOW - 0.5),),
+    (Finding("HW_2045", "what", "fix", fatal=False, sql=("select 1",), since=NOW - 0.5, about="it"),),
     SlotHealth("slot", "reserved", active=True, behind=1, held=2, left=3, limit=4, xmin_age=5, xmin_limit=6),
     NOW - 3.5,
     Flow(Lsn(1), 2.5, 3.5, 4.5, 5.5, 6, 7.5, Lsn(8), "refused", 9.5, 10.5),

@@ -17,7 +17,7 @@ from headwater.source.catalog.read import Leaf
 class Finding:
     """What is wrong and how to fix it. A fatal finding keeps rows from devices, or writes of devices from the source.
     `sql` has the statements that fix it, if any do, to be copied. `since` is when what it names began, in seconds since
-    1970, where that matters."""
+    1970, where that matters. `about` is what it is about, where `what` changes while it lasts."""
 
     code: str
     what: str
@@ -25,6 +25,7 @@ class Finding:
     fatal: bool = True
     sql: tuple[str, ...] = ()
     since: float | None = None
+    about: str = ""
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.lasting}; {self.fix}"
@@ -33,7 +34,7 @@ class Finding:
     def key(self) -> tuple[object, ...]:
         """What stays the same of a finding. What is told of something that lasts changes, such as a session's last
         statement."""
-        return self.code, self.fatal, self.what if self.since is None else self.sql
+        return self.code, self.fatal, self.about or self.what
 
     @property
     def lasting(self) -> str:

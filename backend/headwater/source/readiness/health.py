@@ -216,9 +216,10 @@ def _holding(conn: psycopg.Connection, holder: _Holder) -> Finding:
         statement = f"SELECT pg_terminate_backend({holder.pid})"
         fix = f"have it committed or rolled back, or run {statement}"
     what = f"{_WAITING.get(holder.what, f'reading {holder.what}')} waits for {whose}"
-    return Finding(
-        "HW_2033", what, fix, fatal=holder.what not in {"start", "comparison"}, sql=(statement,), since=holder.since
-    )
+    urgent = holder.what not in {"start", "comparison"}
+    # What is told of a session depends on its last statement, and on rights that we may be given meanwhile
+    about = f"{holder.what}: {statement}"
+    return Finding("HW_2033", what, fix, fatal=urgent, sql=(statement,), since=holder.since, about=about)
 
 
 def _doing(conn: psycopg.Connection, holder: _Holder) -> str:
