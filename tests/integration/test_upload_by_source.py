@@ -17,6 +17,7 @@ from headwater.source.upload.errors import UploadRefusedError
 from headwater.source.upload.letters import DeadLetters
 from headwater.source.upload.prepare import check_uploads, prepare_uploads
 from headwater.source.upload.settings import UploadSettings
+from headwater.telemetry.log_facts import facts_of
 from tests.support.command import Outcome, headwater_here
 from tests.support.fix_api import AUDIENCE, SECRET, Endpoint, make_token
 from tests.support.fix_postgres import Connection, SourceDb
@@ -24,6 +25,7 @@ from tests.support.fix_service import client_auth, connection_to
 from tests.support.fix_upload import NOTES, Device, Uploads, delete, patch, put
 from tests.support.memory_store import MemoryStore
 from tests.support.read_uploads import read_uploads
+from tests.support.waiting import wait_until
 
 DEALS = """
 create table deals (id text primary key, owner text not null, title text check (title <> ''), tenant text);
@@ -376,3 +378,67 @@ def test_preparing_and_checking_both(two: TwoSources, command: Callable[..., Out
     assert "ready: uploads to 1 table" in command("source", "prepare", "--upload").out, "the other one is prepared"
     assert two.deals.fetch(LEDGER) == two.notes.fetch(LEDGER) == [(0,)]
     assert "crm: tried as postgres" in command("doctor").out
+
+
+def test_wrong_password_of_one_source_makes_only_its_writes_wait(
+    source_with: Callable[..., SourceDb],
+    start_endpoint: Callable[..., Endpoint],
+    memory_store: MemoryStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Databases of two teams: each has its own role, and a login that becomes it."""
+    notes = source_with()
+    notes.execute(f"{NOTES}; create role crm_login login password 'new'")
+    notes.execute("create database crm")
+    deals = SourceDb(notes.server, "crm")
+    deals.execute(f"{DEALS}; alter table deals alter tenant set default current_user")
+    hba = notes.server.data_dir / "pg_hba.conf"
+    hba.write_text("host all crm_login 127.0.0.1/32 scram-sha-256\n" + hba.read_text(), encoding="utf-8")
+    notes.execute("select pg_reload_conf()")
+    upload = {
+        "role": "notes_app",
+        "tables": {"notes": {}, "deals": {"source": "crm"}},
+        "sources": {"crm": {"role": "crm_app", "username": "crm_login", "password": "old"}},
+    }
+    made, errors = read_uploads(upload, (notes.settings(), deals.settings(tag="crm")))
+    assert made is not None, errors
+    settings = waits_never(made)
+    for name, each in settings.by_source().items():
+        prepare_uploads(each, (deals if name == "crm" else notes).settings())
+    wait_until(lambda: check_uploads(settings.others[0]) != (), "the server to ask for the password")
+    device = Uploads(notes, settings, start_endpoint(memory_store, upload=settings), make_token).device()
+    waits = device.transaction(deal("1"))
+    answer = device.post(waits)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "HW_6131")
+    assert "HW_2002" in answer.text
+    cause = f"the source database rejects user name or password ({deals.settings().address}); "
+    cause += "set username and password in upload.sources.crm; a new password: ALTER ROLE crm_login PASSWORD"
+    assert any(cause in str(facts_of(record).get("reason")) for record in caplog.records)
+    others = device.uploads.device("bob")
+    others.applied(put("notes", "1", owner="bob", title="note"))
+
+    config = {
+        "replication": {
+            "connections": [
+                connection_to(notes.server.port, "postgres"),
+                {**connection_to(notes.server.port, "crm"), "tag": "crm"},
+            ]
+        },
+        "storage": {"type": "sqlite", "path": str(tmp_path / "store")},
+        "client_auth": client_auth(SECRET, AUDIENCE),
+        "upload": upload,
+        "sync_config": {"content": "streams: {notes: {query: SELECT * FROM notes}}\nconfig: {edition: 3}"},
+    }
+    path = tmp_path / "headwater.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    told = headwater_here("doctor", "--config", path).out
+    assert "default: tried as postgres, who becomes notes_app: 1 table can be written" in told
+    assert "FAIL  uploads  crm: [HW_2002]" in told
+    assert "set username and password in upload.sources.crm" in told
+
+    notes.execute("alter role crm_login password 'old'")
+    assert device.answers(waits)[0]["outcome"] == "applied"
+    assert deals.fetch("select id, tenant from deals") == [("1", "crm_app")], "it was written as the team's role"
+    assert check_uploads(settings.others[0]) == ()
+    deals.connection.close()

@@ -42,7 +42,7 @@ class SourceSettings:
     """One source database and how to reach it. Certificates and keys are PEM text; `connect_timeout` is in seconds.
 
     Rules name the tables by `tag`. Sources with one tag are its shards, each with a name. Picklable: a Spark executor
-    connects with the same settings.
+    connects with the same settings. `login_in` is where the config gives the login, for messages.
     """
 
     host: str
@@ -64,6 +64,7 @@ class SourceSettings:
     memory_bytes: int = 64 << 20  # of rows that bulk work or the stream have in memory; see `batch_bytes`
     debug_api: Annotated[bool, Meta()] = False  # operators may read it by SQL
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
+    login_in: str = "replication.connections"
 
     @property
     def name(self) -> str:
@@ -359,8 +360,8 @@ def _of_state(settings: SourceSettings, state: str, routine: str, first: str) ->
 
 
 def _error(kind: type[HeadwaterError], settings: SourceSettings, what: str, fix: str) -> HeadwaterError:
-    """An error about this source, in whose `fix` {user} and {database} stand for its own."""
-    names = {"user": sql_name(settings.user), "database": sql_name(settings.database)}
+    """An error about this source, in whose `fix` {user}, {database} and {login_in} stand for its own."""
+    names = {"user": sql_name(settings.user), "database": sql_name(settings.database), "login_in": settings.login_in}
     return kind(f"the source database {what}", settings.address, fix.format(**names))
 
 
@@ -459,12 +460,10 @@ _CAUSES = (
     _Cause(
         "password authentication failed",
         "rejects user name or password",
-        "set username and password in replication.connections; a new password: ALTER ROLE {user} PASSWORD '…'",
+        "set username and password in {login_in}; a new password: ALTER ROLE {user} PASSWORD '…'",
         "28P01",
     ),
-    _Cause(
-        "no password supplied", "asks for a password and none is configured", "set password in replication.connections"
-    ),
+    _Cause("no password supplied", "asks for a password and none is configured", "set password in {login_in}"),
     _Cause(
         "no pg_hba.conf entry|pg_hba.conf rejects",
         "lets in nobody with this host, user, database and encryption, by its pg_hba.conf",
@@ -511,7 +510,7 @@ _CAUSES = (
     _Cause(
         'role ".*" does not exist',
         "has no such role",
-        "CREATE ROLE {user} LOGIN REPLICATION PASSWORD '…', or set username in replication.connections",
+        "CREATE ROLE {user} LOGIN REPLICATION PASSWORD '…', or set username in {login_in}",
     ),
     _Cause(
         'database ".*" does not exist',

@@ -20,8 +20,8 @@ TWO = (source("default"), source("crm"))
 GROUP = (source("default"), source("orders", "eu"), source("orders", "us"))
 
 
-def uploads(tables: dict[str, Any], sources: tuple[SourceSettings, ...], **more: Any) -> UploadSettings:
-    found, errors = read_uploads({"role": "app", "tables": tables, **more}, sources)
+def uploads(tables: dict[str, Any], configured: tuple[SourceSettings, ...], **more: Any) -> UploadSettings:
+    found, errors = read_uploads({"role": "app", "tables": tables, **more}, configured)
     assert found is not None, errors
     return found
 
@@ -83,6 +83,44 @@ def test_login_of_uploads_is_that_of_each_source() -> None:
     settings = uploads({"a": {}, "b": {"source": "crm"}}, TWO, username="writer", password="hush")
     assert [each.login.user for each in settings.by_source().values()] == ["writer", "writer"]
     assert [each.login.host for each in settings.by_source().values()] == ["default.example", "crm.example"]
+
+
+def test_source_has_a_role_and_a_login_of_its_own() -> None:
+    of_crm = {"role": "crm_app", "username": "crm_writer", "password": "hush"}
+    first, second = uploads({"a": {}, "b": {"source": "crm"}}, TWO, sources={"crm": of_crm}).by_source().values()
+    assert (first.role, first.login.user, first.login.login_in) == ("app", "headwater", "replication.connections")
+    assert (second.role, second.login.user, second.login.password) == ("crm_app", "crm_writer", "hush")
+    assert second.login.login_in == "upload.sources.crm"
+    assert (second.login.name, second.login.host) == ("crm", "crm.example")
+
+
+def test_source_without_a_login_of_its_own_has_that_of_all() -> None:
+    given = {"username": "writer", "password": "hush", "sources": {"crm": {"role": "crm_app"}}}
+    first, second = uploads({"a": {}, "b": {"source": "crm"}}, TWO, **given).by_source().values()
+    assert [(each.role, each.login.user) for each in (first, second)] == [("app", "writer"), ("crm_app", "writer")]
+    assert second.login.login_in == "upload"
+
+
+def test_login_of_a_tag_is_that_of_all_its_shards_but_those_that_are_named() -> None:
+    tables = {"a": {"source": "orders", "shard": {"claim": "region"}}}
+    given = {"orders": {"username": "all"}, "orders/us": {"username": "us"}}
+    found = uploads(tables, GROUP, sources=given).by_source()
+    assert {name: each.login.user for name, each in found.items()} == {"orders/eu": "all", "orders/us": "us"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"sources": {"cmr": {"role": "a"}}}, "upload.sources.cmr: there is no source cmr; name one of: default, crm"),
+        ({"sources": {"crm": {"password": "a"}}}, "upload.sources.crm.password: is given without a username"),
+        ({"sources": {"crm": {"user": "a"}}}, "upload.sources.crm.user: unknown key"),
+        ({"role": None, "sources": {"default": {"role": "a"}}}, "no role is given to write as in crm"),
+    ],
+)
+def test_mistakes_in_logins(more: dict[str, Any], said: str) -> None:
+    _, errors = read_uploads({"role": "app", "tables": {"a": {}, "b": {"source": "crm"}}, **more}, TWO)
+    assert len(errors) == 1
+    assert said in errors[0]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from headwater.config.document import redacted
 from headwater.config.reader import GIVE_ANOTHER, Section
@@ -20,9 +20,8 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
     if "upload" not in root:
         return None
     section = root.section("upload")
-    role = section.text("role")
-    if not role:
-        section.error("no role is given to write as", "role", fix=_ADD_ROLE)
+    general = _access(section)
+    single = _single(section, sources)
     tables = {name: _table(name, each, sources) for name, each in section.named("tables").items()}
     if not tables:
         section.error("no table is allowed", "tables", fix="name those that devices may write: tables: {todos: {}}")
@@ -32,32 +31,68 @@ def read_upload(root: Section, sources: Sequence[SourceSettings]) -> UploadSetti
     targets = {name: target for name, (_, target) in tables.items()} if len(sources) > 1 else {}
 
     def of(source: SourceSettings) -> UploadSettings:
-        own = {name: rule for name, (rule, target) in tables.items() if source.name in target.sources}
-        return UploadSettings(_login(section, source), role or "", own, targets=targets, split=split)
+        its = {name: rule for name, (rule, target) in tables.items() if source.name in target.sources}
+        own = single.get(source.name, general)
+        login = (own if own.user is not None else general).login(source)
+        return UploadSettings(login, own.role or general.role, its, targets=targets, split=split)
 
-    first = section.read(of(sources[0]))
+    by_source = [of(source) for source in sources]
+    _require_roles(section, by_source)
+    first = section.read(by_source[0])
     section.refuse_unknown()
-    others = []
-    for source in sources[1:]:
-        its = of(source)
-        if its.tables:
-            others.append(replace(first, login=its.login, tables=its.tables))
+    others = [replace(first, login=its.login, role=its.role, tables=its.tables) for its in by_source[1:] if its.tables]
     return replace(first, others=tuple(others))
 
 
-_ADD_ROLE = "add one, such as role: app_user, which `headwater source prepare --upload` creates"
+def _require_roles(section: Section, by_source: Sequence[UploadSettings]) -> None:
+    """Report sources that are written to and have no role to write as."""
+    written = [each for each in by_source if each.tables] or by_source
+    lacking = [each.login.name for each in written if not each.role]
+    if lacking:
+        where = "" if len(lacking) == len(by_source) else f" in {', '.join(lacking)}"
+        section.error(f"no role is given to write as{where}", "role", fix=_ADD_ROLE)
 
 
-def _login(section: Section, source: SourceSettings) -> SourceSettings:
-    """The source, with the login of `username` and `password` if they are given."""
-    user = section.text("username")
-    password = section.text("password")
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """How to write to a source, as the section at `path` says it: the role, and the login that becomes it. Empty and
+    None where it does not say."""
+
+    path: str
+    role: str
+    user: str | None
+    password: str
+
+    def login(self, source: SourceSettings) -> SourceSettings:
+        if self.user is None:
+            return source
+        return replace(source, user=self.user, password=self.password, login_in=self.path)
+
+
+def _access(section: Section) -> _Access:
+    user, password = section.text("username"), section.text("password")
     section.refuse_example("password", password or "", fix=GIVE_ANOTHER)
-    if user is None:
-        if password is not None:
-            section.error("is given without a username", "password", fix="add username")
-        return source
-    return replace(source, user=user, password=password or "")
+    if user is None and password is not None:
+        section.error("is given without a username", "password", fix="add username")
+    return _Access(section.path, section.text("role") or "", user, password or "")
+
+
+def _single(section: Section, sources: Sequence[SourceSettings]) -> dict[str, _Access]:
+    """What is said of single sources, by their names. A tag means all its shards that are not named themselves."""
+    given = section.named("sources")
+    found: dict[str, _Access] = {}
+    for name, own in given.items():
+        names = [source.name for source in sources if name in {source.name, source.tag}]
+        if not names and sources:
+            listed = ", ".join(dict.fromkeys([*(each.tag for each in sources), *(each.name for each in sources)]))
+            own.error(f"there is no source {redacted(name)}", fix=f"name one of: {listed}")
+        access = _access(own)
+        own.refuse_unknown()
+        found |= {each: access for each in names if each == name or each not in given}
+    return found
+
+
+_ADD_ROLE = "add one, such as role: app_user, which `headwater source prepare --upload` creates"
 
 
 def _table(name: str, section: Section, sources: Sequence[SourceSettings]) -> tuple[TableRule, UploadTarget]:
