@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from tests.support.command import Outcome, headwater
 from tests.support.fix_postgres import SourceDb
@@ -157,3 +159,106 @@ def test_commands_of_several_sources(new_source_db: Callable[[], SourceDb], laun
     prepared = told("source", "prepare", "--no-triggers")
     assert prepared.code == 0, prepared.err
     assert "source catalogue" in prepared.out
+
+
+@pytest.fixture
+def guarded(source_with: Callable[..., SourceDb]) -> Iterator[tuple[SourceDb, SourceDb]]:
+    """Two databases of one server, of which the second is followed by a role of its own that needs a password."""
+    first = with_tables(source_with(), ORDERS)
+    first.execute("create role follower login superuser password 'right'")
+    first.execute("create database catalogue")
+    second = with_tables(SourceDb(first.server, "catalogue"), PRODUCTS)
+    hba = first.server.data_dir / "pg_hba.conf"
+    hba.write_text("host all follower 127.0.0.1/32 scram-sha-256\n" + hba.read_text(), encoding="utf-8")
+    first.execute("select pg_reload_conf()")
+    yield first, second
+    second.connection.close()
+
+
+def as_follower(folder: Path, sources: tuple[SourceDb, SourceDb], password: str) -> dict[str, object]:
+    config = several(folder, *sources)
+    connections = config["replication"]["connections"]  # type: ignore[index]
+    connections[1] |= {"username": "follower", "password": password}
+    return config
+
+
+def standing(folder: Path, config: dict[str, object]) -> dict[str, dict[str, Any]]:
+    """What the status says of each source."""
+    path = folder / "status.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    sources = json.loads(headwater("source", "status", "--json", "--config", path).out)["sources"]
+    return {each["source"]: each for each in sources}
+
+
+REJECTED = "rejects user name or password"
+
+
+def test_wrong_password_of_one_source_at_the_start(
+    guarded: tuple[SourceDb, SourceDb], launch: Launch, tmp_path: Path
+) -> None:
+    first, _ = guarded
+    wrong, right = as_follower(tmp_path, guarded, "wrong"), as_follower(tmp_path, guarded, "right")
+    wrong["port"] = right["port"]
+    running = launch("serve", wrong)
+    running.wait_ready(int(str(wrong["port"])))
+    wait_until(lambda: rows_at(wrong) == {("orders", "o1")}, "the rows of the first")
+    running.wait_for("the source is tried again every 30 s (source catalogue)")
+    first.execute("insert into orders values ('o2', 'p1')")
+    wait_until(lambda: len(rows_at(wrong)) == 2, "a change of the first")
+    assert REJECTED in running.output
+    assert "set username and password in replication.connections" in running.output
+    told = standing(tmp_path, wrong)
+    assert told["default"]["replicator"]["state"] == "streaming"
+    wait_until(lambda: standing(tmp_path, wrong)["catalogue"]["replicator"]["cause"], "the replicator to report why")
+    cause = standing(tmp_path, wrong)["catalogue"]["replicator"]["cause"]
+    assert (cause["code"], REJECTED in cause["what"]) == ("HW_2002", True)
+    running.ask_to_end()
+    assert running.wait() == 0
+    again = launch("serve", right)
+    again.wait_ready(int(str(right["port"])))
+    wait_until(lambda: len(rows_at(right)) == 3, "the rows of both")
+
+
+def test_password_of_one_source_becomes_wrong(
+    guarded: tuple[SourceDb, SourceDb], launch: Launch, tmp_path: Path
+) -> None:
+    first, second = guarded
+    config = as_follower(tmp_path, guarded, "right")
+    running = launch("serve", config)
+    running.wait_ready(int(str(config["port"])))
+    wait_until(lambda: len(rows_at(config)) == 2, "the rows of both")
+    first.execute("alter role follower password 'other'")
+    first.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'follower'")
+    running.wait_for(REJECTED)
+    second.execute("insert into products values ('p2', 'ink')")
+    first.execute("insert into orders values ('o2', 'p1')")
+    wait_until(lambda: ("orders", "o2") in rows_at(config), "a change of the first")
+    wait_until(lambda: REJECTED in str(standing(tmp_path, config)["catalogue"]["replicator"]), "it to be reported")
+    assert standing(tmp_path, config)["default"]["replicator"]["state"] == "streaming"
+    assert ("products", "p2") not in rows_at(config)
+    first.execute("alter role follower password 'right'")
+    wait_until(lambda: len(rows_at(config)) == 4, "the change of the second")
+
+
+def test_lease_of_one_source_is_held_by_another_process(
+    new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path
+) -> None:
+    first, second = with_tables(new_source_db(), ORDERS), with_tables(new_source_db(), PRODUCTS)
+    config = several(tmp_path, first, second)
+    other = launch("replicate", config, "--source", "catalogue")
+    wait_until(
+        lambda: standing(tmp_path, config)["catalogue"]["replicator"]["state"] == "streaming", "the other to follow it"
+    )
+    running = launch("serve", config)
+    running.wait_ready(int(str(config["port"])))
+    wait_until(lambda: len(rows_at(config)) == 2, "the rows of both")
+    running.wait_for("(source catalogue)")
+    told = standing(tmp_path, config)
+    assert {each["replicator"]["state"] for each in told.values()} == {"streaming"}
+    first.execute("insert into orders values ('o2', 'p1')")
+    second.execute("insert into products values ('p2', 'ink')")
+    wait_until(lambda: len(rows_at(config)) == 4, "the changes of both")
+    other.ask_to_end()
+    assert other.wait() == 0
+    second.execute("insert into products values ('p3', 'cap')")
+    wait_until(lambda: len(rows_at(config)) == 5, "a change that nobody else could bring")

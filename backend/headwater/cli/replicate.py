@@ -15,12 +15,13 @@ from headwater.cli.progress import BulkProgressDisplay
 from headwater.cli.startup import own_rules, rules_that_fit, wait_for_source, wait_for_sources
 from headwater.cli.watching import traces_of
 from headwater.compaction.compactor import Compactor
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, machine_errors
 from headwater.pipeline.jobs import BulkJobs
 from headwater.pipeline.settings import SparkSettings
 from headwater.pipeline.spark.engine import SparkEngine
 from headwater.pipeline.spark.session import Spark
 from headwater.replication.meters import Figures
+from headwater.replication.monitor import report_stopped
 from headwater.replication.own_slot import slot_of
 from headwater.replication.removal import remove_unnamed
 from headwater.replication.replicator import Replicator
@@ -141,15 +142,26 @@ class _Replication:
         """Follow one of several sources, again and again after errors that a person has to fix."""
         said = ""
         while not stop.is_set():
+            followed = False
             try:
                 wait_for_source(source, (), stop, 0)  # unreachable, the replicator waits for it
                 if not stop.is_set():
+                    followed = True
                     self._follow(source, engine, engine.cancel, stop)
             except HeadwaterError as error:
                 if str(error) != said:
                     said = str(error)
                     _log.error("%s; the source is tried again every %.0f s", said, _TRIED_AGAIN_SECONDS)
+                    if not followed:  # else the replicator has reported it
+                        self._report(source, error)
                 stop.wait(_TRIED_AGAIN_SECONDS)
+
+    def _report(self, source: SourceSettings, error: HeadwaterError) -> None:
+        try:
+            with machine_errors(), closing(open_store(self.config.storage).open_writer()) as store:
+                report_stopped(store, source.name, process_owner(), error)
+        except HeadwaterError as unreported:
+            _log.warning("the state can't be reported for now: %s", unreported)
 
     def _follow(
         self, source: SourceSettings, engine: SparkEngine, lost: Callable[[], None], stop: threading.Event

@@ -24,7 +24,7 @@ from headwater.source.head import ping_statement
 from headwater.source.readiness.finding import Finding
 from headwater.source.readiness.health import look
 from headwater.storage.address import StoreAddress
-from headwater.storage.contract.store import Lease
+from headwater.storage.contract.store import Lease, LeaseHeldError
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 
@@ -42,6 +42,21 @@ _REST_SECONDS = 0.1
 _AGAIN_SECONDS = 1.0
 _WAITING_SECONDS = 5.0
 _CLOSE_SECONDS = 15.0
+
+
+def report_stopped(store: StoreWriter, source: str, owner: str, error: HeadwaterError) -> None:
+    """Report that a source can't be followed for this reason, unless another replicator follows it. Raises
+    HeadwaterError when the store can't be written."""
+    try:
+        lease = store.acquire(source, owner, _REPORT_SECONDS)
+    except LeaseHeldError:
+        return
+    try:
+        now = time.time()
+        stopped = ReplicatorHealth(ReplicationState.STOPPED, now, now, Trouble.of(error, now, 1))
+        store.report_status(lease, to_json(stopped))
+    finally:
+        store.release(lease)
 
 
 class SourceMonitor:
