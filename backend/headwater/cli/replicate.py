@@ -59,6 +59,7 @@ def run(
         tables = rules.compiled.plan.tables()
         for warning in rules.compiled.warnings:
             _log.warning("%s", warning)
+        _warn_of_absent(tables, config.sources)
     with ExitStack() as stack:
         traces = stack.enter_context(traces_of(config))
         figures = {source.name: Figures() if traces is None else Figures(traces.flushed) for source in sources}
@@ -71,6 +72,17 @@ def run(
 
             stack.enter_context(replicator_page(config, config.prometheus_port, figures))
         _Replication(config, sources, None if rules is None else ConfigFile(rules.yaml), figures, take_slot).run(stop)
+
+
+def _warn_of_absent(tables: Sequence[TablePattern], sources: Sequence[SourceSettings]) -> None:
+    """Log which sources the rules name, and the configuration does not."""
+    absent = [table.tag for table in tables if not any(table.of(source.tag) for source in sources)]
+    for tag in dict.fromkeys(absent):
+        _log.warning(
+            "the sync config names tables of source %s, which is not configured, so devices get no rows of them: add a "
+            "connection with this tag to replication.connections, or remove the tables from the sync config",
+            tag,
+        )
 
 
 @dataclass(frozen=True, slots=True)
