@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,15 +12,18 @@ import pytest
 from headwater.bulk.contract import Report, ReprocessJob, Stop
 from headwater.pipeline.jobs import BulkJobs
 from headwater.replication.removal import remove_source, remove_unnamed
+from headwater.replication.status import ReplicationState
 from headwater.replication.versions import waiting_note
 from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import BulkOutcome
+from headwater.storage.contract.store import Lease, LeaseHeldError
 from headwater.storage.contract.versions import Origin, VersionState
 from tests.contract.source_writer import RELATION
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import HASTY
 from tests.support.fix_sources import NewSources
 from tests.support.local_bulk import LocalEngine, Waiting
+from tests.support.store_file import store_file
 from tests.support.waiting import wait_until
 
 STORES = pytest.mark.parametrize("on_postgres", [False, True], ids=["embedded", "postgres"])
@@ -325,3 +329,27 @@ def test_rows_of_a_removed_shard_leave_some_at_a_time(
     assert device.rows().keys() == {("notes", "n1"), ("notes", "n2"), ("tags", "g")}
     assert device.rows() == sources.rows("a")
     assert sources.any.problems() == []
+
+
+def test_lease_of_one_source_is_lost(new_sources: NewSources, caplog: pytest.LogCaptureFixture) -> None:
+    sources = new_sources(BOTH, TABLES).start()
+    with sources.any.store() as store:
+
+        def stolen() -> Lease:
+            while True:
+                with store_file(sources.any.directory) as db:
+                    db.execute("update leases set expires_at = 0 where name = 'two'")
+                with suppress(LeaseHeldError):  # it was renewed in between
+                    return store.acquire("two", "somebody else", 600)
+
+        lease = stolen()
+        waits = "another replicator is running (somebody else) (source two)"
+        wait_until(lambda: waits in caplog.text, "the former holder to wait for it")
+        sources["two"].source.execute("insert into todos values ('t3', 'n1', 'third')")
+        sources["one"].source.execute("insert into notes values ('n3', 'three')")
+        assert sources["one"].rows("a").keys() >= {("notes", "n3")}, "the other goes on"
+        assert sources["two"].health().state is ReplicationState.STARTING, "its new holder has not reported yet"
+        assert sources["one"].health().state is ReplicationState.STREAMING
+        assert ("todos", "t3") not in sources["one"].rows("a")
+        store.release(lease)
+    assert ("todos", "t3") in sources.rows("a")
