@@ -47,6 +47,12 @@ class TablePattern:
         return _matches(self.tag, tag)
 
     @property
+    def written(self) -> str:
+        """The table as a rule may name it, with its schema, and with its tag unless that is `default`."""
+        name = f"{self.schema}.{self.name}"
+        return name if self.tag == "default" else f"{self.tag}.{name}"
+
+    @property
     def exact(self) -> bool:
         return not any(part.endswith("%") for part in (self.tag, self.schema, self.name))
 

@@ -87,10 +87,12 @@ class SchemaFormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SourceSchema:
-    """The tables of all sources, and what is named like one but can't be followed."""
+    """The tables of all sources, and what is named like one but can't be followed. `unread` are the tags of sources
+    that could not be read, so that what is not known of them is not missing."""
 
     tables: tuple[SourceTable, ...]
     not_streamed: tuple[NotStreamed, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, schemas: Iterable[SourceSchema]) -> SourceSchema:
@@ -104,6 +106,10 @@ class SourceSchema:
     def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
         """The tables that a table pattern of a rule matches."""
         return tuple(table for table in self.tables if pattern.matches(table.tag, table.schema, table.name))
+
+    def knows(self, pattern: TablePattern) -> bool:
+        """Whether all tables are known that a table pattern of a rule can match."""
+        return not any(pattern.of(tag) for tag in self.unread)
 
     def not_streamed_by(self, pattern: TablePattern) -> NotStreamed | None:
         """The first view, or its like, that a table pattern of a rule matches."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from headwater.cli.options import config_options, examples, load, request_options, source_option, to_json
+from headwater.cli.options import config_options, examples, load, request_options, sources_option, to_json
 from headwater.config import ConfigSource
 from headwater.insight.words import count, size
 from headwater_rules.results import SyncRequest
@@ -29,7 +29,6 @@ def explain() -> None:
                                           """headwater explain user u1 --claims '{"org": "o1"}' --json"""))  # fmt: skip
 @click.argument("user")
 @config_options
-@source_option
 @request_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
@@ -52,17 +51,19 @@ def user_(configs: ConfigSource, request: SyncRequest, as_json: bool) -> None:
                                          "headwater explain row u1 public.todos 4711 --json"))  # fmt: skip
 @click.argument("user")
 @config_options
-@source_option
+@sources_option
 @request_options
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.argument("table")
 @click.argument("row_id", metavar="ID")
-def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, as_json: bool) -> None:
+def row_(
+    configs: ConfigSource, sources: tuple[str, ...], request: SyncRequest, table: str, row_id: str, as_json: bool
+) -> None:
     """Explain whether USER's devices have the row ID of TABLE, and why.
 
     If they do, it shows the stream, its values, the op and the commit. If not, it shows the condition that fails. TABLE
-    and ID are those on devices, or those in the source if TABLE has a schema. The exit code is 1 when they don't have
-    the row.
+    and ID are those on devices, or those in a source if TABLE has a schema (and a tag). The exit code is 1 when they
+    don't have the row.
     """
     from headwater.cli.existing_store import existing_store
     from headwater.cli.progress import scan_progress
@@ -71,10 +72,11 @@ def row_(configs: ConfigSource, request: SyncRequest, table: str, row_id: str, a
     from headwater.storage.open import open_store
 
     config = load(configs, warn=False)
+    config.chosen(sources)  # raises for an unknown one
     with existing_store(config) as store, closing(open_store(config.storage).open_reader()) as reader:
-        current = CurrentRows(store, config.source(), scan_progress)
+        current = CurrentRows(store, config.sources, scan_progress, sources)
         found = explain_row(reader, current, request, table, row_id, config.api.parameters.requests)
-    click.echo(to_json(asdict(found)) if as_json else "\n".join(_row(found)))
+    click.echo(to_json(asdict(found)) if as_json else "\n".join(_row(found, several=len(config.sources) > 1)))
     sys.exit(0 if found.included else 1)
 
 
@@ -106,7 +108,7 @@ def _rows(number: int | None) -> str:
     return "too many rows to count" if number is None else count(number, "row")
 
 
-def _row(found: RowExplained) -> Iterator[str]:
+def _row(found: RowExplained, *, several: bool) -> Iterator[str]:
     from headwater.cli.existing_store import when
 
     verb = "gets" if found.included else "does not get"
@@ -120,6 +122,7 @@ def _row(found: RowExplained) -> Iterator[str]:
     for row in found.rows:
         for query in row.queries:
             reason = "gives it" if query.given else query.because
-            yield f"  row {row.id} of {row.table}, stream {query.stream}: {reason}"
+            source = f", source {row.source}" if several else ""
+            yield f"  row {row.id} of {row.table}{source}, stream {query.stream}: {reason}"
     for note in found.notes:
         yield f"note: {note}"

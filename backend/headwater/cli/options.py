@@ -56,6 +56,12 @@ def source_option(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def sources_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --source as `sources`, for commands that go through all sources unless some are named."""
+    return click.option("--source", "sources", multiple=True, metavar="NAME",
+                        help="Only rows of this source: its tag, or tag/shard. Can be repeated.")(command)  # fmt: skip
+
+
 def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
     """Load the service config and set up logging accordingly. Logs its warnings, unless `warn` is False. Raises
     ConfigError."""

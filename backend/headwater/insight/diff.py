@@ -96,7 +96,7 @@ class Diff:
             "change": side.change.value,
             "before": side.before,
             "streams": list(side.streams),
-            "tables": [f"{table.schema}.{table.name}" for table in side.tables],
+            "tables": [table.written for table in side.tables],
         }
         if side.kind is DefinitionKind.BUCKET:
             stats, guess = self.stored.get(side.before or side.name), self.estimates.get(side.name)
@@ -217,11 +217,12 @@ def estimates(rows: CurrentRows, plan: SyncPlan, names: Collection[str], sample:
     found = {}
     for name, tally in tallies.items():
         fed_by = {table.id for table in rows.tables(only(wanted, {name}))}
-        found[name] = _estimate(tally, [each for each in pages if each.table.id in fed_by], read)
+        fed = [each for each in pages if each.table.id in fed_by]
+        found[name] = _estimate(tally, fed, read, tuple(rows.title(each.table) for each in fed))
     return found
 
 
-def _estimate(tally: Tally, pages: Sequence[Pages], read: Mapping[int, int]) -> Estimate:
+def _estimate(tally: Tally, pages: Sequence[Pages], read: Mapping[int, int], tables: tuple[str, ...]) -> Estimate:
     exact = all(len(each.ranges) == each.of for each in pages)
     rows, size = tally.largest
     return Estimate(
@@ -231,6 +232,6 @@ def _estimate(tally: Tally, pages: Sequence[Pages], read: Mapping[int, int]) -> 
         largest_rows=rows,
         largest_size=size,
         rows_read=sum(read[each.table.id] for each in pages),
-        tables=tuple(each.name for each in pages),
+        tables=tables,
         exact=exact,
     )

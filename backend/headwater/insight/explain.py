@@ -29,7 +29,7 @@ from headwater.sync.request import RequestLimits
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.describe.explain import Explanation, explain
 from headwater_rules.describe.why import Why
-from headwater_rules.plan import RowSource, Star, SyncPlan, tag_of
+from headwater_rules.plan import RowSource, Star, SyncPlan, shard_of, tag_of
 from headwater_rules.results import ResolvedBucket, RowResult, SourceRow, SyncRequest
 
 _PAGE = 50_000
@@ -295,8 +295,9 @@ class QueryVerdict:
 
 @dataclass(frozen=True, slots=True)
 class MeantRow:
-    """A row of the source that the request may mean, as the store has it now."""
+    """A row that the request may mean, as the store has it now, and the source that it is in."""
 
+    source: str
     table: str
     id: str
     queries: tuple[QueryVerdict, ...]
@@ -328,8 +329,8 @@ def explain_row(
     row_id: str,
     limits: RequestLimits,
 ) -> RowExplained:
-    """Explain whether the user of `request` is sent a row. `table` is its table on devices, or in the source, with or
-    without schema; `row_id` is the row's id there. Raises NothingServedYetError."""
+    """Explain whether the user of `request` is sent a row. `table` is its table on devices, or in a source, with or
+    without schema, or with tag and schema; `row_id` is the row's id there. Raises NothingServedYetError."""
     with open_served(reader, request, limits, current.check) as served:
         question = _question(served, current, table, row_id)
         found = list(question.rows())
@@ -351,18 +352,24 @@ def explain_row(
 
 
 def _question(served: Served, current: CurrentRows, table: str, row_id: str) -> _Question:
-    stored = [each for each in current.tables(served.plan) if _sources(served, current, each)]
-    as_device = [each for each in stored if table in _names(served, current, each)]
+    stored = [each for each in current.tables(served.plan) if _sources(served, each)]
+    as_device = [each for each in stored if table in _names(served, each)]
     if as_device:
         return _Question(served, current, frozenset({table}), tuple(as_device), row_id)
-    named = [each for each in stored if table in {table_name(each), each.relation.name}]
-    names = {name for each in named for name in _names(served, current, each)}
+    named = [each for each in stored if table in _names_there(each)]
+    names = {name for each in named for name in _names(served, each)}
     return _Question(served, current, frozenset(names or {table}), tuple(named), row_id, on_device=not named)
 
 
-def _sources(served: Served, current: CurrentRows, table: StoredTable) -> list[tuple[int, RowSource]]:
+def _names_there(table: StoredTable) -> set[str]:
+    """What a stored table may be called as one of its source."""
+    name = table_name(table)
+    return {table.relation.name, name, f"{tag_of(table.source)}.{name}", f"{table.source}.{name}"}
+
+
+def _sources(served: Served, table: StoredTable) -> list[tuple[int, RowSource]]:
     """Position of the bucket definition and source of each query that reads a table."""
-    relation, tag = table.relation, current.source.tag
+    relation, tag = table.relation, tag_of(table.source)
     return [
         (position, source)
         for position, bucket in enumerate(served.plan.buckets)
@@ -371,9 +378,9 @@ def _sources(served: Served, current: CurrentRows, table: StoredTable) -> list[t
     ]
 
 
-def _names(served: Served, current: CurrentRows, table: StoredTable) -> set[str]:
+def _names(served: Served, table: StoredTable) -> set[str]:
     """The names that a stored table has on devices."""
-    return {source.output_table or table.relation.name for _, source in _sources(served, current, table)}
+    return {source.output_table or table.relation.name for _, source in _sources(served, table)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,27 +400,37 @@ class _Question:
     def rows(self) -> Iterator[tuple[StoredTable, SourceRow]]:
         store = open_store(self.current.store.address)
         for table in self.tables:
-            row = store.find_row(table.id, self.row_id)
-            if row is not None:
-                yield table, self._source_row(table, row)
+            for row_id in self._stored_ids(table):
+                row = store.find_row(table.id, row_id)
+                if row is not None:
+                    yield table, self._source_row(table, row)
             if self.on_device and not self._ids_are_keys(table):
                 yield from self._by_object_id(table)
 
+    def _stored_ids(self, table: StoredTable) -> list[str]:
+        """The ids that the row may have in the store. On devices, `row_id()` begins with the shard, which is not part
+        of it."""
+        prefix = f"{shard_of(table.source)}/"
+        if not self.on_device or prefix == "/":
+            return [self.row_id]
+        found = [self.row_id.removeprefix(prefix)] if self.row_id.startswith(prefix) else []
+        without_id = all(_id_of_rows(table, source) == "" for _, source in _sources(self.served, table))
+        return found if without_id else [self.row_id, *found]
+
     def _source_row(self, table: StoredTable, row: CurrentRow) -> SourceRow:
+        relation, title = table.relation, self.current.title(table)
         if is_stub(row.line):
-            self.current.notes.append(f"row {row.row_id} of {table_name(table)} is too large: it is in no bucket")
-            return SourceRow(table.relation.schema, table.relation.name, {}, row.row_id, RowResult([], [], []))
+            self.current.notes.append(f"row {row.row_id} of {title} is too large: it is in no bucket")
+            return SourceRow(relation.schema, relation.name, {}, row.row_id, RowResult([], [], []), table.source)
         if OVERSIZED in row.members:
-            self.current.notes.append(f"row {row.row_id} of {table_name(table)} is too large for some of its buckets")
+            self.current.notes.append(f"row {row.row_id} of {title} is too large for some of its buckets")
         return self.current.source_row(self.served.plan, table, row)
 
     def _ids_are_keys(self, table: StoredTable) -> bool:
         """Whether every query gives its rows the id that they have in the store, so that a row can be found by it."""
         keys = [column for column in table.relation.columns if column.key]
-        for _, source in _sources(self.served, self.current, table):
-            chosen = _id_column(source)
-            if chosen == "*":
-                chosen = "id" if any(column.name == "id" for column in table.relation.columns) else ""
+        for _, source in _sources(self.served, table):
+            chosen = _id_of_rows(table, source)
             if chosen == "":
                 continue  # a query without an id column gives rows the id that they have in the store
             if len(keys) != 1 or keys[0].name != chosen or keys[0].type_oid not in _IDS_OF_THEIR_OWN:
@@ -423,11 +440,11 @@ class _Question:
     def _by_object_id(self, table: StoredTable) -> Iterator[tuple[StoredTable, SourceRow]]:
         """The rows to which some query gives this id on devices, at most _MOST_ROWS. Evaluates all rows of the
         table."""
-        plan, store = self.served.plan, open_store(self.current.store.address)
+        plan, store, known = self.served.plan, open_store(self.current.store.address), self._stored_ids(table)
         ids = (
             row_id
             for row_id, result in self.current.results(plan, self.current.pages(table, _PAGE), lambda: None)
-            if row_id != self.row_id and any(p.id == self.row_id and p.table in self.names for p in result.puts)
+            if row_id not in known and any(p.id == self.row_id and p.table in self.names for p in result.puts)
         )
         for row_id in islice(ids, _MOST_ROWS):
             row = store.find_row(table.id, row_id)
@@ -441,7 +458,7 @@ class _Question:
         ids = {self.row_id}
         if not self.on_device:
             ids = {put.id for row in rows for put in row.result.puts if put.table in self.names}
-        feeding = {place for table in self.tables for place, _ in _sources(self.served, self.current, table)}
+        feeding = {place for table in self.tables for place, _ in _sources(self.served, table)}
         for bucket in self.served.why.resolution.buckets:
             if not self.tables or bucket.definition in feeding:
                 for row in self.served.standing(bucket.name, ids):
@@ -468,10 +485,18 @@ class _Question:
     def notes(self) -> Iterator[str]:
         for table in self.tables:
             if table.resync is not None:
-                yield f"{table_name(table)} is being compared with the source: {table.resync}"
+                yield f"{self.current.title(table)} is being compared with the source: {table.resync}"
         for status in self.served.why.resolution.streams:
             for error in status.errors:
                 yield f"stream {status.name}: {error['message']}"
+
+
+def _id_of_rows(table: StoredTable, source: RowSource) -> str:
+    """The column of a table that a query gives as id: empty if none, a NUL if it is computed."""
+    chosen = _id_column(source)
+    if chosen == "*":
+        return "id" if any(column.name == "id" for column in table.relation.columns) else ""
+    return chosen
 
 
 def _id_column(source: RowSource) -> str:
@@ -488,14 +513,14 @@ def _id_column(source: RowSource) -> str:
 def _meant(served: Served, table: StoredTable, row: SourceRow) -> MeantRow:
     queries = []
     if not row.columns:  # it is too large, so the store does not keep it
-        return MeantRow(table_name(table), row.row_id, ())
+        return MeantRow(table.source, table_name(table), row.row_id, ())
     tag = tag_of(row.source)
     for position, bucket in enumerate(served.plan.buckets):
         for source in bucket.sources:
             if source.table.matches(tag, row.schema, row.table):
                 because = served.why.of_row(row, position, source)
                 queries.append(QueryVerdict(served.why.stream_of(position).name, not because, because))
-    return MeantRow(table_name(table), row.row_id, tuple(queries))
+    return MeantRow(table.source, table_name(table), row.row_id, tuple(queries))
 
 
 def _because(table: str, row_id: str, places: Sequence[RowPlace], rows: Sequence[MeantRow], *, known: bool) -> str:

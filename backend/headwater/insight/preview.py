@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import orjson
 from msgspec import Raw, Struct
@@ -17,7 +17,7 @@ from headwater_rules.errors import did_you_mean
 from headwater_rules.evaluate.requests import resolve
 from headwater_rules.plan import Expr, FromRequest, RequestInput, RequestStage, Stream, SyncPlan
 from headwater_rules.results import Resolution, ResolvedBucket, SyncRequest
-from headwater_rules.versions import definitions_of, only
+from headwater_rules.versions import only
 
 _PAGE = 50_000
 KEPT_ENTRIES = 500_000
@@ -30,11 +30,12 @@ class PreviewTooLargeError(HeadwaterError):
 
 
 class PreviewRow(Struct, frozen=True):
-    """A row as a device would have it."""
+    """A row as a device would have it, and the source that it comes from."""
 
     table: str
     id: str
     data: Raw
+    source: str
 
 
 class PreviewBucket(Struct):
@@ -73,7 +74,7 @@ def preview(
     """The answer to `request` under `plan`, with the first `shown` rows of each bucket. The limits are the API's. For a
     refused request, the errors of its streams say why. Raises PreviewTooLargeError when the rows to be shown have more
     than `max_shown_size` characters."""
-    lookups = LookupScan(current, plan, current.store.complete_definitions(current.source.name), reader)
+    lookups = LookupScan(current, plan, current.complete(plan), reader)
     resolution = resolve(plan, request, lookups, max_buckets=limits.max_buckets, max_results=limits.max_results)
     streams = tuple(status.name for status in resolution.streams)
     return Preview(
@@ -110,7 +111,7 @@ def _buckets(
             bucket.rows += 1
             bucket.size += op_size(put, each.table, row_id)
             if len(bucket.first) < shown:
-                bucket.first.append(PreviewRow(put.table, put.id, Raw(put.data)))
+                bucket.first.append(PreviewRow(put.table, put.id, Raw(put.data), each.table.source))
                 kept += len(put.data)
                 if max_shown_size is not None and kept > max_shown_size:
                     what = f"the rows have more than {max_shown_size:,} characters"
@@ -183,14 +184,14 @@ def _failures(resolution: Resolution, request: SyncRequest) -> Iterator[str]:
 
 
 class LookupScan:
-    """A `LookupReader`. Reads lookups that are complete in the store from it, and computes others from the current rows
-    of their tables. `answers` holds all keys looked up so far and their outputs."""
+    """A `LookupReader`. Reads lookups that are `complete` in the store from it, and computes others from the current
+    rows of their tables. `answers` holds all keys looked up so far and their outputs."""
 
     def __init__(
         self,
         rows: CurrentRows,
         plan: SyncPlan,
-        complete: Mapping[str, str],
+        complete: Collection[str],
         reader: StoreReader,
         kept: int = KEPT_ENTRIES,
     ) -> None:
@@ -199,7 +200,7 @@ class LookupScan:
         self._plan = plan
         self._reader = reader
         self._kept = kept
-        self._stored = {name for name, digest in definitions_of(plan).items() if complete.get(name) == digest}
+        self._stored = frozenset(complete)
         self._scanned: dict[str, dict[str, list[str]]] = {}
 
     def __call__(self, keys: Sequence[str]) -> Mapping[str, Sequence[str]]:
@@ -224,7 +225,7 @@ class LookupScan:
         keys = set(wanted)
         entries: dict[str, list[str]] = {}
         number, complete = 0, True
-        pages = [self._rows.pages(table, _PAGE) for table in self._rows.tables(plan)]
+        pages = [self._rows.pages(table, _PAGE) for table in self._rows.lookup_tables(plan)]
         for _, _, result in self._rows.scan("lookups", plan, pages):
             for key, output in result.lookups:
                 if complete or key in keys:

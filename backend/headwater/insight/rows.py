@@ -6,7 +6,7 @@ about its own types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -27,8 +27,9 @@ from headwater.storage.contract.store import StoredTable
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.evaluate.rows import TableProgram, bind_table
-from headwater_rules.plan import SyncPlan, TablePattern
+from headwater_rules.plan import SyncPlan, TablePattern, tag_of
 from headwater_rules.results import Put, RowResult, SourceRow
+from headwater_rules.versions import definitions_of, of_tag
 
 _ANY_KEYS = StoreKeys(b"")  # for the length of what they make
 _FULL_DIGEST = 0xFFFFFFFF  # a checksum of ten digits, as most have
@@ -49,10 +50,6 @@ class Pages:
         """The number of rows of the table that each row read represents."""
         return self.of / len(self.ranges) if self.ranges else 1.0
 
-    @property
-    def name(self) -> str:
-        return table_name(self.table)
-
 
 def table_name(table: StoredTable) -> str:
     """The source's name of a stored table."""
@@ -71,29 +68,66 @@ def unwatched(_what: str, _pages: int) -> AbstractContextManager[Callable[[], No
 
 @dataclass
 class CurrentRows:
-    """The stored rows of one source, for evaluation. `notes` collects caveats about the results; `check` is called now
-    and then and may raise, which ends the reading."""
+    """The stored rows of `sources`, for evaluation; with `names` (a tag stands for all its shards), only rows of these
+    are told, while lookups go through all. `notes` collects caveats about the results; `check` is called now and then
+    and may raise, which ends the reading."""
 
     store: StoreWriter
-    source: SourceSettings
+    sources: Sequence[SourceSettings]
     watch: Watch = unwatched
+    names: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
     check: Callable[[], None] = lambda: None
-    _types: TypeCatalog = field(default_factory=TypeCatalog)
-    _asked: set[int] = field(default_factory=set)
+    _types: dict[str, TypeCatalog] = field(default_factory=dict)
+    _asked: set[tuple[str, int]] = field(default_factory=set)
 
     def tables(self, plan: SyncPlan) -> list[StoredTable]:
-        """The stored tables that a plan reads."""
-        return [table for table in self.store.tables(self.source.name) if _reads(plan.tables(), self.source.tag, table)]
+        """The stored tables that a plan reads, of the sources whose rows are told."""
+        return self._tables(plan, self._told())
+
+    def lookup_tables(self, plan: SyncPlan) -> list[StoredTable]:
+        """The stored tables that a plan reads, of all sources."""
+        return self._tables(plan, self.sources)
 
     def missing(self, plan: SyncPlan) -> list[str]:
-        """Tables that a plan names and that have no rows in the store."""
-        tables = self.store.tables(self.source.name)
-        return [
-            f"{pattern.schema}.{pattern.name}"
-            for pattern in plan.tables()
-            if not any(_reads((pattern,), self.source.tag, table) for table in tables)
-        ]
+        """Tables that a plan names and that have no rows in the store; of several sources, each is named that lacks
+        them."""
+        stored = {source.name: self.store.tables(source.name) for source in self._told()}
+        return [name for pattern in plan.tables() for name in self._missing(pattern, stored)]
+
+    def _missing(self, pattern: TablePattern, stored: Mapping[str, Sequence[StoredTable]]) -> Iterator[str]:
+        asked = [name for name in stored if pattern.of(tag_of(name))]
+        lacking = [name for name in asked if not any(_reads((pattern,), table) for table in stored[name])]
+        if not pattern.exact and len(lacking) < len(asked):  # a source need not have a table for each wildcard
+            lacking = [name for name in lacking if not stored[name]]
+        if not asked and not self.names:
+            yield pattern.written
+        elif len(self.sources) == 1:
+            yield from [f"{pattern.schema}.{pattern.name}"] * len(lacking)
+        else:
+            yield from (f"{pattern.schema}.{pattern.name} of source {name}" for name in lacking)
+
+    def complete(self, plan: SyncPlan) -> set[str]:
+        """The definitions of a plan that every source with such tables has completely in the store."""
+        lacking: set[str] = set()
+        there: set[str] = set()
+        for source in self.sources:
+            stored = self.store.complete_definitions(source.name)
+            for name, digest in definitions_of(of_tag(plan, source.tag)).items():
+                (there if stored.get(name) == digest else lacking).add(name)
+        return there - lacking
+
+    def title(self, table: StoredTable) -> str:
+        """What to call a stored table: with its source, if there are several."""
+        return table_name(table) if len(self.sources) == 1 else f"{table_name(table)} of source {table.source}"
+
+    def _told(self) -> list[SourceSettings]:
+        names = self.names
+        return [each for each in self.sources if not names or each.name in names or each.tag in names]
+
+    def _tables(self, plan: SyncPlan, sources: Sequence[SourceSettings]) -> list[StoredTable]:
+        patterns = plan.tables()
+        return [table for each in sources for table in self.store.tables(each.name) if _reads(patterns, table)]
 
     def pages(self, table: StoredTable, rows: int, most: int | None = None) -> Pages:
         """Pages of about `rows` rows; at most `most` of them, spread evenly over the table."""
@@ -112,7 +146,7 @@ class CurrentRows:
     def results(self, plan: SyncPlan, pages: Pages, page_done: Callable[[], None]) -> Iterator[tuple[str, RowResult]]:
         """Row id and result of every row of the pages. The rows of one page are read at the same moment."""
         if pages.table.resync:
-            self._note(f"{pages.name} is being compared with the source: some of its rows may be missing")
+            self._note(f"{self.title(pages.table)} is being compared with the source: some of its rows may be missing")
         layouts = self._layouts(plan, pages.table)
         for first, end in pages.ranges:
             for batch in open_store(self.store.address).read_rows(pages.table.id, first, end):
@@ -127,40 +161,41 @@ class CurrentRows:
         return self._layouts(plan, table).source_row(row)
 
     def _layouts(self, plan: SyncPlan, table: StoredTable) -> _Layouts:
-        return _Layouts(plan, self.source.name, table, self._types_of(table))
+        return _Layouts(plan, table, self._types_of(table))
 
     def _types_of(self, table: StoredTable) -> TypeCatalog:
-        """The types of a table's columns; those defined in the source are loaded from it."""
+        """The types of a table's columns; those defined in its source are loaded from it."""
+        source = next(each for each in self.sources if each.name == table.source)
+        types = self._types.get(source.name, TypeCatalog())
         oids = {column.type_oid for layout in table.layouts for column in layout.columns}
-        missing = set(self._types.missing(oids)) - self._asked
+        missing = {oid for oid in types.missing(oids) if (source.name, oid) not in self._asked}
         if missing:
-            self._asked |= missing
+            self._asked |= {(source.name, oid) for oid in missing}
             try:
-                with connect(replace(self.source, connect_timeout=_CONNECT_SECONDS)) as conn:
+                with connect(replace(source, connect_timeout=_CONNECT_SECONDS)) as conn:
                     loaded = load_types(conn, missing)
-                self._types = TypeCatalog({**self._types.custom, **loaded.custom})
+                types = self._types[source.name] = TypeCatalog({**types.custom, **loaded.custom})
             except (HeadwaterError, psycopg.Error):
+                who = "the source" if len(self.sources) == 1 else f"source {source.name}"
                 where = f"columns of {table_name(table)}"
-                self._note(
-                    f"the source can't be asked about the types that it defines: such {where} are treated as text"
-                )
-        return self._types
+                self._note(f"{who} can't be asked about the types that it defines: such {where} are treated as text")
+        return types
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
 
-def _reads(patterns: Sequence[TablePattern], tag: str, table: StoredTable) -> bool:
-    return any(pattern.matches(tag, table.relation.schema, table.relation.name) for pattern in patterns)
+def _reads(patterns: Sequence[TablePattern], table: StoredTable) -> bool:
+    tag, relation = tag_of(table.source), table.relation
+    return any(pattern.matches(tag, relation.schema, relation.name) for pattern in patterns)
 
 
 class _Layouts:
     """A plan bound to the layouts in which rows of a table were written, each when first needed."""
 
-    def __init__(self, plan: SyncPlan, source: str, table: StoredTable, types: TypeCatalog) -> None:
+    def __init__(self, plan: SyncPlan, table: StoredTable, types: TypeCatalog) -> None:
         self._plan = plan
-        self._source = source
         self._table = table
         self._types = types
         self._bound: dict[int, tuple[int, RowConverter, TableProgram]] = {}
@@ -178,12 +213,12 @@ class _Layouts:
         values = convert(split_line(row.line, width))
         columns = {column.name: value for column, value in zip(relation.columns, values, strict=True)}
         result = program.evaluate(values, row.row_id)
-        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, self._source)
+        return SourceRow(relation.schema, relation.name, columns, row.row_id, result, self._table.source)
 
     def _bind(self, layout: int) -> tuple[int, RowConverter, TableProgram]:
         relation = self._table.layouts[layout]
         names = [column.name for column in relation.columns]
-        program = bind_table(self._plan, self._source, relation.schema, relation.name, names)
+        program = bind_table(self._plan, self._table.source, relation.schema, relation.name, names)
         assert program is not None, "only tables that the plan reads are evaluated"
         return len(names), row_converter(relation.columns, self._types, self._plan.options), program
 

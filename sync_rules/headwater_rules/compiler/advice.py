@@ -43,8 +43,8 @@ _FORMS = frozenset(to_expr(form, lambda ref: ref.column).sql for form in (_COLUM
 
 @dataclass(frozen=True, slots=True)
 class BucketPerRow:
-    """`definition` has one bucket for each row of `table` (`schema.name`), identified by `value`, and a request of
-    `stream` can lead to many of them."""
+    """`definition` has one bucket for each row of `table`, identified by `value`, and a request of `stream` can lead to
+    many of them."""
 
     stream: str
     definition: str
@@ -64,8 +64,7 @@ def _found(plan: SyncPlan) -> Iterator[BucketPerRow]:
                 for source in definition.sources:
                     value = _unique(plan, variant, source)
                     if value is not None:
-                        table = f"{source.table.schema}.{source.table.name}"
-                        yield BucketPerRow(stream.name, definition.name, table, value)
+                        yield BucketPerRow(stream.name, definition.name, source.table.written, value)
 
 
 def _unique(plan: SyncPlan, variant: Variant, source: RowSource) -> str | None:

@@ -62,6 +62,8 @@ class SourceChecks:
     def decides(self, pattern: TablePattern, exprs: Sequence[Expr], node: exp.Expr) -> None:
         """Note that the rows of a table are decided about by these expressions."""
         tables = self._schema.matching(pattern)
+        if not self._schema.knows(pattern):
+            return
         if not tables and pattern.exact:
             self._deciding.add((pattern, ""))
         nowhere = set(lacking(exprs, frozenset[str]().union(*(table.sent for table in tables))))
@@ -81,7 +83,7 @@ class SourceChecks:
                 shown = f"`{_quoted(table.schema)}.{_quoted(table.name)}`"
                 message = f"no row of {shown} reaches a device: it is not published, or may not be read"
                 self.find(RuleCode.NOT_SENT, message, node, f"run {'; '.join(table.lacks)}")
-        if found:
+        if found or not self._schema.knows(pattern):
             return
         if other := self._schema.not_streamed_by(pattern):
             message = f"`{other.schema}.{other.name}` is {other.form}, which Postgres does not stream"
@@ -105,7 +107,7 @@ class SourceChecks:
     def column(self, pattern: TablePattern, column: str, node: exp.Identifier) -> None:
         """Check that a column exists and is published, unless its table does not exist."""
         tables = self._schema.matching(pattern)
-        if not tables or (column == "_table_suffix" and not pattern.exact):
+        if not tables or not self._schema.knows(pattern) or (column == "_table_suffix" and not pattern.exact):
             return
         if having := [table for table in tables if table.column(column) is not None]:
             if all(column in table.unsent for table in having):

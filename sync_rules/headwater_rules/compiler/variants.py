@@ -164,7 +164,7 @@ def add_variants(
     if not is_allowed(text):
         for number, whole in for_everybody(drafts, job.report, node, automatic=automatic):
             table, definition = drafts[number].row.table, job.catalog.name(variants[number].buckets[0])
-            job.everybody.append(ForEverybody(stream, definition, f"{table.schema}.{table.name}", whole, text))
+            job.everybody.append(ForEverybody(stream, definition, table.written, whole, text))
     return variants
 
 

@@ -218,8 +218,7 @@ def _frozen(found: dict[str, dict[str, None]]) -> tuple[tuple[str, tuple[str, ..
 
 
 def _name(pattern: TablePattern) -> str:
-    schema = pattern.schema if pattern.tag == "default" else f"{pattern.tag}.{pattern.schema}"
-    return pattern.name if schema == "public" else f"{schema}.{pattern.name}"
+    return pattern.written.removeprefix("public.")
 
 
 _LABEL = 9  # characters before the words

@@ -231,7 +231,7 @@ def test_lookup_scan(ruled: RuledStore, kept: int) -> None:
     query = "SELECT * FROM todos WHERE list_id IN (SELECT list_id FROM members WHERE user_id IN auth.parameter('who'))"
     plan = compile_config(f'config: {{edition: 3}}\nstreams: {{s: {{query: "{query}"}}}}\n').plan
     reader = open_store(ruled.store.address).open_reader()
-    scan = LookupScan(CurrentRows(ruled.store, source), plan, {}, reader, kept)
+    scan = LookupScan(CurrentRows(ruled.store, [source]), plan, (), reader, kept)
     name = plan.lookups[0].name
     for user in ("u1", "u2", "nobody"):
         key = f'{name}["{user}"]'

@@ -88,9 +88,19 @@ class AdminSettings:
         found = [each for each in self.sources if each.name == connection]
         found = found or [each for each in self.sources if each.tag == connection]
         if len(found) != 1:
-            names = ", ".join(each.name for each in self.sources)
-            raise ApiError(f"there is no connection {connection}"[:200], fix=f"name one of: {names}", code=NOT_FOUND)
+            raise self._unknown(connection)
         return found[0]
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raises HW_6202 for the first name that is neither a source's nor a tag, or when no source is configured."""
+        known = {each for source in self.sources or (self.source,) for each in (source.name, source.tag)}
+        for name in names:
+            if name not in known:
+                raise self._unknown(name)
+
+    def _unknown(self, connection: str) -> ApiError:
+        names = ", ".join(each.name for each in self.sources)
+        return ApiError(f"there is no connection {connection}"[:200], fix=f"name one of: {names}", code=NOT_FOUND)
 
 
 PREFIX = "/api"

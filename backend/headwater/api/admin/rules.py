@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Annotated
@@ -35,6 +35,7 @@ from headwater.storage.contract.reader import StoreReader
 from headwater.storage.contract.versions import VersionState
 from headwater.storage.open import open_store
 from headwater.storage.sql.stats import DefinitionStats
+from headwater.storage.sql.writer import StoreWriter
 from headwater_rules.compiler.compile import findings_in
 from headwater_rules.errors import RuleError, Severity
 from headwater_rules.plan import ConversionOptions, SyncPlan
@@ -72,12 +73,13 @@ class ExplainUserRequest(Struct, frozen=True):
 
 
 class ExplainRowRequest(Struct, frozen=True):
-    """A client and a row. `table` is the table's name on devices, or its schema and name in the source; `id` is the
-    row's id there."""
+    """A client and a row. `table` is the table's name on devices, or its schema and name in a source, maybe with tag;
+    `id` is the row's id there. With `sources`, only their rows are looked at."""
 
     client: ClientRequest
     table: Text
     id: Text
+    sources: tuple[Text, ...] = ()
 
 
 class ExplainHandler:
@@ -101,7 +103,7 @@ class ExplainHandler:
         deadline = Deadline("headwater explain row")
         client = request_of(request.client)
         with self._settings.store() as store:
-            current = CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check)
+            current = _current(self._settings, store, request.sources, deadline)
             try:
                 return explain_row(self._reader, current, client, request.table, request.id, self._limits)
             except NothingServedYetError:
@@ -112,6 +114,12 @@ def _nothing() -> ApiError:
     return ApiError(
         "no sync config is served yet", fix="deploy one, or wait for its first snapshot to end", code=NOTHING_SERVED
     )
+
+
+def _current(settings: AdminSettings, store: StoreWriter, names: Sequence[str], deadline: Deadline) -> CurrentRows:
+    """The rows of all sources, or of those with these names. Raises HW_6202 for a name that none has."""
+    settings.check_names(names)
+    return CurrentRows(store, settings.sources, deadline.watch, names, check=deadline.check)
 
 
 _NOTHING = SyncPlan((), (), (), ConversionOptions())
@@ -153,12 +161,13 @@ class ValidateResponse(Struct, frozen=True):
 
 
 class DiffRequest(Struct, frozen=True):
-    """A sync config, and how many rows of each table to sample for estimates of new buckets. With `allow_missing`,
-    tables and columns that the source lacks are no error."""
+    """A sync config, and how many rows of each table to sample for estimates of new buckets, of all sources or of
+    `sources`. With `allow_missing`, tables and columns that the sources lack are no error."""
 
     content: str
     sample: int = 100_000
     allow_missing: bool = False
+    sources: tuple[Text, ...] = ()
 
 
 class DefinitionChangeResponse(Struct, frozen=True):
@@ -191,11 +200,12 @@ class DiffResponse(Struct, frozen=True):
 
 
 class PreviewRequest(Struct, frozen=True):
-    """A sync config, a client, and how many rows of each bucket to show."""
+    """A sync config, a client, and how many rows of each bucket to show, of all sources or of `sources`."""
 
     content: str
     client: ClientRequest
     rows: int = 5
+    sources: tuple[Text, ...] = ()
 
 
 class RulesHandler:
@@ -219,7 +229,7 @@ class RulesHandler:
         with self._settings.store() as store:
             served = in_state(store, VersionState.ACTIVE)
             found = diff_with_rows(
-                CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check),
+                _current(self._settings, store, request.sources, deadline),
                 new,
                 _NOTHING if served is None else compiled(served.yaml).plan,
                 file=_FILE,
@@ -237,7 +247,7 @@ class RulesHandler:
         with self._settings.store() as store, closing(open_store(self._settings.storage).open_reader()) as reader:
             try:
                 return preview(
-                    CurrentRows(store, self._settings.source, deadline.watch, check=deadline.check),
+                    _current(self._settings, store, request.sources, deadline),
                     reader,
                     plan,
                     request_of(request.client),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from headwater.cli.options import config_options, examples, load, request_options, source_option
+from headwater.cli.options import config_options, examples, load, request_options, sources_option
 from headwater.config import ConfigSource
 from headwater_rules.results import SyncRequest
 from headwater_rules.schema import Language, SeenSchema, not_compared
@@ -143,7 +143,7 @@ _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices 
                                 "headwater rules diff sync.yaml --against main.yaml"))  # fmt: skip
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
-@source_option
+@sources_option
 @click.option("--against", type=click.Path(path_type=Path), metavar="FILE",
               help="Compare with this file instead of the served version.")  # fmt: skip
 @click.option("--sample", type=click.IntRange(min=1), default=100_000, show_default=True, metavar="ROWS",
@@ -154,6 +154,7 @@ _wait = click.option("--wait/--no-wait", default=True, help="Wait until devices 
 def diff(
     configs: ConfigSource,
     file: Path,
+    sources: tuple[str, ...],
     against: Path | None,
     sample: int,
     every: bool,
@@ -172,7 +173,15 @@ def diff(
 
     alone = against is not None and not is_configured(configs, os.environ, Path.cwd())
     config = None if alone else load(configs, warn=False)
-    show_diff(config, file, against, sample=None if every else sample, as_json=as_json, allow_missing=allow_missing)
+    show_diff(
+        config,
+        file,
+        against,
+        sources=sources,
+        sample=None if every else sample,
+        as_json=as_json,
+        allow_missing=allow_missing,
+    )
 
 
 @rules.command(
@@ -184,20 +193,22 @@ def diff(
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @config_options
-@source_option
+@sources_option
 @click.option("--user", required=True, metavar="ID", help="The user: the token's claim sub.")
 @request_options
 @click.option("--rows", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",
               help="How many rows of each bucket to show.")  # fmt: skip
 @_json
-def preview(configs: ConfigSource, file: Path, request: SyncRequest, rows: int, as_json: bool) -> None:
+def preview(
+    configs: ConfigSource, file: Path, sources: tuple[str, ...], request: SyncRequest, rows: int, as_json: bool
+) -> None:
     """Show the buckets and first rows that a user would get under a sync config, without deploying it.
 
     Uses the rows that are in the store. Without --subscribe, the user gets the streams with auto_subscribe.
     """
     from headwater.cli.rules.preview import show_preview
 
-    show_preview(load(configs, warn=False), file, request, rows=rows, as_json=as_json)
+    show_preview(load(configs, warn=False), file, request, sources=sources, rows=rows, as_json=as_json)
 
 
 @rules.command("deploy", epilog=examples("headwater rules deploy sync.yaml -c headwater.yaml",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +33,16 @@ def show_diff(
     file: Path,
     against: Path | None,
     *,
+    sources: Sequence[str] = (),
     sample: int | None,
     as_json: bool,
     allow_missing: bool = False,
 ) -> None:
-    """Compare `file` with another file or, without one, with the served version, and with the source's tables. Rows and
-    bytes come from the store of `config`; `sample` limits the rows evaluated per table, None evaluates all."""
+    """Compare `file` with another file or, without one, with the served version, and with the sources' tables. Rows and
+    bytes come from the store of `config`; estimates count the rows of these sources, or of all, and `sample` limits the
+    rows evaluated per table, None evaluates all."""
+    if config is not None and sources:
+        config.chosen(sources)  # raises for an unknown one
     text = read_text(file)
     seen = not_compared("there is no service config") if config is None else see_schema(config.sources)
     with wrong_rules(str(file), as_json=as_json):
@@ -59,7 +63,7 @@ def show_diff(
         )
     else:
         assert config is not None, "the command has loaded one"
-        found = _with_store(config, file, new, against, other, sample)
+        found = _with_store(config, file, new, against, other, sources, sample)
     found = replace(found, unsent=of_source(findings), notes=(*found.notes, seen.note))
     if as_json:
         click.echo(to_json(found.as_dict()))
@@ -75,7 +79,13 @@ def show_diff(
 
 
 def _with_store(
-    config: ServiceConfig, file: Path, new: Compiled, against: Path | None, other: SyncPlan | None, sample: int | None
+    config: ServiceConfig,
+    file: Path,
+    new: Compiled,
+    against: Path | None,
+    other: SyncPlan | None,
+    sources: Sequence[str],
+    sample: int | None,
 ) -> Diff:
     with existing_store(config) as store:
         name = str(against)
@@ -87,7 +97,7 @@ def _with_store(
                 name = f"version {version.id}, served since {when(version.activated or version.created)}"
                 other = compile_rules(version.yaml, f"version {version.id}").plan
         return diff_with_rows(
-            CurrentRows(store, config.source(), scan_progress),
+            CurrentRows(store, config.sources, scan_progress, sources),
             new,
             other,
             file=str(file),
@@ -125,7 +135,7 @@ def _lines(diff: Diff) -> Iterator[str]:
 
 def _side(diff: Diff, side: DefinitionChange) -> Iterator[str]:
     before = f"  (was {side.before})" if side.before else ""
-    tables = ", ".join(f"{table.schema}.{table.name}" for table in side.tables)
+    tables = ", ".join(table.written for table in side.tables)
     yield f"  {side.name}{before}  from {tables}"
     for name in (side.before, side.name):
         stats = diff.stored.get(name or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -23,22 +23,26 @@ _SHOWN_BUCKETS = 50
 _SHOWN = 160  # characters of a row or a lookup value on a terminal
 
 
-def show_preview(config: ServiceConfig, file: Path, request: SyncRequest, *, rows: int, as_json: bool) -> None:
-    """Print buckets, reasons, and the first `rows` rows of each bucket. Raises WrongRulesError."""
+def show_preview(
+    config: ServiceConfig, file: Path, request: SyncRequest, *, sources: Sequence[str] = (), rows: int, as_json: bool
+) -> None:
+    """Print buckets, reasons, and the first `rows` rows of each bucket, of these sources or of all. Raises
+    WrongRulesError."""
+    config.chosen(sources)  # raises for an unknown one
     plan = compile_rules(read_text(file), str(file), as_json=as_json).plan
     with existing_store(config) as store, closing(open_store(store.address).open_reader()) as reader:
-        current = CurrentRows(store, config.source(), scan_progress)
+        current = CurrentRows(store, config.sources, scan_progress, sources)
         found = preview(current, reader, plan, request, config.api.parameters.requests, shown=rows)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
-    for line in _lines(found, rows):
+    for line in _lines(found, rows, several=len(config.sources) > 1):
         click.echo(line)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
 
 
-def _lines(found: Preview, shown: int) -> Iterator[str]:
+def _lines(found: Preview, shown: int, *, several: bool) -> Iterator[str]:
     rows = sum(bucket.rows for bucket in found.buckets)
     total = sum(bucket.size for bucket in found.buckets)
     yield f"{found.user} gets {count(len(found.buckets), 'bucket')} with {count(rows, 'row')}, {size(total)}"
@@ -47,7 +51,8 @@ def _lines(found: Preview, shown: int) -> Iterator[str]:
         amount = f"{count(bucket.rows, 'row')}, {size(bucket.size)}"
         yield f"\n{bucket.name}  priority {bucket.priority}, stream {why}: {amount}"
         for row in bucket.first:
-            yield f"  {row.table}  {row.id}  {_cropped(bytes(row.data).decode())}"
+            source = f"  source {row.source}" if several else ""
+            yield f"  {row.table}  {row.id}{source}  {_cropped(bytes(row.data).decode())}"
         if bucket.rows > len(bucket.first):
             yield f"  … {bucket.rows - len(bucket.first):,} more"
     if len(found.buckets) > _SHOWN_BUCKETS:

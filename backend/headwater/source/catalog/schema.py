@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -80,20 +80,35 @@ def read_schema(settings: SourceSettings) -> SourceSchema:
 
 
 def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
-    """The tables of all sources, if they can be read now."""
+    """The tables of the sources that can be read now, if any can; the note names the others."""
     if not sources:
         return not_compared("no source is configured")
-    try:
-        return schema_of(sources)
-    except HeadwaterError as error:
-        return not_compared(str(error))
+    schemas: list[tuple[SourceSettings, SourceSchema]] = []
+    unread: list[tuple[SourceSettings, HeadwaterError]] = []
+    for source in sources:
+        try:
+            schemas.append((source, read_schema(source)))
+        except HeadwaterError as error:
+            unread.append((source, error))
+    if not schemas:
+        several = len(unread) > 1
+        return not_compared("; ".join(f"{source.name}: {error}" if several else str(error) for source, error in unread))
+    return _seen(schemas, unread)
 
 
 def schema_of(sources: Sequence[SourceSettings]) -> SeenSchema:
     """The tables of all sources. Raises the error of one that can't be read."""
-    schema = SourceSchema.of(read_schema(source) for source in sources)
-    where = ", ".join(f"{source.tag} ({source.address})" for source in sources)
-    return SeenSchema(schema, f"compared with the tables of source {where} at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}")
+    return _seen([(source, read_schema(source)) for source in sources])
+
+
+def _seen(
+    schemas: Sequence[tuple[SourceSettings, SourceSchema]], unread: Sequence[tuple[SourceSettings, HeadwaterError]] = ()
+) -> SeenSchema:
+    where = ", ".join(f"{source.name} ({source.address})" for source, _ in schemas)
+    note = f"compared with the tables of source {where} at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}"
+    note += "".join(f"; not with those of source {source.name}: {error}" for source, error in unread)
+    schema = SourceSchema.of(schema for _, schema in schemas)
+    return SeenSchema(replace(schema, unread=tuple(source.tag for source, _ in unread)), note)
 
 
 @dataclass(frozen=True, slots=True)
