@@ -75,6 +75,7 @@ class RuleCode(StrEnum):
         "HW_R210",
         "Every user gets the rows of a query, because nothing in it, or in a part of it, depends on the user.",
     )
+    SAME_IDS = "HW_R211", "Rows of several tables are one table on devices, where those with the same id are one row."
     NO_TABLE = "HW_R301", "The source has no such table."
     NO_COLUMN = "HW_R302", "The source's table has no such column."
     NO_ID = "HW_R303", "Rows are sent to devices without a column `id`."

@@ -111,6 +111,13 @@ class SourceSchema:
         """Whether all tables are known that a table pattern of a rule can match."""
         return not any(pattern.of(tag) for tag in self.unread)
 
+    def shards(self, tag: str) -> bool:
+        """Whether several sources with this tag are known."""
+        if tag in self.unread and any(table.tag == tag for table in self.tables):
+            return True
+        seen = [(table.schema, table.name) for table in self.tables if table.tag == tag]
+        return len(seen) > len(set(seen))
+
     def not_streamed_by(self, pattern: TablePattern) -> NotStreamed | None:
         """The first view, or its like, that a table pattern of a rule matches."""
         matching = (each for each in self.not_streamed if pattern.matches(each.tag, each.schema, each.name))

@@ -213,3 +213,12 @@ def check_answers(admin: AdminEndpoint) -> None:
     body = {"client": client, "table": "orders", "id": "1", "sources": ["nowhere"]}
     refused = admin.refusal("POST", f"{ours}/explain/row", 404, json=body)
     assert refused["code"] == "HW_6202"
+
+
+def test_ids_of_shards_are_doubted(author: Author) -> None:
+    (author.folder / "served.yaml").write_text(SERVED)
+    checked = author.told("rules", "check", "served.yaml", "new.yaml", "--warnings-as-errors")
+    assert "two shards may have rows of `shops.public.orders` with the same id" in checked.err
+    assert checked.err.count("HW_R211") == 1, "new.yaml selects row_id()"
+    unknown = author.told("rules", "check", "served.yaml", "--no-schema")
+    assert "HW_R211" not in unknown.err, "nobody knows of shards"

@@ -1,5 +1,6 @@
-"""Finds rules that work but may give more than is meant, or cost much: queries whose rows every user gets, and streams
-with one bucket per row of a table, of which a device may need as many as it has rows."""
+"""Finds rules that work but may give more or less than is meant, or cost much: queries whose rows every user gets,
+streams with one bucket per row of a table, of which a device may need as many as it has rows, and rows of several
+tables that may have one id."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ from headwater_rules.plan import (
     ParamSource,
     RowFunction,
     RowSource,
+    Star,
     SyncPlan,
+    TablePattern,
     Variant,
 )
+from headwater_rules.schema import SourceSchema
 from headwater_rules.text.sqltext import SqlText, span_of
 
 _UNIQUE: dict[tuple[str, ...], str] = {("id",): "id", (RowFunction.ROW_ID.value,): "row_id()"}
@@ -177,3 +181,99 @@ def _always(test: Expr, report: Report, node: exp.Expr) -> bool:
             return False
     report.spend(tried // _TRIED_PER_WORD, partial(span_of, node))
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class SameIds:
+    """`stream` gives rows of several tables as one table of devices, by ids that two of them may have. `what` says
+    which, and `fix` what to select instead."""
+
+    stream: str
+    what: str
+    fix: str
+
+
+def same_ids(plan: SyncPlan, schema: SourceSchema | None) -> tuple[SameIds, ...]:
+    """All such rows of a plan, in its order. That a tag has shards is known from the sources' `schema` alone, and so is
+    that ids are uuids, which differ."""
+    found: dict[SameIds, None] = {}
+    named: dict[str, tuple[TablePattern, str]] = {}
+    for stream in plan.streams:
+        for position in dict.fromkeys(bucket for variant in stream.variants for bucket in variant.buckets):
+            for source in plan.buckets[position].sources:
+                if (function := _needed(source, schema)) is not None:
+                    found[_of_pattern(stream.name, source.table, function)] = None
+                elif source.table.exact and source.output_table is not None and _id_of(source, schema) is not None:
+                    first, other = named.setdefault(source.output_table, (source.table, stream.name))
+                    if (first.tag, first.schema) != (source.table.tag, source.table.schema):
+                        found[_of_two(stream.name, source, first, other)] = None
+    return tuple(found)
+
+
+_SHARDS = "shards"
+_APART = {
+    _SHARDS: (RowFunction.SOURCE, "two shards"),
+    "tag": (RowFunction.SOURCE, "two sources"),
+    "schema": (RowFunction.SCHEMA, "two schemas"),
+    "name": (RowFunction.TABLE_SUFFIX, "two tables"),
+}
+"""What a pattern may stand for several of, the function that tells those apart, and what they are."""
+
+
+def _needed(source: RowSource, schema: SourceSchema | None) -> str | None:
+    """What makes the rows of a query come from several tables, if nothing in it tells them apart."""
+    pattern, selected = source.table, _id_of(source, schema)
+    if selected is None:
+        return None
+    several = [part for part in ("tag", "schema") if getattr(pattern, part).endswith("%")]
+    if pattern.name.endswith("%") and source.output_table is not None:
+        several.append("name")
+    if "tag" not in several and schema is not None and schema.shards(pattern.tag) and selected is not _ROW_ID:
+        several.append(_SHARDS)
+    told = {name for expr in source.deciding() for name in expr.inputs}
+    return next((each for each in several if _APART[each][0].value not in told), None)
+
+
+_ROW_ID = RowFunction.ROW_ID
+
+
+def _id_of(source: RowSource, schema: SourceSchema | None) -> RowFunction | str | None:
+    """The column that is the id of a query's rows, or ROW_ID; None if the id is computed, or is known to be a uuid."""
+    chosen: RowFunction | str | None = _ROW_ID
+    named = False
+    for item in source.projection:
+        if isinstance(item, Star):
+            if item.everything or not named:
+                chosen = "id"
+        elif item.name == "id":
+            named = True
+            plain = item.expr.sql in _FORMS and len(item.expr.inputs) == 1
+            chosen = item.expr.inputs[0] if plain else None
+    if chosen == _ROW_ID.value:
+        return _ROW_ID
+    tables = () if schema is None or not isinstance(chosen, str) else schema.matching(source.table)
+    if not tables:
+        return chosen
+    columns = [table.column(str(chosen)) for table in tables]
+    if not any(columns):
+        return _ROW_ID
+    return None if all(column is None or column.type == "uuid" for column in columns) else chosen
+
+
+def _of_pattern(stream: str, pattern: TablePattern, part: str) -> SameIds:
+    function, what = _APART[part]
+    call = function.value.removeprefix("\x00")
+    fix = f"select `{call}() || '/' || id AS id`"
+    if part == _SHARDS:
+        fix = f"select `row_id() AS id`, or `{call}() || '/' || id AS id`"
+    message = f"{what} may have rows of `{pattern.written}` with the same id, and a device then shows one of them"
+    return SameIds(stream, message, f"{fix}; nothing is needed where ids are unique in all of them, as uuids are")
+
+
+def _of_two(stream: str, source: RowSource, first: TablePattern, other: str) -> SameIds:
+    where = "" if other == stream else f" (stream `{other}`)"
+    both = f"`{source.table.written}` and `{first.written}`{where} are both `{source.output_table}` on devices"
+    message = f"{both}, and rows of them with the same id are one row there"
+    name = f"{source.table.schema if source.table.tag == first.tag else source.table.tag}_{source.output_table}"
+    fix = f"select from one of them under another name, as `{source.table.written} AS {name}`"
+    return SameIds(stream, message, fix)

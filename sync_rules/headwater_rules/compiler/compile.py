@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings
+from headwater_rules.compiler.advice import ForEverybody, buckets_per_row, everybody_warnings, same_ids
 from headwater_rules.compiler.definitions import check_event, compile_definition
 from headwater_rules.compiler.flatten import flatten, flatten_select
 from headwater_rules.compiler.planner import VariantDraft, find_mixed
@@ -88,6 +88,8 @@ def _compiled(
         for found in buckets_per_row(plan):
             message = f"`{found.stream}` has one bucket for each row of `{found.table}`, by `{found.value}`"
             keys[found.stream].warn(RuleCode.BUCKET_PER_ROW, message, _SHARE)
+        for same in same_ids(plan, None if checks is None else checks.schema):
+            keys[same.stream].warn(RuleCode.SAME_IDS, same.what, same.fix)
         for warning in everybody_warnings(job.everybody):
             report.add(warning)
     return Compiled(plan, tuple(report.sorted_warnings()), tuple(job.everybody))

@@ -31,7 +31,7 @@ class SourceChecks:
     """Compares a config with one source schema."""
 
     def __init__(self, schema: SourceSchema, *, custom_types: bool, allow_missing: bool) -> None:
-        self._schema = schema
+        self.schema = schema
         self._custom_types = custom_types
         self._allow_missing = allow_missing
         self._found: list[tuple[RuleError, bool, _Absent | None]] = []
@@ -61,8 +61,8 @@ class SourceChecks:
 
     def decides(self, pattern: TablePattern, exprs: Sequence[Expr], node: exp.Expr) -> None:
         """Note that the rows of a table are decided about by these expressions."""
-        tables = self._schema.matching(pattern)
-        if not self._schema.knows(pattern):
+        tables = self.schema.matching(pattern)
+        if not self.schema.knows(pattern):
             return
         if not tables and pattern.exact:
             self._deciding.add((pattern, ""))
@@ -77,19 +77,19 @@ class SourceChecks:
 
     def table(self, pattern: TablePattern, node: exp.Identifier) -> None:
         """Check that a table exists, or at least one that matches a wildcard."""
-        found = self._schema.matching(pattern)
+        found = self.schema.matching(pattern)
         for table in found:
             if table.lacks:
                 shown = f"`{_quoted(table.schema)}.{_quoted(table.name)}`"
                 message = f"no row of {shown} reaches a device: it is not published, or may not be read"
                 self.find(RuleCode.NOT_SENT, message, node, f"run {'; '.join(table.lacks)}")
-        if found or not self._schema.knows(pattern):
+        if found or not self.schema.knows(pattern):
             return
-        if other := self._schema.not_streamed_by(pattern):
+        if other := self.schema.not_streamed_by(pattern):
             message = f"`{other.schema}.{other.name}` is {other.form}, which Postgres does not stream"
             self.find(RuleCode.NO_TABLE, message, node, "name the tables that hold its rows")
             return
-        tags = list(dict.fromkeys(each.tag for each in self._schema.tables))
+        tags = list(dict.fromkeys(each.tag for each in self.schema.tables))
         if tags and not any(pattern.of(tag) for tag in tags):
             message = f"no source with tables is called `{pattern.tag}`"
             hint = did_you_mean(pattern.tag, tags) or f"there are {_listed(tags)}"
@@ -100,14 +100,14 @@ class SourceChecks:
             what = f"no table is called like {shown}"
             self.find(RuleCode.NO_TABLE, what, node, self._table_hint(pattern), absent=(pattern, ""))
             return
-        others = [each for each in self._schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
+        others = [each for each in self.schema.tables if each.tag == pattern.tag and each.schema == pattern.schema]
         hint = _case_hint(node, [each.name for each in others]) or self._table_hint(pattern)
         self.find(RuleCode.NO_TABLE, f"no table {shown}", node, hint, absent=(pattern, ""))
 
     def column(self, pattern: TablePattern, column: str, node: exp.Identifier) -> None:
         """Check that a column exists and is published, unless its table does not exist."""
-        tables = self._schema.matching(pattern)
-        if not tables or not self._schema.knows(pattern) or (column == "_table_suffix" and not pattern.exact):
+        tables = self.schema.matching(pattern)
+        if not tables or not self.schema.knows(pattern) or (column == "_table_suffix" and not pattern.exact):
             return
         if having := [table for table in tables if table.column(column) is not None]:
             if all(column in table.unsent for table in having):
@@ -122,17 +122,17 @@ class SourceChecks:
 
     def column_kind(self, pattern: TablePattern, column: str) -> tuple[ValueKind, SourceColumn] | None:
         """The kind of a column's values; None if it is unknown or differs among the tables of a wildcard."""
-        found = [each for table in self._schema.matching(pattern) if (each := table.column(column)) is not None]
+        found = [each for table in self.schema.matching(pattern) if (each := table.column(column)) is not None]
         kinds = {each.value_kind(custom_types=self._custom_types) for each in found}
         return (kinds.pop(), found[0]) if len(kinds) == 1 else None
 
     def matching(self, pattern: TablePattern) -> tuple[SourceTable, ...]:
-        return self._schema.matching(pattern)
+        return self.schema.matching(pattern)
 
     def _table_hint(self, pattern: TablePattern) -> str:
-        if others := [each for each in self._schema.tables if pattern.schema == each.tag and each.name == pattern.name]:
+        if others := [each for each in self.schema.tables if pattern.schema == each.tag and each.name == pattern.name]:
             return f"write `{_quoted(others[0].tag)}.{_quoted(others[0].schema)}.{_quoted(others[0].name)}`"
-        tables = [table for table in self._schema.tables if table.tag == pattern.tag]
+        tables = [table for table in self.schema.tables if table.tag == pattern.tag]
         elsewhere = [table for table in tables if table.name == pattern.name]
         if elsewhere:
             return f"there is `{_quoted(elsewhere[0].schema)}.{_quoted(elsewhere[0].name)}`"

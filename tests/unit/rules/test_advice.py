@@ -3,11 +3,15 @@ for each row of a table, which may lead a device to many of them."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from headwater_rules.compiler.advice import buckets_per_row
 from headwater_rules.compiler.compile import compile_config
 from headwater_rules.errors import RuleCode, RuleError, Severity
+from headwater_rules.schema import SourceSchema, SourceTable, column_of
 from tests.unit.rules.rules_store import place_of, plan_of
 
 OPEN = "SELECT * FROM t"
@@ -171,3 +175,89 @@ def test_buckets_per_row_advice() -> None:
     assert (warning.code, warning.severity) == (RuleCode.BUCKET_PER_ROW, Severity.WARNING)
     assert warning.message == "`lists` has one bucket for each row of `public.t`, by `id`"
     assert place_of(warning).line == 3
+
+
+def schema(*tags: str, id_type: str = "text", unread: tuple[str, ...] = ()) -> SourceSchema:
+    """What sources with these tags have: `public.todos`, with ids of this type."""
+    columns = (column_of("id", id_type), column_of("owner", "text"))
+    return SourceSchema(tuple(SourceTable(tag, "public", "todos", columns) for tag in tags), unread=unread)
+
+
+def of_ids(*queries: str, known: SourceSchema | None = None) -> list[str]:
+    """The warnings about ids for these queries, each a stream of its own."""
+    streams = "".join(
+        f"  s{number}: {{query: {json.dumps(f'{query} WHERE owner = auth.user_id()')}}}\n"
+        for number, query in enumerate(queries)
+    )
+    found = compile_config(f"config: {{edition: 3}}\nstreams:\n{streams}", schema=known, advise=True).warnings
+    return [f"{each.message}; {each.suggestion}" for each in found if each.code is RuleCode.SAME_IDS]
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ('SELECT * FROM "t_%".public.todos', "two sources"),
+        ('SELECT id FROM "t_%".public.todos', "two sources"),
+        ('SELECT id::text AS id FROM "t_%".public.todos', "two sources"),
+        ('SELECT number AS id FROM "t_%".public.todos', "two sources"),
+        ('SELECT row_id() AS id FROM "t_%".public.todos', "two sources"),
+        ('SELECT owner FROM "t_%".public.todos', "two sources"),
+        ('SELECT todos.source() || id AS id FROM "t_%".public.todos', None),
+        ('SELECT region || id AS id FROM "t_%".public.todos', None),
+        ('SELECT todos.source() || id AS id, * FROM "t_%".public.todos', "two sources"),
+        ('SELECT * FROM "t_%".todos', "two schemas"),
+        ('SELECT *, todos.schema() || id AS id FROM "t_%".todos', None),
+        ('SELECT * FROM "todos_%" AS todos', "two tables"),
+        ('SELECT * FROM "todos_%"', None),
+        ("SELECT * FROM west.public.todos", None),
+        ("SELECT * FROM todos", None),
+    ],
+)
+def test_ids_of_tables_that_a_wildcard_matches(query: str, what: str | None) -> None:
+    assert [found.partition(" may have")[0] for found in of_ids(query)] == ([] if what is None else [what])
+
+
+def test_rows_that_a_request_tells_apart_may_have_one_id() -> None:
+    query = "SELECT * FROM \"t_%\".todos AS todos WHERE todos.schema() = auth.parameter('tenant')"
+    text = f"config: {{edition: 3}}\nstreams:\n  s: {{query: {json.dumps(query)}}}\n"
+    assert RuleCode.SAME_IDS not in {each.code for each in compile_config(text, advise=True).warnings}
+
+
+@pytest.mark.parametrize(
+    ("known", "warned"),
+    [
+        (None, False),
+        (schema("west"), False),
+        (schema("west", "east"), False),
+        (schema("west", "west"), True),
+        (schema("west", unread=("west",)), True),
+        (schema("west", "west", id_type="uuid"), False),
+    ],
+    ids=["unknown", "one", "two tags", "two shards", "a shard that is away", "uuids"],
+)
+def test_ids_of_shards(known: SourceSchema | None, warned: bool) -> None:
+    found = of_ids("SELECT * FROM west.public.todos", known=known)
+    assert ["two shards may have rows of `west.public.todos` with the same id" in each for each in found] == (
+        [True] if warned else []
+    )
+    assert of_ids("SELECT row_id() AS id, owner FROM west.public.todos", known=known) == []
+    if known is None:
+        return
+    without_id = SourceSchema(tuple(replace(each, columns=each.columns[1:]) for each in known.tables))
+    assert of_ids("SELECT * FROM west.public.todos", known=without_id) == [], "their id is `row_id()`"
+
+
+def test_two_tables_with_one_name_on_devices() -> None:
+    west, east = "SELECT * FROM west.public.todos", "SELECT * FROM east.public.todos"
+    (found,) = of_ids(west, east)
+    assert found == (
+        "`east.public.todos` and `west.public.todos` (stream `s0`) are both `todos` on devices, and rows of them with"
+        " the same id are one row there; select from one of them under another name, as `east.public.todos AS"
+        " east_todos`"
+    )
+    assert of_ids(west, f"{east} AS east_todos") == []
+    assert of_ids(west, "SELECT todos.source() || id AS id FROM east.public.todos") == []
+    assert of_ids(west, "SELECT id FROM west.public.todos") == []
+    assert of_ids(west, east, known=schema("west", "east", id_type="uuid")) == []
+    (found,) = of_ids("SELECT * FROM old.todos", "SELECT * FROM todos")
+    assert "as `public.todos AS public_todos`" in found

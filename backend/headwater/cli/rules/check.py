@@ -59,7 +59,7 @@ def check_files(
 
 def _as_error(finding: RuleError) -> RuleError:
     """A finding with its severity raised, except advice, which may need no action."""
-    return finding if finding.code is RuleCode.BUCKET_PER_ROW else finding.as_fatal()
+    return finding if finding.code in {RuleCode.BUCKET_PER_ROW, RuleCode.SAME_IDS} else finding.as_fatal()
 
 
 def _check(file: Path, schema: SourceSchema | None, *, allow_missing: bool) -> Checked:
