@@ -180,7 +180,7 @@ def test_a_source_that_is_away_is_named(author: Author, sources: Sources) -> Non
     assert "not with those of source crm: [HW_2001]" in str(diff["notes"])
     (author.folder / "new.yaml").write_text(NEW + deals + wrong)
     checked = author.told("rules", "check", "new.yaml", code=1)
-    assert "no table `item` in schema `public`" in checked.err
+    assert "no table `item` in schema `public` of source `catalogue`" in checked.err
     assert "deals" not in checked.err
     assert "not with those of source crm: [HW_2001]" in checked.err
 
@@ -222,3 +222,22 @@ def test_ids_of_shards_are_doubted(author: Author) -> None:
     assert checked.err.count("HW_R211") == 1, "new.yaml selects row_id()"
     unknown = author.told("rules", "check", "served.yaml", "--no-schema")
     assert "HW_R211" not in unknown.err, "nobody knows of shards"
+
+
+def test_the_client_schema_has_the_tables_of_all(author: Author) -> None:
+    code = author.told("rules", "schema", "new.yaml", "--language", "sql", "--schema").out
+    assert '"size" TEXT' in code, "of the catalogue"
+    assert '"note" TEXT' in code, "of the shops"
+
+
+def test_migration_is_checked_in_all_sources(author: Author, sources: Sources) -> None:
+    config = json.loads((author.folder / "headwater.yaml").read_text())
+    config["sync_config"] = {"path": "new.yaml"}
+    (author.folder / "headwater.yaml").write_text(json.dumps(config))
+    sources.stop()
+    sources["catalogue"].source.execute("drop publication headwater")
+    told = " ".join(author.run("migrate", "check").out.split())
+    assert "catalogue: [PSYNC_S1141]" in told
+    assert "shops/eu: 127.0.0.1" in told, "which is ready"
+    assert "no source with tables is called" not in told
+    assert "rules compared with the tables of source shops/eu" in told

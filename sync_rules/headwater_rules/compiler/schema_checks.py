@@ -80,7 +80,8 @@ class SourceChecks:
         found = self.schema.matching(pattern)
         for table in found:
             if table.lacks:
-                shown = f"`{_quoted(table.schema)}.{_quoted(table.name)}`"
+                parts = (table.schema, table.name) if table.tag == "default" else (table.tag, table.schema, table.name)
+                shown = f"`{'.'.join(map(_quoted, parts))}`"
                 message = f"no row of {shown} reaches a device: it is not published, or may not be read"
                 self.find(RuleCode.NOT_SENT, message, node, f"run {'; '.join(table.lacks)}")
         if found or not self.schema.knows(pattern):
@@ -95,7 +96,8 @@ class SourceChecks:
             hint = did_you_mean(pattern.tag, tags) or f"there are {_listed(tags)}"
             self.find(RuleCode.NO_TABLE, message, node, hint, absent=(pattern, ""))
             return
-        shown = f"`{pattern.name}` in schema `{pattern.schema}`"
+        of_source = "" if pattern.tag == "default" else f" of source `{pattern.tag}`"
+        shown = f"`{pattern.name}` in schema `{pattern.schema}`{of_source}"
         if not pattern.exact:
             what = f"no table is called like {shown}"
             self.find(RuleCode.NO_TABLE, what, node, self._table_hint(pattern), absent=(pattern, ""))

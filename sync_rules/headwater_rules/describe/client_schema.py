@@ -16,6 +16,7 @@ from headwater_rules.plan import Expr, RowFunction, RowSource, Star, SyncPlan, T
 from headwater_rules.schema import Language, SourceSchema, SourceTable, ValueKind
 
 _MAX_SAMPLES = 64
+_MOST_NAMED = 8  # tables that a note names
 _REFUSED = re.compile(r"[\"'%,.#\s\[\]]")  # characters that no client SDK accepts in a name
 
 
@@ -79,8 +80,10 @@ class _Draft:
         self._name = name
         self._types: dict[str, list[ClientType | None]] = {}
         self._notes: dict[str, None] = {}
+        self._from: dict[str, None] = {}
 
     def add(self, plan: SyncPlan, source: RowSource, tables: Sequence[SourceTable]) -> None:
+        self._from[source.table.written] = None
         everything = any(isinstance(item, Star) for item in source.projection)
         if not tables:
             self._notes[f"the columns of {_shown(source.table.name)} in the source are not known"] = None
@@ -107,7 +110,14 @@ class _Draft:
 
     def table(self) -> ClientTable:
         columns = tuple(ClientColumn(name, *_united(types)) for name, types in self._types.items())
-        return ClientTable(self._name, columns, tuple(self._notes))
+        return ClientTable(self._name, columns, (*self._together(), *self._notes))
+
+    def _together(self) -> Iterator[str]:
+        """That tables of several names in the sources are this one table."""
+        if len(self._from) > 1:
+            shown = ", ".join(_shown(name) for name in islice(self._from, _MOST_NAMED))
+            more = ", …" if len(self._from) > _MOST_NAMED else ""
+            yield f"rows of {shown}{more}: those with the same id are one row"
 
 
 def _united(types: Sequence[ClientType | None]) -> tuple[ClientType, str]:

@@ -193,7 +193,9 @@ class Client:
             lines += [f"  unexpected: {_shown(row)}"]
             lines += [f"    {reason}" for reason in reasons.of_present(table, str(row["id"]))]
         if forms and extra:
-            lines.append("  a row comes from several queries in different forms; a device keeps the one written last")
+            lines.append(
+                "  a row comes from several queries or sources in different forms; a device keeps the one written last"
+            )
         lines += [f"  an expression failed: {error}" for error in errors]
         raise AssertionError("\n".join(lines))
 

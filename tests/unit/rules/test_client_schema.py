@@ -261,3 +261,22 @@ def test_sql_form() -> None:
         assert found == [("id", "TEXT"), ("name", "TEXT"), ("$größe\\", "INTEGER"), ("class", "REAL")]
         assert database.execute("SELECT * FROM empty").fetchall() == []
     database.close()
+
+
+def test_tables_of_two_sources_with_one_name() -> None:
+    columns_there = {"a": '"n": "int", "title": "text"', "b": '"n": "text", "name": "text"'}
+    tables = ", ".join(
+        f'{{"tag": "{tag}", "name": "todos", "columns": {{"id": "text", {found}}}}}'
+        for tag, found in columns_there.items()
+    )
+    source = SourceSchema.from_json(f'{{"format": 1, "tables": [{tables}]}}')
+    queries = "queries: [SELECT * FROM a.public.todos, SELECT * FROM b.public.todos]"
+    (table,) = client_schema(
+        compile_config(f"config: {{edition: 3}}\nstreams: {{s: {{{queries}}}}}").plan, source
+    ).tables
+    assert {column.name: column.type.value for column in table.columns} == {
+        "n": "text",
+        "title": "text",
+        "name": "text",
+    }
+    assert table.notes == ("rows of a.public.todos, b.public.todos: those with the same id are one row",)

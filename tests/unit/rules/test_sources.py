@@ -148,3 +148,28 @@ def test_a_tag_without_schema_is_told() -> None:
     text = "config: {edition: 3}\nstreams: {a: {query: SELECT * FROM west.todos}}"
     (warning,) = compile_config(text, schema=schema, allow_missing=True).warnings
     assert warning.suggestion == "write `west.public.todos`"
+
+
+def test_rows_of_shards_with_one_id_are_told_in_rule_tests() -> None:
+    rules = RulesTest.of_text(
+        "config: {edition: 3}\nstreams: {s: {auto_subscribe: true, query: SELECT * FROM shop.public.items}}"
+    )
+    for shard in ("eu", "us"):
+        rules.insert(f"shop/{shard}.public.items", id="1", body=shard)
+    with pytest.raises(AssertionError, match="from several queries or sources in different forms"):
+        rules.assert_synced("a", "items", ["1"])
+    rules.delete("shop/us.public.items", id="1")
+    rules.assert_synced("a", "items", [{"id": "1", "body": "eu"}])
+
+
+def test_findings_name_the_source() -> None:
+    columns = (SourceColumn("id", "text", ValueKind.TEXT),)
+    schema = SourceSchema((SourceTable("west", "public", "todos", columns, lacks=("GRANT",)),))
+    text = (
+        "config: {edition: 3}\nstreams: {a: {queries: [SELECT * FROM west.public.todos, SELECT * FROM west.public.t]}}"
+    )
+    messages = {each.message for each in compile_config(text, schema=schema, allow_missing=True).warnings}
+    assert messages == {
+        "no row of `west.public.todos` reaches a device: it is not published, or may not be read",
+        "no table `t` in schema `public` of source `west`",
+    }

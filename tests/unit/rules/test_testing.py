@@ -164,7 +164,7 @@ def test_row_in_two_forms() -> None:
     rules = RulesTest.of_text("config: {edition: 3}\nstreams: {s: {auto_subscribe: true, queries: ["
                               "'SELECT id, a FROM t', 'SELECT id, b FROM t']}}")  # fmt: skip
     rules.insert("t", id=1, a=1, b=2)
-    assert "a row comes from several queries in different forms" in failure(rules, "u", "t", [{"id": 1}])
+    assert "a row comes from several queries or sources in different forms" in failure(rules, "u", "t", [{"id": 1}])
 
 
 def test_failing_expression(rules: RulesTest) -> None:

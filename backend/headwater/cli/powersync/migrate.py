@@ -217,15 +217,17 @@ def check(configs: ConfigSource) -> int:
 def _outcomes(review: ConfigReview) -> Iterator[MigrationItem]:
     yield from config_outcomes(review)
     wrong = _is_wrong(review, "replication")
-    source = review.config.sources[0] if review.config.sources and not wrong else None
-    seen = see_schema([] if source is None else [source])
+    sources = () if wrong else review.config.sources
+    seen = see_schema(sources)
     compiled, found = rules_outcomes(review.config, seen.schema)
     yield from found
     yield MigrationItem(Action.NOTE, "rules", seen.note)
-    if source is not None:
-        tables = compiled.plan.tables() if compiled is not None else None
-        yield from source_outcomes(source, tables, _noted_slot(review, source))
-        yield from _store_outcomes(review, source)
+    tables = compiled.plan.tables() if compiled is not None else None
+    for source in sources:
+        for each in source_outcomes(source, tables, _noted_slot(review, source)):
+            yield each if len(sources) == 1 else replace(each, what=f"{source.name}: {each.what}")
+    if sources:
+        yield from _store_outcomes(review, sources)
     elif not wrong:
         try:
             review.config.chosen(())
@@ -239,13 +241,14 @@ def _is_wrong(review: ConfigReview, section: str) -> bool:
     return any(each.key.startswith(section) for each in review.errors)
 
 
-def _store_outcomes(review: ConfigReview, source: SourceSettings) -> Iterator[MigrationItem]:
-    """What keeps the first start from making the store, or would have the source send us our own writes."""
+def _store_outcomes(review: ConfigReview, sources: Sequence[SourceSettings]) -> Iterator[MigrationItem]:
+    """What keeps the first start from making the store, or would have a source send us our own writes."""
     if _is_wrong(review, "storage"):
         return
     store = open_store(review.config.storage)
     try:
-        store.raise_if_published(source.publications)
+        for source in sources:
+            store.raise_if_published(source.publications)
         for each in store.missing_rights():
             fix = (
                 f"run {'; '.join(each.sql)}" if each.sql else "give the user that Headwater runs as the right to write"
