@@ -254,10 +254,16 @@ def _read(
     port = root.integer("port", 8080, 0, 65535)
     with root.section("metrics") as metrics:
         metrics_host = metrics.text("host") or "127.0.0.1"
+    right, unread = len(findings.errors), read.unread
+    upload = read_upload(root, sources)
+    if unread and len(findings.errors) > right:  # probably, it names a source that is not known
+        unread = (*unread, f"[HW_7011] no upload is taken meanwhile, for {findings.errors[right]}")
+        del findings.errors[right:]
+        upload = None
     config = ServiceConfig(
         sources=sources,
         reread_seconds=reread_seconds if read.listed else 0.0,
-        unread_lists=read.unread,
+        unread_lists=unread,
         remove_after_seconds=60.0 * remove_after,
         storage=storage,
         auth=read_client_auth(root, sources[0].host if sources else ""),
@@ -271,7 +277,7 @@ def _read(
         metrics_host=metrics_host,
         traces=_traces(root, environment),
         probes=_answers_probes(root),
-        upload=read_upload(root, sources),
+        upload=upload,
     )
     _warn_unsupported(root)
     root.warn_unknown()

@@ -165,7 +165,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 @dataclass(frozen=True, slots=True)
 class ReadSources:
     """The configured sources, each with a name of its own. `listed`: some are from lists, which are to be read again
-    and again. `unread` says why lists could not be read: which sources these have is not known."""
+    and again. `unread` says why lists, or rows of them, could not be read: then not all sources are known."""
 
     sources: tuple[SourceSettings, ...]
     listed: bool
@@ -173,8 +173,7 @@ class ReadSources:
 
 
 def read_sources(replication: Section, directory: Path, environment: Mapping[str, str]) -> ReadSources:
-    """The sources of `connections`, and of the lists in `connections_from`. Paths are relative to `directory`. A list
-    with any error gives none."""
+    """The sources of `connections`, and of the lists in `connections_from`. Paths are relative to `directory`."""
     batch_mb = replication.integer("batch_mb", 64, 4, 4096)
     sources: list[SourceSettings] = []
     _add(sources, replication.sections("connections"), batch_mb)
@@ -187,22 +186,16 @@ def read_sources(replication: Section, directory: Path, environment: Mapping[str
         if isinstance(rows, str):
             unread.append(f"[HW_7011] {section.path}, {place}: {rows}")
             continue
-        findings, added = ConfigFindings(), list(sources)
-        items = [
-            Section({**defaults, **row}, f"row {number}", mark, findings) for number, (row, mark) in enumerate(rows, 1)
-        ]
-        _add(added, items, batch_mb)
-        for item in items:
+        wrong = [] if rows else ["it is empty, which counts as a mistake"]
+        for number, (row, mark) in enumerate(rows, 1):
+            findings, added = ConfigFindings(), list(sources)
+            item = Section({**defaults, **row}, f"row {number}", mark, findings)
+            _add(added, [item], batch_mb)
             item.refuse_unknown()
-        errors = findings.errors
-        if not rows:
-            unread.append(f"[HW_7011] {section.path}, {place}: it is empty, which counts as a mistake")
-        elif errors:
-            more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
-            unread.append(f"[HW_7011] {section.path}, {place}: {replace(errors[0], mark=None, code='')}{more}")
-        else:
-            replication.findings.warnings += findings.warnings
-            sources = added
+            wrong += [str(replace(error, mark=None, code="")) for error in findings.errors[:1]]
+            sources = sources if findings.errors else added
+        more = [f"{len(wrong) - _ROWS_TOLD} more rows have errors"] if len(wrong) > _ROWS_TOLD else []
+        unread += [f"[HW_7011] {section.path}, {place}: {why}" for why in [*wrong[:_ROWS_TOLD], *more]]
     return ReadSources(tuple(sources), bool(lists), tuple(unread))
 
 
@@ -215,6 +208,7 @@ def _add(sources: list[SourceSettings], sections: Iterable[Section], batch_mb: i
             sources.append(settings)
 
 
+_ROWS_TOLD = 5
 _Row = tuple[dict[str, ConfigNode], Mark | None]
 
 

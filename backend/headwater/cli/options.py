@@ -78,8 +78,8 @@ def load(configs: ConfigSource, *, warn: bool = True) -> ServiceConfig:
 
 
 def sources_changed(configs: ConfigSource, config: ServiceConfig) -> Callable[[], bool]:
-    """Tells whether the connections are others now than in a config. One that can't be read counts as the same, and is
-    logged once."""
+    """Tells whether the connections are others now than in a config. While some can't be read, only whether there is
+    one that is new. What is wrong is logged once."""
     from headwater.cli.config import load_config
 
     said = list(config.unread_lists)
@@ -97,7 +97,9 @@ def sources_changed(configs: ConfigSource, config: ServiceConfig) -> Callable[[]
             if line not in said:
                 _log.error("%s; the connections stay as they are", line)
         said[:] = unread
-        return now is not None and not unread and (now.sources != config.sources or bool(config.unread_lists))
+        if now is None or unread:
+            return now is not None and any(source not in config.sources for source in now.sources)
+        return now.sources != config.sources or bool(config.unread_lists)
 
     return changed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -16,13 +17,13 @@ ACME = "{shard: acme, uri: 'postgresql://headwater:hush@acme.example/app'}"
 GLOBEX = "{shard: globex, uri: 'postgresql://headwater:hush@globex.example/app'}"
 
 
-def load(folder: Path, text: str | None, **more: object) -> ServiceConfig:
+def load(folder: Path, text: str | None, upload: Mapping[str, object] | None = None, **more: object) -> ServiceConfig:
     """A config with a connection, and a list with this text."""
     if text is not None:
         (folder / "tenants.yaml").write_text(text, encoding="utf-8")
     listed = {"file": "tenants.yaml", "defaults": {"tag": "tenants"}}
     replication = {"connections": [MAIN], "connections_from": [listed], **more}
-    config = {"replication": replication, "client_auth": {"jwks": {"keys": []}, "audience": ["app"]}}
+    config = {"replication": replication, "client_auth": {"jwks": {"keys": []}, "audience": ["app"]}, "upload": upload}
     path = folder / "headwater.json"
     path.write_bytes(orjson.dumps(config))
     return load_config(ConfigSource(path=path), {}, folder)
@@ -69,13 +70,29 @@ def test_without_lists_nothing_is_read_again(tmp_path: Path) -> None:
         (f"- {ACME}\n- {GLOBEX.replace('hush', 'hu@sh')}", "row 2.uri: has an @"),
     ],
 )
-def test_list_that_is_wrong_gives_none(tmp_path: Path, text: str | None, why: str) -> None:
+def test_list_that_is_wrong(tmp_path: Path, text: str | None, why: str) -> None:
     config = load(tmp_path, text)
-    assert names(config) == ["main"]
+    assert names(config) == ["main", "tenants/acme"] if text and text.startswith(f"- {ACME}") else ["main"]
     (unread,) = config.unread_lists
     assert unread.startswith("[HW_7011] replication.connections_from[0], tenants.yaml: ")
     assert why in unread
     assert "hu" not in unread.replace("tenants", ""), "neither login nor password"
+
+
+def test_wrong_row_stops_no_other(tmp_path: Path) -> None:
+    rows = [ACME, *["{shard: 'a b'}"] * 7, GLOBEX]
+    config = load(tmp_path, "".join(f"- {row}\n" for row in rows))
+    assert names(config) == ["main", "tenants/acme", "tenants/globex"]
+    assert len(config.unread_lists) == 6
+    assert config.unread_lists[-1].endswith("2 more rows have errors")
+
+
+def test_uploads_to_a_source_that_is_not_known(tmp_path: Path) -> None:
+    upload = {"role": "app", "tables": {"notes": {"source": "tenants"}}}
+    assert load(tmp_path, f"- {ACME}", upload=upload).upload is not None
+    config = load(tmp_path, "[]", upload=upload)
+    assert config.upload is None
+    assert "no upload is taken meanwhile" in config.unread_lists[-1]
 
 
 @pytest.mark.parametrize("listed", [{}, {"file": "a", "query": "b"}])
