@@ -30,6 +30,13 @@ def test_storm_of_two_services(storm: Storm) -> None:
 
 
 @pytest.mark.long
+def test_storm_of_three_sources(storm: Storm) -> None:
+    tally = storm(6, Plan(transactions=20, changes=1, sources=3, away=1.0), rounds=2)
+    assert tally.kills["source restored from a backup"] == tally.kills["source away"] == 1
+    assert 0 < tally.calm < 15
+
+
+@pytest.mark.long
 def test_storm_with_fifty_devices(storm: Storm) -> None:
     tally = storm(5, Plan(transactions=40, changes=2, devices=50), rounds=2)
     assert tally.rounds == 2

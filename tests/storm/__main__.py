@@ -42,10 +42,23 @@ def main() -> int:
     parser.add_argument("--apart", type=float, default=ROUGH.apart, help="share of starts as a process of its own")
     parser.add_argument("--storage", choices=["sqlite", "postgres"], default="", help="(default: each life draws)")
     parser.add_argument("--devices", type=int, default=0, help="of the Python client, of each service (default: 0)")
+    parser.add_argument("--sources", type=int, default=1, help="of each service, up to four (default: 1)")
+    parser.add_argument(
+        "--away", type=float, help="for how many seconds one of several sources is (default: a fifth, at most 600)"
+    )
     parser.add_argument("--folder", type=Path, help="for logs and stores (default: a temporary one)")
     options = parser.parse_args()
+    if options.sources > 1 and options.devices:
+        parser.error("--devices follow services with one source")
     plan = Plan(
-        options.writers, options.transactions, options.changes, options.kills, options.apart, devices=options.devices
+        options.writers,
+        options.transactions,
+        options.changes,
+        options.kills,
+        options.apart,
+        devices=options.devices,
+        sources=options.sources,
+        away=min(600.0, options.minutes * 60 / 5) if options.away is None else options.away,
     )
     folder = options.folder or Path(tempfile.mkdtemp(prefix="storm-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,8 +95,8 @@ def live(folder: Path, bulk: BulkJobs, seed: int, plan: Plan, rounds: int) -> tu
             def new_server() -> EmbeddedPostgres:
                 return servers.enter_context(EmbeddedPostgres(folder / f"postgres-{next(numbers)}", settings=FAST))
 
-            setups = servers.enter_context(setups_of(new_server, folder, bulk, f"storm_{seed}", plan))
-            life = Life(setups, seed, plan, folder / "log.txt")
+            services = servers.enter_context(setups_of(new_server, folder, bulk, f"storm_{seed}", plan))
+            life = Life(services, seed, plan, folder / "log.txt")
             tally = life.tally
             servers.callback(life.close)
             servers.enter_context(logged(folder))
@@ -125,6 +138,7 @@ def summary(first: int, last: int, minutes: float, total: Tally, failed: dict[in
         "",
         f"* {total.rounds} rounds ended equal, {total.sights:,} checkpoints and {total.transactions:,} transactions",
         f"* done: {changes}",
+        *([f"* with a source away, rows of others took {total.calm:.1f} s at most"] if total.calm else []),
         f"* seeds that failed: {', '.join(map(str, failed)) or 'none'}",
         *(f"  * {seed}: {error}" for seed, error in failed.items()),
     ]

@@ -43,16 +43,28 @@ class Kills:
             "Spark killed": (1 if apart else 0, lambda: self._kill_named("java")),
             "slot dropped": (1, self._drop_slot),
         }
+        if len(self._setup.fellows) > 1:
+            self._all["service killed"] = (4, lambda: self._end_service(self._setup))
 
     def one(self) -> None:
         """End something, and start it again if it does not do so by itself."""
         self._side = self._chance.choice(self._sides)
         weights = [weight for weight, _ in self._all.values()]
         name = self._chance.choices(list(self._all), weights)[0]
-        self._log(f"kill: {name} ({self._setup.database})")
+        self._log(f"kill: {name} ({self._setup.database} {self._setup.name})")
         self._all[name][1]()
         self.done[name] += 1
         self._log(f"kill: {name}: done")
+
+    def end_service(self, setup: StormSetup) -> None:
+        """End the replicators of all sources of a service at once, and start them again."""
+        self._log("service killed")
+        self._end_service(setup)
+        self.done["service killed"] += 1
+
+    def _end_service(self, setup: StormSetup) -> None:
+        setup.kill_together()
+        setup.start_together(apart=self._chance.random() < 2 * self._apart)
 
     @property
     def _setup(self) -> StormSetup:
@@ -67,7 +79,8 @@ class Kills:
         else:
             server.restart(mode)
         for side in self._sides:
-            side.setup.reconnect()
+            if side.setup.server is server:
+                side.setup.reconnect()
 
     def _change_unseen(self) -> None:
         self._chance.choice([self._setup.stop, self._setup.kill])()

@@ -13,9 +13,12 @@ import psycopg
 from headwater.embedded.postgres import EmbeddedPostgres
 from headwater.oplog.lsn import parse_lsn
 from headwater.pipeline.jobs import BulkJobs
+from headwater.replication.status import ReplicationState
 from headwater.source.catalog.published import published_tables
 from headwater.storage.address import PostgresAddress
 from headwater.storage.contract.store import StoreBusyError, StoreUnreachableError
+from headwater_rules.plan import shard_of, tag_of
+from tests.storm.sources import ALONE, config_of
 from tests.storm.tables import (
     CONFIG,
     HEAVY_SIZES,
@@ -34,7 +37,8 @@ from tests.support.changed_source import known
 from tests.support.command import command
 from tests.support.fix_headwater import Deployment
 from tests.support.fix_postgres import SourceDb
-from tests.support.fix_service import config_of, connection_to, free_port
+from tests.support.fix_service import config_of as config_of_service
+from tests.support.fix_service import connection_to, free_port
 from tests.support.processes import Running, start, wait_gone
 from tests.support.waiting import wait_until
 
@@ -43,14 +47,17 @@ SETTLE_SECONDS = 600.0  # a Spark that was killed has to start again, perhaps se
 
 @dataclass
 class StormSetup:
-    """`host` is the replicator's process; without one it runs in this process, on a Spark that is warm. `stores` is the
-    server of the store, where that is not embedded."""
+    """One source of a service. `host` is the replicator's process; without one it runs in this process, on a Spark that
+    is warm. `stores` is the server of the store, where that is not embedded. `fellows` are the setups of all sources of
+    the service, itself included, in the order of its config; they share a folder, a store, and perhaps a host."""
 
     server: EmbeddedPostgres
     folder: Path
     bulk: BulkJobs
     database: str
     stores: EmbeddedPostgres | None = None
+    name: str = ALONE
+    fellows: list[StormSetup] = field(default_factory=list, repr=False)
     source: SourceDb = field(init=False)
     deployment: Deployment = field(init=False)
     host: Running | None = None
@@ -66,10 +73,20 @@ class StormSetup:
             self.folder / "store",
             CONFIG,
             self.bulk,
+            tag=tag_of(self.name),
+            shard=shard_of(self.name) or None,
             patience=SETTLE_SECONDS,
             slot_prefix="headwater_",
             storage=PostgresAddress(self.stores.dsn(), self.database, "the storm's storage") if self.stores else None,
         )
+
+        self.fellows = [self]
+
+    def introduce(self, fellows: list[StormSetup]) -> None:
+        """Tell it of all sources of its service."""
+        self.fellows = fellows
+        self.deployment.yaml = config_of(tuple(each.name for each in fellows))
+        self.deployment.peers = {each.name: tag_of(each.name) for each in fellows}
 
     def lay_out(self, *, many: int, heavy: bool) -> None:
         """Make the tables, one with so many rows and perhaps one with large ones, and publish them."""
@@ -97,48 +114,105 @@ class StormSetup:
         self.source.connection = connect_patiently(self.source.dsn)
         self.source.connection.autocommit = True
 
+    def leave(self) -> None:
+        """The source's server is gone until it comes back."""
+        self.server.kill()
+
+    def come_back(self) -> None:
+        """Its server is there again."""
+        self.server.start()
+        self.reconnect()
+
     # the replicator
+
+    @property
+    def follows(self) -> bool:
+        """Whether the service says that rows of the source arrive."""
+        return self.deployment.health().state in {ReplicationState.STREAMING, ReplicationState.RESYNCING}
 
     @property
     def running(self) -> bool:
         return self.host is not None or self.deployment.running
 
     def start(self, *, apart: bool = False) -> None:
-        """Start the replicator, here or in a process of its own."""
+        """Start the replicator of this source, here or in a process of its own."""
         if not apart:
             self.deployment.start()
             return
-        self._hosts += 1
-        self.host = self._process("replicate", f"replicator-{self._hosts}", self._config())
+        self.host = self._replicator(*(["--source", self.name] if len(self.fellows) > 1 else []))
 
-    def _process(self, name: str, stem: str, config: dict[str, object]) -> Running:
+    def start_together(self, *, apart: bool) -> None:
+        """Start the replicators of all sources, none of which runs: here, or in one process. One whose source does not
+        answer goes on trying."""
+        host = self._replicator() if apart else None
+        for each in self.fellows:
+            each.host = host
+            if host is None:
+                each.deployment.start(publish=False)
+
+    def _replicator(self, *arguments: str) -> Running:
+        self._hosts += 1
+        stem = f"replicator-{self.name.replace('/', '-')}-{self._hosts}"
+        return self._process("replicate", stem, self._config(), *arguments)
+
+    def _process(self, name: str, stem: str, config: dict[str, object], *arguments: str) -> Running:
         path = self.folder / f"{stem}.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        return start(command(name, "--config", path), path.with_suffix(".log"))
+        return start(command(name, "--config", path, *arguments), path.with_suffix(".log"))
 
     def _config(self) -> dict[str, object]:
-        config = config_of(self.deployment, free_port())
+        config = config_of_service(self.deployment, free_port())
+        if len(self.fellows) > 1:
+            config["replication"] = {"connections": [each.connection() for each in self.fellows]}
         if self.stores is not None:
             config["storage"] = connection_to(self.stores.port) | {"schema": self.database}
         return config
 
+    def connection(self) -> dict[str, object]:
+        """This source in the service config."""
+        settings = self.deployment.settings
+        shard = {"shard": settings.shard} if settings.shard else {}
+        reached = connection_to(settings.port, settings.database, settings.user)
+        return reached | {"slot_name_prefix": settings.slot_prefix, "tag": settings.tag} | shard
+
     def stop(self) -> None:
-        """End the replicator in order."""
-        if self.host is not None:
-            self.host.ask_to_end()
-            self.host.wait()
-            self.host = None
+        """End the replicator in order. Of sources that shared its process, the others go on here."""
+        host, self.host = self.host, None
+        if host is not None:
+            host.ask_to_end()
+            host.wait()
+            self._go_on_without(host)
         self.deployment.stop()
 
     def kill(self) -> None:
-        """End it as by `kill -9`; only a process of its own can be."""
-        if self.host is None:
+        """End it as by `kill -9`; only a process of its own can be. Of sources that shared it, the others go on
+        here."""
+        host, self.host = self.host, None
+        if host is None:
             self.stop()
             return
-        family = self.host.family()
-        self.host.kill()
+        family = host.family()
+        host.kill()
         wait_gone(family)
-        self.host = None
+        self._go_on_without(host)
+
+    def _go_on_without(self, host: Running) -> None:
+        for each in self.fellows:
+            if each.host is host:
+                each.host = None
+                each.deployment.start(publish=False)
+
+    def kill_together(self) -> None:
+        """End the replicators of all sources: those in processes as by `kill -9`."""
+        hosts = {id(each.host): each.host for each in self.fellows if each.host is not None}
+        families = [host.family() for host in hosts.values()]
+        for host in hosts.values():
+            host.kill()
+        for family in families:
+            wait_gone(family)
+        for each in self.fellows:
+            each.host = None
+            each.deployment.stop()
 
     def check_alive(self) -> None:
         """Raises what ended the replicator."""
@@ -209,26 +283,31 @@ class StormSetup:
 
     # quiet
 
-    def settle(self) -> None:
+    def settle(self, seconds: float = SETTLE_SECONDS) -> None:
         """With all writers silent: wait until the store has everything, and compares nothing any more."""
-        wait_until(self._settled, "the store to settle", SETTLE_SECONDS, pause=0.1)
+        wait_until(self._settled, "the store to settle", seconds, pause=0.1)
 
     def _settled(self) -> bool:
         self.check_alive()
-        position = parse_lsn(self.source.fetch("select pg_current_wal_insert_lsn()::text")[0][0])
+        position = self.position()
         self.source.execute("select pg_logical_emit_message(false, 'headwater', 'ping')")
-        wait_until(lambda: self._reached(position), "the store to reach the source", SETTLE_SECONDS, pause=0.05)
+        wait_until(lambda: self.stored() >= position, "the store to reach the source", SETTLE_SECONDS, pause=0.05)
         published = published_tables(self.source.connection, ["headwater"])
         named = {"public." + name for name in (*KINDS, LEDGER)}
         with self.deployment.store() as store:
-            stored = store.tables("default")
+            stored = store.tables(self.name)
         shown = [table for table in published if table.qualified_name in named]
         return known(stored, shown) and not any(table.resync for table in stored)
 
-    def _reached(self, position: int) -> bool:
+    def position(self) -> int:
+        """Where the source's log ends."""
+        return parse_lsn(self.source.fetch("select pg_current_wal_insert_lsn()::text")[0][0])
+
+    def stored(self) -> int:
+        """How much of the log is in the store's newest checkpoint; 0 while it does not answer."""
         self.check_alive()
         try:
             checkpoint = self.deployment.reader.newest()
         except (StoreBusyError, StoreUnreachableError):
-            return False
-        return checkpoint is not None and checkpoint.checkpoint.lsns["default"] >= position
+            return 0
+        return 0 if checkpoint is None else checkpoint.checkpoint.lsns.get(self.name, 0)

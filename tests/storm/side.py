@@ -1,30 +1,20 @@
-"""One of the services in a life: its setup, the device that follows it, and how both are judged."""
+"""One source in a life: its setup, who writes to it, and how what devices show of it is judged."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-
-import psutil
+from collections.abc import Mapping
 
 from tests.storm.changes import Changes
 from tests.storm.ledger import Ledger, differences
 from tests.storm.plan import Plan
 from tests.storm.setup import StormSetup
-from tests.storm.tables import KINDS, LEDGER, USERS, shown_to
-from tests.storm.watcher import Device, Watcher
+from tests.storm.tables import KINDS, LEDGER, USERS, Shown, State, shown_to
 from tests.storm.writers import Log, Writer
-from tests.support.fix_service import token_for
-from tests.support.many_devices import ManyDevices, digest
-from tests.support.store_checker import problems
 
 PACE = 0.015
 _HEAVY_PACE = 0.2  # some 20 changes of large rows a second
 _WRITER_SECONDS = 180.0
-_DEVICES_SECONDS = 300.0
 
 
 class StormFailed(AssertionError):
@@ -32,7 +22,8 @@ class StormFailed(AssertionError):
 
 
 class Side:
-    """`seed` is of all that happens on this side; `ledger` is that of the round."""
+    """`seed` is of all that happens on this side; `ledger` is that of the round; `base` is what is published of the
+    source while nobody writes."""
 
     def __init__(self, setup: StormSetup, seed: str, plan: Plan, log: Log) -> None:
         self.setup = setup
@@ -43,58 +34,42 @@ class Side:
         self.done = self._changes.done
         self.ledger = Ledger("")
         self.writers: list[Writer] = []
-        self._own = ExitStack()
-        self._many: ManyDevices | None = None
+        self.base: State = {}
 
-    def close(self) -> None:
-        """End what follows the service."""
-        self._own.close()
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self.setup.name
 
-    def begin(self) -> None:
-        """Lay the tables out and read them for the first time."""
+    def lay_out(self) -> None:
+        """Lay the tables out."""
         self.setup.lay_out(many=self._plan.many, heavy=self._plan.heavy > 0)
-        self.setup.start()
-        if self._plan.devices:
-            tokens = [token_for(USERS[number % len(USERS)], 24 * 3600) for number in range(self._plan.devices)]
-            endpoint = self._own.enter_context(self.setup.endpoint())
-            self._many = self._own.enter_context(ManyDevices(self.setup.folder / "devices", endpoint, tokens))
-            self._many.open()
-            self._many.connect()
-        self._device = Device(self.setup.deployment.reader)
-        self._base, self._versions = self.setup.truth()
+
+    def look(self) -> None:
+        """Note what the source has, while nobody writes."""
+        self.base, self._versions = self.setup.truth()
 
     def change(self) -> None:
         """Change a table."""
         self._changes.make(self.ledger)
 
-    @contextmanager
-    def round(self, number: int) -> Iterator[None]:
-        """Writers write and a device looks, until what is done meanwhile is over and the store is quiet."""
+    def begin_round(self, number: int, *, share: float = 1.0) -> None:
+        """Make a new ledger, and writers that have not started, who do so much of what the plan says."""
         self.ledger = Ledger(f"{number}.")
-        self.writers = self._new_writers(number)
-        watcher = Watcher(self._device, self.ledger)
-        watcher.start()
-        try:
-            for writer in self.writers:
-                writer.start()
-            yield
-            for writer in self.writers:
-                writer.join(_WRITER_SECONDS)
-                if writer.failure is not None:
-                    raise writer.failure
-                assert not writer.is_alive(), f"{writer.name} hangs"
-            self._log("quiet")
-            self.setup.settle()
-            self._log("settled")
-        finally:
-            watcher.end()
-        if watcher.failure is not None:
-            raise watcher.failure
+        self.writers = self._new_writers(number, share) if share else []
 
-    def _new_writers(self, number: int) -> list[Writer]:
+    def wait_for_writers(self) -> None:
+        """Until they are done."""
+        for writer in self.writers:
+            writer.join(_WRITER_SECONDS)
+            if writer.failure is not None:
+                raise writer.failure
+            assert not writer.is_alive(), f"{writer.name} hangs"
+
+    def _new_writers(self, number: int, share: float) -> list[Writer]:
         published = self.setup.published()
-        paces = [(self._plan.transactions, PACE, False)] * self._plan.writers
-        paces += [(self._plan.heavy, _HEAVY_PACE, True)] * (self._plan.heavy > 0)
+        paces = [(round(self._plan.transactions * share), PACE, False)] * self._plan.writers
+        paces += [(round(self._plan.heavy * share), _HEAVY_PACE, True)] * (self._plan.heavy > 0)
         return [
             Writer(
                 f"{number}.{place}",
@@ -118,44 +93,22 @@ class Side:
     def judge(self) -> None:
         """All that the device saw in the round was so. Raises StormFailed."""
         self._log(f"{len(self.ledger.sights)} checkpoints, {len(self.ledger.transactions)} transactions")
-        self._fail_on(self.ledger.judge(self._base), "a checkpoint is not a state that the source had")
-        self._fail_on(self.ledger.judge_versions(self._versions), "a device had what it was not given")
+        self.fail_on(self.ledger.judge(self.base), "a checkpoint is not a state that the source had")
+        self.fail_on(self.ledger.judge_versions(self._versions), "a device had what it was not given")
 
-    def agree(self) -> None:
-        """Devices, those that stayed and new ones, show what the source has, and the store is whole."""
-        self._base, self._versions = self.setup.truth()
-        for device, what in ((self._device, "the device"), (Device(self.setup.deployment.reader), "a new device")):
-            shown = device.complete()
-            assert shown is not None
-            for user in USERS:
-                wanted = shown_to(user, self._base, self._base)
-                seen = {row: count for row, count in shown[user].items() if row[0] in KINDS}
-                self._fail_on(differences(wanted, seen), f"{what} of {user} does not show what the source has")
-        if self._many is not None:
-            self._agree_all(self._many)
-        self._fail_on(problems(self.setup.deployment.address), "the store contradicts itself")
+    def agree(self, shown: Mapping[str, Shown], what: str) -> None:
+        """A device shows what the source had at the last look. Raises StormFailed."""
+        for user in USERS:
+            seen = {row: count for row, count in shown[user].items() if row[0] in KINDS}
+            wanted = shown_to(user, self.base, self.base)
+            self.fail_on(differences(wanted, seen), f"{what} of {user} does not show what the source has")
+
+    def forget_transactions(self) -> None:
+        """Remove the names of the round's transactions from the source."""
         self.setup.source.execute(f"delete from {LEDGER}")
 
-    def _agree_all(self, devices: ManyDevices) -> None:
-        """Wait until each of the many devices shows what the source has."""
-        wanted = [shown_to(user, self._base, self._base) for user in USERS]
-        short = [digest(each.elements()) for each in wanted]
-        users = [number % len(USERS) for number in range(self._plan.devices)]
-        deadline = time.monotonic() + _DEVICES_SECONDS
-        while (found := devices.digests(KINDS)) != [short[user] for user in users] and time.monotonic() < deadline:
-            time.sleep(0.2)
-        for number, user in enumerate(users):
-            if found[number] != short[user]:
-                seen = Counter(devices.rows(number, KINDS))
-                self._fail_on(differences(wanted[user], seen), f"device {number} does not show what the source has")
-        process = psutil.Process(devices.pid)
-        taken = process.cpu_times()
-        self._log(
-            f"{len(users)} devices agree: {process.memory_info().rss / 1e6:.0f} MB,"
-            f" {taken.user + taken.system:.1f} s of CPU so far"
-        )
-
-    def _fail_on(self, found: list[str], what: str) -> None:
+    def fail_on(self, found: list[str], what: str) -> None:
+        """Raise StormFailed if something was found."""
         if found:
             text = "\n  ".join([f"seed {self._seed}: {what}", *found])
             self._log(text)

@@ -16,19 +16,23 @@ USERS = ("u0", "u1")
 ROOMS = tuple(f"r{n}" for n in range(4))
 REGIONS = ("east", "west", "north")
 
-CONFIG = auto_streams(
-    ledger="SELECT * FROM ledger",
-    keyed="SELECT * FROM keyed WHERE owner = auth.user_id()",
-    paired="SELECT * FROM paired",
-    indexed="SELECT * FROM indexed WHERE owner = auth.user_id()",
-    whole="SELECT * FROM whole WHERE owner = auth.user_id()",
-    plain="SELECT * FROM plain",
-    leaves="SELECT * FROM leaves WHERE owner = auth.user_id()",
-    rooms="SELECT * FROM rooms WHERE owner = auth.user_id()",
-    heavy="SELECT * FROM heavy WHERE owner = auth.user_id()",
-    crowd="SELECT * FROM crowd WHERE owner = auth.user_id()",
-    guests="SELECT * FROM guests WHERE room IN (SELECT id FROM rooms WHERE owner = auth.user_id())",
-)
+_OWN = "WHERE owner = auth.user_id()"
+RULES = {
+    "ledger": "",
+    "keyed": _OWN,
+    "paired": "",
+    "indexed": _OWN,
+    "whole": _OWN,
+    "plain": "",
+    "leaves": _OWN,
+    "rooms": _OWN,
+    "heavy": _OWN,
+    "crowd": _OWN,
+    "guests": f"WHERE room IN (SELECT id FROM rooms {_OWN})",
+}
+"""By table, the condition that its rows have to meet."""
+
+CONFIG = auto_streams(**{name: f"SELECT * FROM {name} {condition}".rstrip() for name, condition in RULES.items()})
 
 _COMMON = "owner text, n int, body text, big text"
 _MORE = ", ".join(f"c{n} text default 'c{n} of many'" for n in range(8))

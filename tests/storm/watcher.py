@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from headwater.oplog.op import OpId
@@ -14,7 +15,8 @@ from headwater_rules.evaluate.requests import resolve
 from headwater_rules.results import SyncRequest
 from tests.storm.ledger import Ledger
 from tests.storm.secrets import SECRET
-from tests.storm.tables import CONFIG, LEDGER, USERS, Shown, canonical
+from tests.storm.sources import ORIGIN, ShownBySource, by_origin, config_of, faults_across
+from tests.storm.tables import LEDGER, USERS, Shown, canonical
 from tests.support.model_device import ModelBucket, chunks_of, parse_ops
 from tests.support.working_thread import WorkingThread
 
@@ -25,14 +27,15 @@ class Device:
     """The devices of all users in one, so that they look at the same checkpoints. It stays connected: it keeps what
     it has and takes what is new."""
 
-    def __init__(self, reader: StoreReader) -> None:
+    def __init__(self, reader: StoreReader, sources: tuple[str, ...]) -> None:
         self._reader = reader
-        self._plan = compile_config(CONFIG).plan
+        self._plan = compile_config(config_of(sources)).plan
+        self._by_origin = by_origin(sources)
         self._buckets: dict[str, ModelBucket] = {}
         self.checkpoint = 0
 
-    def complete(self) -> dict[str, Shown] | None:
-        """Bring it to the newest checkpoint: by user what it shows then. None when there is no checkpoint, or it was
+    def complete(self) -> ShownBySource | None:
+        """Bring it to the newest checkpoint: what it shows then. None when there is no checkpoint, or it was
         overtaken meanwhile."""
         resolved: dict[str, list[str]] = {}
         with self._reader.snapshot() as snapshot:
@@ -52,7 +55,13 @@ class Device:
                 return None
             assert bucket.checksum == totals[name].checksum, f"the checksum of {name} is right at {upto}"
         self.checkpoint = upto
-        return {user: _shown([self._buckets[name] for name in every]) for user, every in resolved.items()}
+        shown: dict[str, dict[str, Shown]] = {
+            name: {user: Counter() for user in USERS} for name in self._by_origin.values()
+        }
+        for user, every in resolved.items():
+            for table, origin, text in _rows([self._buckets[name] for name in every]):
+                shown[self._by_origin[origin]][user][table, text] += 1
+        return shown
 
     def _read(self, name: str, bucket: ModelBucket, upto: OpId) -> bool:
         for chunk in chunks_of(self._reader, name, bucket.position, upto):
@@ -65,22 +74,26 @@ class Device:
         return True
 
 
-def _shown(buckets: list[ModelBucket]) -> Shown:
-    shown: Shown = Counter()
+def _rows(buckets: list[ModelBucket]) -> Iterator[tuple[str, str, str]]:
+    """By table and origin, the text of each row."""
     for bucket in buckets:
         for (table, _, _), (_, data, _) in bucket.rows.items():
-            shown[table, _text(data) if len(data) < 10_000 else _long_text(data)] += 1
-    return shown
+            yield (table, *(_text(data) if len(data) < 10_000 else _long_text(data)))
 
 
 @lru_cache(maxsize=100_000)
-def _text(data: str) -> str:
-    return canonical(json.loads(data))
+def _text(data: str) -> tuple[str, str]:
+    return _told(data)
 
 
 @lru_cache(maxsize=100)
-def _long_text(data: str) -> str:
-    return canonical(json.loads(data))
+def _long_text(data: str) -> tuple[str, str]:
+    return _told(data)
+
+
+def _told(data: str) -> tuple[str, str]:
+    fields = json.loads(data)
+    return str(fields.pop(ORIGIN, "")), canonical(fields)
 
 
 def names_in(shown: Shown) -> frozenset[str]:
@@ -89,12 +102,14 @@ def names_in(shown: Shown) -> frozenset[str]:
 
 
 class Watcher(WorkingThread):
-    """Notes every checkpoint in the ledger of the round."""
+    """Notes every checkpoint in the ledgers of the round, of each source what it has of it. `faults` is what does not
+    fit together in one."""
 
-    def __init__(self, device: Device, ledger: Ledger) -> None:
+    def __init__(self, device: Device, ledgers: Mapping[str, Ledger]) -> None:
         super().__init__("watcher")
         self._device = device
-        self._ledger = ledger
+        self._ledgers = ledgers
+        self.faults: list[str] = []
 
     def work(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
@@ -108,5 +123,9 @@ class Watcher(WorkingThread):
             return
         if shown is None or self._device.checkpoint == before:
             return
-        # asked after the checkpoint was taken: what is excluded only then was still right in it
-        self._ledger.see(self._device.checkpoint, shown, names_in(shown[USERS[0]]), self._ledger.excluded)
+        number = self._device.checkpoint
+        self.faults += [f"checkpoint {number}: {what}" for what in faults_across(shown)]
+        for source, ledger in self._ledgers.items():
+            # asked after the checkpoint was taken: what is excluded only then was still right in it
+            own = shown[source]
+            ledger.see(number, own, names_in(own[USERS[0]]), ledger.excluded)

@@ -23,8 +23,8 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
 
     def rage(seed: int, plan: Plan, rounds: int) -> Tally:
         with (
-            setups_of(postgres_with, tmp_path, bulk, f"storm_{seed}", plan) as setups,
-            _life(setups, seed, plan, tmp_path / "log.txt") as life,
+            setups_of(postgres_with, tmp_path, bulk, f"storm_{seed}", plan) as services,
+            _life(services, seed, plan, tmp_path / "log.txt") as life,
         ):
             life.begin()
             for _ in range(rounds):
@@ -35,8 +35,8 @@ def storm(postgres_with: Callable[..., EmbeddedPostgres], bulk: BulkJobs, tmp_pa
 
 
 @contextmanager
-def _life(setups: Sequence[StormSetup], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
-    life = Life(setups, seed, plan, log)
+def _life(services: Sequence[Sequence[StormSetup]], seed: int, plan: Plan, log: Path) -> Iterator[Life]:
+    life = Life(services, seed, plan, log)
     try:
         yield life
     finally:

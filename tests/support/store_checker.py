@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +31,19 @@ class StoreCopy:
     retired: frozenset[int]
     history: dict[int, list[Op]]
     names: dict[int, str]
+    restored: frozenset[str]
 
 
-def problems(store: Path | StoreAddress) -> list[str]:
+def problems(store: Path | StoreAddress, restored: Collection[str] = ()) -> list[str]:
     """Everything that is wrong with a store; empty for one that is whole. What an unfinished bulk job left invisible
-    is not wrong."""
+    is not wrong, nor are records of a log that a source does not have any more since it was restored."""
     with _seen(store) as db:
         found = list(_broken_segments(db))
         if found:
             return found
         retired = frozenset(row[0] for row in _rows(db, "select id from retired_buckets"))
-        copy = StoreCopy(db, retired, _history(db), dict(_rows(db, "select id, name from buckets")))
+        names = dict(_rows(db, "select id, name from buckets"))
+        copy = StoreCopy(db, retired, _history(db), names, frozenset(restored))
         for check in (_ids, _totals, _checkpoint, _generations, _staging, _lookups, _members):
             found += check(copy)
         integrity = [row[0] for row in _rows(db, "pragma integrity_check") if row[0] != "ok"]
@@ -212,7 +214,8 @@ def _checkpoint(copy: StoreCopy) -> Iterator[str]:
         copy.db, "select f.last_op, f.source, f.lsn, s.lsn from flushes f left join sources s on s.tag = f.source"
     ):
         # what compaction appends belongs to no source
-        if last_op > (checkpoint or 0) or (source and (source_lsn is None or lsn > source_lsn)):
+        judged = source and source not in copy.restored
+        if last_op > (checkpoint or 0) or (judged and (source_lsn is None or lsn > source_lsn)):
             yield f"the flush up to op {last_op} at {lsn} is ahead of the store"
 
 
