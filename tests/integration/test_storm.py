@@ -33,7 +33,7 @@ def test_storm_of_two_services(storm: Storm) -> None:
 def test_storm_of_three_sources(storm: Storm) -> None:
     tally = storm(6, Plan(transactions=20, changes=1, sources=3, away=1.0), rounds=2)
     assert tally.kills["source restored from a backup"] == tally.kills["source away"] == 1
-    assert 0 < tally.calm < 15
+    assert tally.calm > 0
 
 
 @pytest.mark.long

@@ -19,14 +19,14 @@ from tests.storm.kills import Kills
 from tests.storm.ledger import EVERYTHING
 from tests.storm.plan import Plan
 from tests.storm.service import Service
-from tests.storm.setup import StormSetup
+from tests.storm.setup import SETTLE_SECONDS, StormSetup
 from tests.storm.side import Side
 from tests.storm.sources import names_of
 from tests.support.waiting import wait_until
 
 _WRITER_SECONDS = 180.0
 _CALM_SECONDS = 15.0
-"""How long a row may be on its way while another source is away, and nothing else happens."""
+"""How long rows may be on their way while another source is away, and nothing else happens."""
 _TOLD_SECONDS = 90.0
 """Devices are told of a source that has been away for longer: a minute, and until somebody looks."""
 
@@ -145,9 +145,10 @@ class Life:
         then quiet."""
         self._round += 1
         self.log(f"round {self._round} of seed {self._seed}")
+        within = _CALM_SECONDS if calm else SETTLE_SECONDS
         with ExitStack() as services:
             for service in self._services:
-                services.enter_context(service.round(self._round, share=share, away=away))
+                services.enter_context(service.round(self._round, share=share, away=away, within=within))
             if calm:
                 wait_until(lambda: all(service.probed for service in self._services), "rows of each source to return")
             else:
@@ -199,6 +200,7 @@ class Life:
         (service,) = self._services
         assert service.probe is not None
         there = [each for each in self._sides if each is not side]
+        service.probe.check_waits(side, there[0])
         self.log(f"{side.name} goes away")
         gone, lasted = time.monotonic(), 0.0
         side.setup.leave()

@@ -63,6 +63,10 @@ class _Phone(WorkingThread):
                 self._stay()
             self._ended.wait(0.2)
 
+    def end(self) -> None:
+        """The next line ends it."""
+        self._ended.set()
+
     def _stay(self) -> None:
         with stream(self._endpoint, self.client) as response:
             if response.status_code != 200:  # no checkpoint yet
@@ -96,8 +100,8 @@ class _Prober(WorkingThread):
     def work(self) -> None:
         while not self._ended.is_set():
             for side in self._sides:
-                self._probe.one(side, self._ended)
-                self._ended.wait(_PAUSE_SECONDS)
+                if not self._ended.wait(_PAUSE_SECONDS):
+                    self._probe.one(side, self._ended)
 
 
 class Probe:
@@ -119,7 +123,7 @@ class Probe:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.pause()
-        self._phone._ended.set()  # the next line ends it
+        self._phone.end()
 
     def resume(self, sides: Sequence[Side]) -> None:
         """Begin to write to these sources."""
@@ -146,11 +150,8 @@ class Probe:
 
     def one(self, side: Side, ended: threading.Event) -> None:
         """Write to a source and wait for the row and its write checkpoint. If the source dies meanwhile, nothing."""
-        self._number += 1
-        name = f"probe {self._number} of {side.name}"
         try:
-            with psycopg.connect(side.setup.source.dsn, autocommit=True, connect_timeout=5) as conn:
-                conn.execute(f"insert into {LEDGER} values (%s)", [name])
+            name = self._write(side)
         except psycopg.Error:
             return
         began = time.monotonic()
@@ -162,12 +163,23 @@ class Probe:
                 if name not in rows and judged and EVERYTHING not in side.ledger.excluded:
                     self._faults.append(f"{number} without {name!r}")
                 self.waits[side.name].append(time.monotonic() - began)
+                self._log(f"{name} is back after {self.waits[side.name][-1]:.1f} s")
                 return
             if time.monotonic() > began + _GIVE_UP_SECONDS:
                 raise StormFailed(f"{name!r} is not on the device after {_GIVE_UP_SECONDS:.0f} s")
             if self._phone.failure is not None:
                 raise self._phone.failure
             ended.wait(0.01)
+        self._log(
+            f"{name} is not back after {time.monotonic() - began:.1f} s, {'with' if number else 'without'} a number"
+        )
+
+    def _write(self, side: Side) -> str:
+        self._number += 1
+        name = f"probe {self._number} of {side.name}"
+        with psycopg.connect(side.setup.source.dsn, autocommit=True, connect_timeout=5) as conn:
+            conn.execute(f"insert into {LEDGER} values (%s)", [name])
+        return name
 
     def _write_checkpoint(self, source: str, ended: threading.Event) -> int:
         """The number that stands for the end of this source's log now; 0 if it was not given until the end."""
@@ -183,6 +195,18 @@ class Probe:
         """Ask for a write checkpoint of a source; of all, if it is empty."""
         params = {"client_id": USER, **({"source": source} if source else {})}
         return httpx.get(f"{self._endpoint}/write-checkpoint2.json", params=params, headers=_headers(), timeout=30)
+
+    def check_waits(self, side: Side, other: Side) -> None:
+        """A write checkpoint of a source is not given while its replicator is stopped, though rows of another come.
+        Raises StormFailed."""
+        side.setup.stop()
+        self._write(side)
+        number = int(self.ask(side.name).json()["data"]["write_checkpoint"])
+        for name in (self._write(other) for _ in range(3)):
+            wait_until(lambda n=name: n in self._phone.client.seen[1], f"{name!r} to be on the device")  # type: ignore[misc]
+        if self._phone.client.seen[0] >= number:
+            raise StormFailed(f"a write checkpoint of {side.name} was given while it is not followed")
+        side.setup.start()
 
     def check_refused(self, away: str) -> None:
         """No write checkpoint is given that a source which is away would have to reach. Raises StormFailed."""

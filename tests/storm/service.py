@@ -12,6 +12,7 @@ import psutil
 from tests.storm.ledger import differences
 from tests.storm.plan import Plan
 from tests.storm.probe import Probe
+from tests.storm.setup import SETTLE_SECONDS
 from tests.storm.side import Side
 from tests.storm.sources import faults_across
 from tests.storm.tables import KINDS, USERS, shown_to
@@ -61,9 +62,11 @@ class Service:
             side.look()
 
     @contextmanager
-    def round(self, number: int, *, share: float = 1.0, away: Side | None = None) -> Iterator[None]:
+    def round(
+        self, number: int, *, share: float = 1.0, away: Side | None = None, within: float = SETTLE_SECONDS
+    ) -> Iterator[None]:
         """Writers write, each so much of what the plan says, and a device looks, until what is done meanwhile is over
-        and the store is quiet. Nobody writes to a source that is away."""
+        and the store is quiet, which is to take so many seconds. Nobody writes to a source that is away."""
         there = [side for side in self.sides if side is not away]
         for side in self.sides:
             side.begin_round(number, share=0.0 if side is away else share)
@@ -82,7 +85,7 @@ class Service:
                 self.probe.pause()
             self._log("quiet")
             for side in there:
-                side.setup.settle()
+                side.setup.settle(within)
             self._log("settled")
         finally:
             watcher.end()

@@ -48,12 +48,12 @@ def config_of(names: tuple[str, ...]) -> str:
 
 def _of_one_shard(tag: str) -> str:
     """Guests are those of rooms in their own database, even where another shard has a room of that name."""
-    return f"guests.source() || room IN (SELECT rooms.source() || rooms.id FROM {tag}.public.rooms"
+    return f"guests.source() || room IN (SELECT rooms.source() || rooms.id AS room FROM {tag}.public.rooms"
 
 
 def _select(tag: str, table: str, output: str, where: str) -> str:
     named = f"{tag}.public.{table}" + ("" if output == table else f" AS {output}")
-    return f"SELECT {output}.source() AS {ORIGIN}, {output}.* FROM {named} {where}".rstrip()
+    return f"SELECT {output}.*, {output}.source() AS {ORIGIN} FROM {named} {where}".rstrip()
 
 
 def _tags(names: tuple[str, ...]) -> list[str]:
