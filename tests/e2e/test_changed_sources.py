@@ -81,7 +81,7 @@ class Changing:
             assert self._running.wait() == 0
         tables = {"orders": {}, **({"deals": {"source": "crm"}} if sources == 2 else {})}
         changed = {
-            "replication": {"connections": self._connections[:sources]},
+            "replication": {"connections": self._connections[:sources], "remove_after_minutes": 0},
             "sync_config": {"content": rules},
             "upload": {"role": self._role, "tables": tables},
         }
