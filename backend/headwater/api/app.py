@@ -60,11 +60,12 @@ class ApiSettings:
     """Settings of the endpoint. A token's claim aud must be in `audience`, unless one of `issuers` made it. Limits are
     per process, except `requests` and `body`, which are per connection. `keep_requests` is in seconds. `probes` turns
     the probe routes on; without `admin` the admin API refuses every request, without `upload` there is no route for
-    uploads. `sources` are the names of the sources."""
+    uploads. `sources` are the names of the sources, all of them unless `unknown_sources`."""
 
     keys: KeyRing
     audience: frozenset[str]
     sources: tuple[str, ...] = ("default",)
+    unknown_sources: bool = False
     streams: StreamLimits = field(default_factory=StreamLimits)
     max_data_fetch_concurrency: int = 10
     requests: RequestLimits = field(default_factory=RequestLimits)
@@ -122,7 +123,9 @@ class Endpoint:
             settings.admin, reader, self.streams.descriptions, settings.keys.unfetched
         )
 
-        checkpoints = WriteCheckpointRoute(verifier, writes, self._hub, parsing, settings.sources)
+        checkpoints = WriteCheckpointRoute(
+            verifier, writes, self._hub, parsing, settings.sources, others=settings.unknown_sources
+        )
         stream: ASGIApp = StreamEndpoint(self.streams, verifier, tasks)
         websocket: ASGIApp = RSocketEndpoint(self.streams, verifier, self.refusals, tasks)
 

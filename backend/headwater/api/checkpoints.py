@@ -200,7 +200,7 @@ def _settle(waiting: Sequence[_Waiting], outcomes: Mapping[str, int | Exception]
 
 
 class WriteCheckpointRoute:
-    """The handlers of the routes."""
+    """The handlers of the routes. `others`: there may be sources besides these, which nobody can ask."""
 
     def __init__(
         self,
@@ -209,8 +209,11 @@ class WriteCheckpointRoute:
         hub: Hub,
         parsing: Parsing,
         sources: Sequence[str] = (),
+        *,
+        others: bool = False,
     ) -> None:
         self._parsing = parsing
+        self._others = others
         self._sources = sources
         self._unknown = set[str]()  # names of sources that were logged
         self._verifier = verifier
@@ -259,6 +262,9 @@ class WriteCheckpointRoute:
             self._unknown.add(name)
             log.warning("an app waits for the source %r, which is not configured: it waits for all sources", name)
         named = frozenset[str]().union(*known.values()) if all(known.values()) else frozenset[str]()
+        if not named and self._others and not self._hub.followed.issubset(self._sources):
+            what = "not all sources are known, so nobody can say when a write to any has come back"
+            raise ApiError(what, fix="correct replication.connections_from", code="HW_6007")
         return with_rows(named or None, self._sources, self._hub.followed)
 
     async def _admit(self, request: Request) -> Principal:

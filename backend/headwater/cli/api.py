@@ -59,6 +59,7 @@ def build(
         keys=key_source(config.auth),
         audience=config.auth.audience,
         sources=tuple(source.name for source in config.sources),
+        unknown_sources=bool(config.unread_lists),
         issuers=config.auth.issuers,
         streams=limits.streams,
         max_data_fetch_concurrency=_fetches(config, workers),

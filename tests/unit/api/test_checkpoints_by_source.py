@@ -137,6 +137,19 @@ def test_source_without_rows_yet_holds_nobody_up(start_endpoint: StartEndpoint, 
     assert deployment.waits_for()["crm"] == 20, "who names it waits for its rows"
 
 
+def test_no_write_has_come_back_while_a_source_is_not_known(
+    start_endpoint: StartEndpoint, memory_store: MemoryStore
+) -> None:
+    memory_store.others = {"tenants/acme": Lsn(10)}
+    memory_store.commit()
+    endpoint = start_endpoint(memory_store, sources=("default",), unknown_sources=True)
+    endpoint.head.lsns = {"default": Lsn(20)}
+    for named in ((), ("tenants",)):
+        refused = endpoint.write_checkpoint("u1", "phone", *named)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "HW_6007")
+    assert Deployment(endpoint, memory_store).number("default") == 1
+
+
 def test_removed_source_is_waited_for_no_more(start_endpoint: StartEndpoint, memory_store: MemoryStore) -> None:
     memory_store.create_write_checkpoint(["u1/phone"], {"default": Lsn(1), "gone": Lsn(1_000)})
     endpoint = start_endpoint(memory_store)
