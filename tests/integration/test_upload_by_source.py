@@ -310,6 +310,19 @@ def test_column_tells_the_shard(shards: Shards) -> None:
     assert shards.found() == ([("1", "won")], [])
 
 
+def test_update_of_the_shard_column_needs_the_previous_value(shards: Shards) -> None:
+    rule = {"column": "tenant", "map": {"acme": "eu", "7": "us"}}
+    device = shards.uploads(tables={"deals": {"source": "crm", "shard": rule}}).device()
+    device.applied(deal("1", tenant="acme"))
+    device.applied(deal("1", tenant="7", title="another tenant's"))
+    moves = device.post(device.transaction(patch("deals", "1", tenant="7", title="moved")))
+    assert (moves.status_code, moves.json()["error"]["code"]) == (503, "HW_6131")
+    assert "HW_6135" in moves.text
+    assert shards.found() == ([("1", "deal")], [("1", "another tenant's")])
+    device.applied(patch("deals", "1", {"tenant": "acme"}, tenant="acme", title="won"))
+    assert shards.found() == ([("1", "won")], [("1", "another tenant's")])
+
+
 def test_prepare_and_check_name_what_is_wrong_in_each_source(two: TwoSources, tmp_path: Path) -> None:
     settings = two.settings()
     two.deals.execute("drop table deals")

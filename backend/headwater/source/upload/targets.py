@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 
-from headwater.source.upload.entries import Device, Entry, Number
+from headwater.source.upload.entries import Device, Entry, Number, WriteKind
 from headwater.source.upload.errors import UploadBlockedError, UploadRefusedError
 from headwater.source.upload.settings import UploadSettings, UploadTarget
 
@@ -50,16 +50,16 @@ def _claim(claims: str, path: tuple[str, ...]) -> str | None:
 
 
 def _column(column: str, fields: Mapping[str, object]) -> str | None:
-    given = [fields.get(name) for name in ("old", "data")]
-    values = [each[column] for each in given if isinstance(each, Mapping) and column in each]
-    if not values:
+    given = {name: fields.get(name) for name in ("old", "data")}
+    values = {name: each[column] for name, each in given.items() if isinstance(each, Mapping) and column in each}
+    if not values or (fields.get("op") == WriteKind.PATCH.value and "old" not in values):  # `data` may be of a move
         raise UploadBlockedError(
             "the app does not send the column that tells the row's shard",
             column,
             "set trackPrevious for it in the client's schema, or have `shard` of the table name a claim",
             code="HW_6135",
         )
-    found = {_text(value) for value in values}
+    found = {_text(value) for value in values.values()}
     return found.pop() if len(found) == 1 else None  # a row does not move to another shard
 
 
