@@ -293,6 +293,14 @@ def test_claim_tells_the_shard(shards: Shards) -> None:
     assert shards.found() == ([("1", "deal")], [("2", "deal")])
 
 
+def test_claim_with_dots_in_its_name_tells_the_shard(shards: Shards) -> None:
+    claim = "https://example.com/region"
+    uploads = shards.uploads(tables={"deals": {"source": "crm", "shard": {"claim": claim}}})
+    body = {"client_id": "phone", "transactions": [{"crud": [{"op_id": 1, **deal("1")}]}]}
+    assert uploads.post("ann", body, **{claim: "us"}).json()["transactions"][0]["outcome"] == "applied"
+    assert shards.found() == ([], [("1", "deal")])
+
+
 def test_column_tells_the_shard(shards: Shards) -> None:
     rule = {"column": "tenant", "map": {"acme": "eu", "7": "us"}}
     uploads = shards.uploads(tables={"deals": {"source": "crm", "shard": rule}})

@@ -44,6 +44,9 @@ _ONE_EACH = "have the app write to each in a transaction of its own, or set uplo
 @lru_cache(maxsize=64)
 def _claim(claims: str, path: tuple[str, ...]) -> str | None:
     value = json.loads(claims)
+    whole = ".".join(path)
+    if whole in value:  # such as https://example.com/region: some issuers want a domain in the names of claims
+        return _text(value[whole])
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return _text(value)
