@@ -387,6 +387,19 @@ def test_commands_name_letters_by_source(two: TwoSources, command: Callable[...,
         assert command("upload", "show", wrong).code == 2, wrong
 
 
+@pytest.mark.parametrize("address", ["/{database}", "127.0.0.1:{port}/{database}"])
+def test_login_of_an_administrator_is_for_both(two: TwoSources, command: Callable[..., Outcome], address: str) -> None:
+    address = address.format(port=two.notes.server.port, database=two.notes.name)
+    prepare = ("source", "prepare", "--upload", "--no-triggers", "--admin-uri")
+    refused = command(*prepare, f"postgresql://postgres@{address}")
+    assert (refused.code, "--source" in refused.err, refused.out) == (1, True, ""), refused
+    assert two.deals.fetch("select from pg_publication") == two.notes.fetch("select from pg_publication") == []
+    done = command(*prepare, "postgresql://postgres@")
+    assert (done.code, done.out.count("ready: uploads to 1 table")) == (0, 2), done
+    one = command(*prepare, f"postgresql://postgres@{address}", "--source", "default")
+    assert one.code == 0, one
+
+
 def test_preparing_and_checking_both(two: TwoSources, command: Callable[..., Outcome]) -> None:
     printed = command("source", "prepare", "--upload", "--print-sql").out
     first, second = printed.split("-- source crm")

@@ -259,6 +259,16 @@ def with_login(settings: SourceSettings, uri: str) -> SourceSettings:
     return replace(found, user=address.user, password=address.password)
 
 
+def refuse_address(uri: str) -> None:
+    """Raise ConfigError when the URI of an administrator names a host, port or database: several sources have one
+    each."""
+    address = read_uri(Section({"uri": ConfigNode(uri, None)}, "", None, ConfigFindings()))
+    if address is not None and (address.host or address.port or address.database):
+        what = "names a host or database, and several sources are to be prepared"
+        fix = "give the login only, postgresql://user:password@, or choose one with --source"
+        raise ConfigError("--admin-uri", [ConfigIssue(what, "uri", fix=fix)])
+
+
 def moved_to(settings: SourceSettings, uri: str) -> SourceSettings:
     """The source at the host of the URI, with its port, database and login where it gives them. Raises ConfigError."""
     found, address = _at(settings, uri, "--to")

@@ -30,7 +30,8 @@ def source() -> None:
 @click.option("--append-only", is_flag=True,
               help="Also publish tables without a key: Postgres then rejects their updates and deletes.")  # fmt: skip
 @click.option("--admin-uri", envvar="HEADWATER_ADMIN_URI", metavar="URI",
-              help="Login to publish and grant with if the configured role may not.")  # fmt: skip
+              help="Login to publish and grant with if the configured role may not. For several sources, without an"
+                   " address: postgresql://user:password@")  # fmt: skip
 @click.option("--triggers/--no-triggers", default=True,
               help="Create event triggers that report changed tables at once, if the role may.")  # fmt: skip
 @click.option("--remove-triggers", is_flag=True, help="Only remove those event triggers.")
@@ -54,6 +55,7 @@ def prepare_(
     it needs them; without it, the SQL for what is missing is printed for an administrator to run. Safe to repeat. The
     exit code is 1 when something is left for an administrator, or uploads to a table can't work.
     """
+    from headwater.cli.databases import refuse_address
     from headwater.cli.source import prepare as command
 
     if remove_triggers and print_sql:
@@ -62,9 +64,11 @@ def prepare_(
         command.remove_triggers(load(configs), admin_uri=admin_uri)
         return
     config = load(configs)
-    ready = True
+    ready, several = True, len(config.sources) > 1
+    if several and admin_uri is not None:
+        refuse_address(admin_uri)
     for one in config.by_source():
-        if len(config.sources) > 1:
+        if several:
             click.echo(f"{'-- ' if print_sql else ''}source {one.source().name}")
         try:
             ready &= command.prepare_source(
@@ -77,7 +81,7 @@ def prepare_(
                 upload=upload,
             )
         except HeadwaterError as error:
-            if len(config.sources) == 1:
+            if not several:
                 raise
             click.echo(f"headwater: {error}", err=True)  # the others do not depend on it
             ready = False
