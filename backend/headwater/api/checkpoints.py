@@ -137,8 +137,9 @@ class WriteCheckpointBatcher:
             if error.source not in self._silent:
                 log.warning("write checkpoints can't be created: %s", error)
             self._silent.add(error.source)
-            fix = f"send the request again; if nothing was written to {error.source}, name what was, as ?source=NAME"
-            raise ApiError(f"the source {error.source} does not answer", fix=fix, code=error.code) from error
+            fix = "send the request again; an app that writes to some sources only can name those, as ?source=NAME"
+            # no name: tags may be those of customers
+            raise ApiError("one of the sources does not answer", fix=fix, code=error.code) from error
         self._silent -= lsns.keys()
         return lsns
 

@@ -79,15 +79,29 @@ def reads_of(plan: SyncPlan) -> Reads:
     return {name: tuple(tables) for name, tables in found.items()}
 
 
+NAMED = 3
+"""How many sources a stream has an error for each; of more, it has one for all with the same code."""
+
+
 def errors_of(reads: Reads, stale: Sequence[Staleness]) -> Errors:
-    """The errors of the streams that read what is stale."""
-    errors: dict[str, list[Mapping[str, object]]] = {}
+    """The errors of the streams that read what is stale. Sources that a stream reads by a wildcard are not named: their
+    tags may be customers', of which a device should know only its own."""
+    return {stream: errors for stream, tables in reads.items() if (errors := _errors(tables, stale))}
+
+
+def _errors(tables: Sequence[TablePattern], stale: Sequence[Staleness]) -> list[Mapping[str, object]]:
+    named, by_code = list[Staleness](), dict[str, list[Staleness]]()
     for each in stale:
-        error = _error(each)
-        for stream, tables in reads.items():
-            if any(_concerns(each, table) for table in tables):
-                errors.setdefault(stream, []).append(error)
-    return errors
+        concerned = [table for table in tables if _concerns(each, table)]
+        if any(table.tag == tag_of(each.source) for table in concerned):
+            named.append(each)
+        elif concerned:
+            by_code.setdefault(each.code, []).append(each)
+    if len(named) > NAMED:
+        for each in named:
+            by_code.setdefault(each.code, []).append(each)
+        named = []
+    return [*map(_error, named), *(_error_of_some(code, each) for code, each in by_code.items())]
 
 
 def _concerns(stale: Staleness, table: TablePattern) -> bool:
@@ -98,6 +112,15 @@ def _concerns(stale: Staleness, table: TablePattern) -> bool:
 
 
 def _error(stale: Staleness) -> Mapping[str, object]:
-    since = datetime.fromtimestamp(stale.since or 0.0, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    since = _iso(stale.since)
     message = f"[{stale.code}] rows of the source {stale.source} may be old since {since}: {stale.why}"
     return {"message": message, "code": stale.code, "source": stale.source, "since": since}
+
+
+def _error_of_some(code: str, stale: Sequence[Staleness]) -> Mapping[str, object]:
+    since = _iso(min(each.since or 0.0 for each in stale))
+    return {"message": f"[{code}] rows of some sources may be old since {since}", "code": code, "since": since}
+
+
+def _iso(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds or 0.0, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -120,6 +120,40 @@ streams:
     assert list(errors) == ["ours"]
 
 
+WILD = """
+config: {edition: 3}
+streams:
+  ours: {query: 'SELECT * FROM "tenant_%".public.todos'}
+"""
+
+
+def test_sources_behind_a_wildcard_have_one_error_without_their_names() -> None:
+    store, clock = MemoryStore(), Clock()
+    names = [f"tenant_{number}" for number in range(500)]
+    store.told_by = {
+        name: report(S.STOPPED, caught_up=300.0 + number, at=clock.now) for number, name in enumerate(names)
+    }
+    stale = StaleSources(store, names, clock).find()
+    assert len(stale) == 500
+    (error,) = errors_of(reads_of(compile_config(WILD).plan), stale)["ours"]
+    assert error["code"] == "HW_6008"
+    assert "tenant" not in str(error)
+    assert abs(clock.now - 799 - _seconds(str(error["since"]))) < 2, "since the oldest"
+
+
+def test_many_shards_have_one_error() -> None:
+    store, clock = MemoryStore(), Clock()
+    names = [f"default/{number}" for number in range(4)]
+    reads = reads_of(compile_config(TWO).plan)
+
+    def sources(stale: int) -> list[object]:
+        store.told_by = {name: report(S.RETRYING, caught_up=300.0, at=clock.now) for name in names[:stale]}
+        return [error.get("source") for error in errors_of(reads, StaleSources(store, names, clock).find())["mine"]]
+
+    assert sources(3) == names[:3]
+    assert sources(4) == [None]
+
+
 class CountingStore(MemoryStore):
     looks = 0
 
