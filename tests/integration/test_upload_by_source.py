@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from headwater.errors import HeadwaterError
 from headwater.oplog.lsn import Lsn
 from headwater.source.connect import SourceSettings
-from headwater.source.upload.apply import Uploads as UploadsOfSource
 from headwater.source.upload.errors import UploadRefusedError
 from headwater.source.upload.letters import DeadLetters
 from headwater.source.upload.prepare import check_uploads, prepare_uploads
+from headwater.source.upload.routing import RoutedUploads
 from headwater.source.upload.settings import UploadSettings
 from headwater.telemetry.log_facts import facts_of
 from tests.support.command import Outcome, headwater_here
@@ -32,6 +34,8 @@ create table deals (id text primary key, owner text not null, title text check (
 alter table deals enable row level security;
 create policy mine on deals using (owner = current_setting('request.jwt.claims', true)::json ->> 'sub');
 """
+STILL_THERE = "select count(*) from headwater_upload.dead_letters where state = 'parked' and payload is not null"
+ATTEMPTS = "select attempts from headwater_upload.dead_letters"
 LEDGER = "select count(*) from headwater_upload.taken"
 
 
@@ -199,23 +203,50 @@ def test_letters_of_two_sources_have_names_of_their_own(two: TwoSources) -> None
     assert [each["dead_letter"] for each in answer.json()["refused"]] == ["crm:1", 1]
 
 
-async def retried(settings: UploadSettings, letter: int) -> None:
-    uploads = UploadsOfSource(settings)
-    try:
-        await DeadLetters(settings, uploads).retry(letter)
-    finally:
-        await uploads.close()
+def retry(settings: UploadSettings, source: str, letter: int) -> None:
+    async def retried() -> None:
+        routed = RoutedUploads(settings)
+        try:
+            await DeadLetters(settings, routed, source).retry(letter)
+        finally:
+            await routed.close()
+
+    asyncio.run(retried())
 
 
 def test_letter_of_two_sources_is_not_applied_by_half(two: TwoSources) -> None:
-    import asyncio
-
     settings = two.settings()
     device = two.uploads(settings).device()
     device.parked(note("1"), deal("1"))
     with pytest.raises(UploadRefusedError, match="two sources"):
-        asyncio.run(retried(settings, 1))
+        retry(settings, "default", 1)
     assert two.found() == ([], [])
+    assert two.notes.fetch(ATTEMPTS) == [(2,)]
+
+
+def test_letter_of_two_sources_is_applied_once_it_may_be_split(two: TwoSources) -> None:
+    device = two.uploads().device()
+    sent = device.transaction(note("1"), deal("1"), note("2"))
+    assert device.answers(sent)[0]["error"]["code"] == "HW_6133"
+    split = two.settings(across_sources="split")
+    retry(split, "default", 1)
+    assert two.found() == ([("1", "note"), ("2", "note")], [("1", "deal")])
+    assert two.notes.fetch(STILL_THERE) == [(0,)]
+    again = two.uploads(split)
+    assert [each["outcome"] for each in Device(again, "ann", device.client_id).answers(sent)] == ["already_applied"]
+
+
+def test_letter_stays_whole_when_a_part_of_it_is_refused_again(two: TwoSources) -> None:
+    device = two.uploads().device()
+    device.parked(note("1"), deal("1", title=""))
+    split = two.settings(across_sources="split")
+    with pytest.raises(UploadRefusedError, match="CheckViolation"):
+        retry(split, "default", 1)
+    assert two.found() == ([], [])
+    assert (two.notes.fetch(STILL_THERE), two.deals.fetch(STILL_THERE)) == ([(1,)], [(0,)])
+    two.deals.execute("alter table deals drop constraint deals_title_check")
+    retry(split, "default", 1)
+    assert two.found() == ([("1", "note")], [("1", "")])
 
 
 def test_unknown_table_is_refused(two: TwoSources) -> None:
@@ -329,6 +360,63 @@ def test_update_of_the_shard_column_needs_the_previous_value(shards: Shards) -> 
     assert shards.found() == ([("1", "deal")], [("1", "another tenant's")])
     device.applied(patch("deals", "1", {"tenant": "acme"}, tenant="acme", title="won"))
     assert shards.found() == ([("1", "won")], [("1", "another tenant's")])
+
+
+def by_tenant(**tenants: str) -> dict[str, Any]:
+    return {"deals": {"source": "crm", "shard": {"column": "tenant", "map": tenants}}}
+
+
+def test_letter_without_a_shard_is_applied_in_the_one_that_the_map_has_now(shards: Shards) -> None:
+    device = shards.uploads(tables=by_tenant(acme="eu")).device()
+    sent = device.transaction(deal("1", tenant="globex"))
+    assert device.answers(sent)[0]["error"]["code"] == "HW_6134"
+    mended = shards.settings(tables=by_tenant(acme="eu", globex="us"))
+    shards.deals.execute("alter table deals add check (title <> 'deal')")
+    with pytest.raises(UploadRefusedError, match="CheckViolation"):
+        retry(mended, "crm/eu", 1)
+    assert (shards.notes.fetch(ATTEMPTS), shards.deals.fetch(STILL_THERE)) == ([(2,)], [(0,)])
+    shards.deals.execute("alter table deals drop constraint deals_title_check1")
+    retry(mended, "crm/eu", 1)
+    assert shards.found() == ([], [("1", "deal")])
+    assert shards.notes.fetch(STILL_THERE) == [(0,)]
+    again = Device(shards.uploads(mended), "ann", device.client_id)
+    assert [each["outcome"] for each in again.answers(sent)] == ["already_applied"]
+    shards.deals.execute("update deals set title = 'changed since'")
+    with pytest.raises(HeadwaterError, match="no dead letter 1 waits"):
+        retry(mended, "crm/eu", 1)
+    assert shards.found() == ([], [("1", "changed since")])
+
+
+def test_retry_that_was_cut_off_after_it_wrote_elsewhere_writes_once(shards: Shards) -> None:
+    device = shards.uploads(tables=by_tenant(acme="eu")).device()
+    sent = device.transaction(deal("1", tenant="globex"))
+    device.answers(sent)
+    mended = shards.settings(tables=by_tenant(acme="eu", globex="us"))
+    Device(shards.uploads(mended), "ann", device.client_id).answers(sent)  # as if by the retry
+    shards.deals.execute("update deals set title = 'changed since'")
+    retry(mended, "crm/eu", 1)
+    assert shards.found() == ([], [("1", "changed since")])
+    assert shards.notes.fetch(STILL_THERE) == [(0,)]
+
+
+def test_what_has_no_shard_is_kept_where_it_belongs(shards: Shards) -> None:
+    device = shards.uploads(tables=by_tenant(acme="us", globex="eu")).device()
+    device.applied(deal("1", tenant="acme"))
+    device.parked(patch("deals", "1", {"tenant": "acme"}, tenant="globex"))
+    device.parked(deal("2", tenant="nobody"), deal("3", tenant="acme"))
+    assert (shards.notes.fetch(STILL_THERE), shards.deals.fetch(STILL_THERE)) == ([(0,)], [(2,)])
+
+
+def test_what_has_no_shard_is_kept_in_a_source_that_is_none(
+    two: TwoSources, start_endpoint: Callable[..., Endpoint]
+) -> None:
+    shards = two.deals.settings(tag="app", shard="a"), two.deals.settings(tag="app", shard="b")
+    tables = {"deals": {"source": "app", "shard": {"claim": "tenant"}}, "notes": {"source": "default"}}
+    settings = two.settings((*shards, two.notes.settings()), tables=tables)
+    endpoint = start_endpoint(two.store, upload=settings, sources=("app/a", "app/b", "default"))
+    device = Uploads(two.notes, settings, endpoint, make_token).device()
+    answer = device.send(deal("1"))
+    assert (answer["dead_letter"], answer["error"]["code"]) == ("default:1", "HW_6134")
 
 
 def test_prepare_and_check_name_what_is_wrong_in_each_source(two: TwoSources, tmp_path: Path) -> None:

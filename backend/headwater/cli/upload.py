@@ -111,22 +111,21 @@ def _with_letters(configs: ConfigSource, work: Callable[[Letters], Awaitable[Res
     """The result of `work` on the dead letters of each source. The first one's letters have no source in their name."""
     import asyncio
 
-    from headwater.source.upload.apply import Uploads
     from headwater.source.upload.letters import DeadLetters
+    from headwater.source.upload.routing import RoutedUploads
 
     settings = load(configs, warn=False).uploads()
 
     async def run() -> Result:
-        uploads = {name: Uploads(each) for name, each in settings.by_source().items()}
+        routed = RoutedUploads(settings)
         letters = {
-            "" if name == settings.login.name else name: DeadLetters(settings.by_source()[name], each)
-            for name, each in uploads.items()
+            "" if name == settings.login.name else name: DeadLetters(settings, routed, name)
+            for name in routed.by_source
         }
         try:
             return await work(letters)
         finally:
-            for each in uploads.values():
-                await each.close()
+            await routed.close()
 
     return asyncio.run(run())
 

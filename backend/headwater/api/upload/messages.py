@@ -23,7 +23,7 @@ from headwater.source.upload.entries import (
     transaction_of,
 )
 from headwater.source.upload.errors import BY_APP, BY_POSTGRES, Reason, WriteTimeoutError
-from headwater.source.upload.letters import Waiting
+from headwater.source.upload.waiting import Waiting
 from headwater.sync.request import MAX_CLIENT_ID
 
 MAX_OP_ID = 2**63 - 1

@@ -155,6 +155,14 @@ class Uploads:
             return Outcome(Taken.KNOWN)
         return Outcome(Taken.PARKED, letter, why.reason)
 
+    async def apply(self, device: Device, transaction: ClientTransaction) -> None:
+        """Apply the transaction, unless that was done before, and park nothing. Raises UploadRefusedError when it can't
+        be applied, or waits as a dead letter already, or what `take` raises."""
+        outcome = await self._applied(device, transaction)
+        if outcome.reason is not None:
+            what = f"it waits as dead letter {outcome.letter} of {self._settings.login.name}, too"
+            raise UploadRefusedError(what, fix="retry or discard that one first", code=outcome.reason.code)
+
     async def _applied(self, device: Device, transaction: ClientTransaction) -> Outcome:
         try:
             return await self.tried(lambda conn: self._apply(conn, device, transaction))

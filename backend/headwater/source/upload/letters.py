@@ -11,9 +11,10 @@ import psycopg
 
 from headwater.errors import HeadwaterError
 from headwater.source.upload import ledger
-from headwater.source.upload.apply import Uploads, write_all
+from headwater.source.upload.apply import write_all
 from headwater.source.upload.entries import ClientTransaction, Device, Number, entry_of, read_json, transaction_of
-from headwater.source.upload.errors import Reason, UploadRefusedError
+from headwater.source.upload.errors import UploadRefusedError
+from headwater.source.upload.routing import RoutedUploads
 from headwater.source.upload.settings import UploadSettings
 
 PAGE = 100
@@ -32,12 +33,6 @@ _DEVICE = """
 select c.sub, c.client_id, d.claims::text, d.payload::text
 from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
 where d.id = %s and d.state = 'parked'
-"""
-
-_OF_DEVICE = """
-select d.id, d.last_op, d.parked_at, d.code, d.sqlstate, d.message, d.op_id
-from headwater_upload.dead_letters d join headwater_upload.clients c using (client)
-where c.device = %s and d.state = 'parked' order by d.id desc limit %s
 """
 
 # The row stays, so that the same transaction is not parked again when it is sent again; its contents are deleted
@@ -78,31 +73,13 @@ class DeadLetter:
     stored: int
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A dead letter as its own device hears of it."""
-
-    letter: int
-    last_op: int
-    parked_at: datetime
-    reason: Reason
-
-
-async def waiting_of(uploads: Uploads, device: Device, limit: int) -> list[Waiting]:
-    """The newest dead letters of a device, newest first. Raises what `Uploads.take` raises."""
-
-    async def read(conn: psycopg.AsyncConnection) -> list[Waiting]:
-        with ledger.prepared():
-            rows = await (await conn.execute(_OF_DEVICE, [device.key, limit])).fetchall()
-        return [Waiting(letter, last_op, at, Reason(*why)) for letter, last_op, at, *why in rows]
-
-    return await uploads.tried(read)
-
-
 class DeadLetters:
-    def __init__(self, settings: UploadSettings, uploads: Uploads) -> None:
-        self._settings = settings
-        self._uploads = uploads
+    """Those in one source's database. With several sources, the settings are those of all."""
+
+    def __init__(self, settings: UploadSettings, routed: RoutedUploads, source: str) -> None:
+        self._settings = settings.by_source()[source]
+        self._uploads = routed.by_source[source]
+        self._routed = routed
 
     async def waiting(self, after: int = 0, limit: int = PAGE) -> list[DeadLetter]:
         """The first waiting dead letters with a number beyond `after`, oldest first."""
@@ -113,8 +90,8 @@ class DeadLetters:
         return await self._uploads.tried(lambda conn: self._one(conn, letter))
 
     async def retry(self, letter: int) -> None:
-        """Apply a dead letter now, as its user, with the claims of its token. Raises HW_6123, UploadRefusedError
-        when it still can't be applied, or what `Uploads.take` raises."""
+        """Apply a dead letter now, as its user, with the claims of its token, in the sources that it is for by now.
+        Raises HW_6123, UploadRefusedError when it still can't be applied, or what `Uploads.take` raises."""
         try:
             await self._uploads.in_transaction(lambda conn: self._retry(conn, letter))
         except UploadRefusedError as refusal:
@@ -147,8 +124,12 @@ class DeadLetters:
         client = await ledger.open_client(conn, self._settings, device)
         entries = await ledger.not_applied(conn, client, transaction)
         await self._settle(conn, letter, "applied")
-        if entries:
-            await write_all(conn, self._settings, device, entries)
+        parts = dict(self._routed.parts(device, transaction_of(entries))) if entries else {}
+        if (own := parts.pop(self._settings.login.name, None)) is not None:
+            await write_all(conn, self._settings, device, own.entries)
+        # Others come last: if one fails, nothing was done here, and if this is not committed, they know it next time
+        for source, part in parts.items():
+            await self._routed.by_source[source].apply(device, part)
 
     async def _settle(self, conn: psycopg.AsyncConnection, letter: int, state: str) -> None:
         with ledger.prepared():

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.upload.apply import Outcome, Taken, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device, transaction_of
-from headwater.source.upload.errors import UploadRefusedError, UploadRetryError
-from headwater.source.upload.letters import Waiting, waiting_of
+from headwater.source.upload.errors import UploadRetryError
 from headwater.source.upload.settings import UploadSettings
-from headwater.source.upload.targets import source_of
+from headwater.source.upload.targets import home_of
+from headwater.source.upload.waiting import Waiting, waiting_of
 
 PLACE_SECONDS = 5.0
 """How long an upload waits for a connection to its source that others use, before the device is told to come again."""
@@ -39,6 +39,8 @@ class RoutedUploads:
         self._places = {name: asyncio.Semaphore(settings.max_connections) for name in self.by_source}
         self._inside = Counter[str]()
         self._held_up: set[str] = set()
+        shards = {name for target in settings.targets.values() if target.shards for name in target.sources}
+        self._common = next((name for name in self.by_source if name not in shards), next(iter(self.by_source)))
 
     def unknown_columns(self) -> Mapping[tuple[str, str, str], int]:
         """See `Uploads.unknown_columns`; of all sources together."""
@@ -55,7 +57,7 @@ class RoutedUploads:
         """Apply the transaction in its source, or park it there; with `split`, each source's part by itself, in the
         order in which the transaction names them. Raises what `Uploads.take` raises: then the parts before are
         recorded, and the same can be sent again."""
-        parts = self._parts(device, transaction)
+        parts = self.parts(device, transaction)
         found = []
         for source, part in parts.items():
             async with self._turn(source):
@@ -79,14 +81,15 @@ class RoutedUploads:
             letters += each
         return sorted(letters, key=lambda each: (each[1].parked_at, each[1].letter), reverse=True)[:limit]
 
-    def _parts(self, device: Device, transaction: ClientTransaction) -> Mapping[str, ClientTransaction]:
+    def parts(self, device: Device, transaction: ClientTransaction) -> Mapping[str, ClientTransaction]:
         """The parts of a transaction by source. Unless it may be split, all goes to the source of the first entry that
-        has one, where it is refused if another entry is of another source."""
-        first = next(iter(self.by_source))
+        has one, where it is refused if another entry is of another source or none. If no entry has one, it is refused
+        in a source that is no shard, if there is one: shards may be customers', and none is to keep what is not its
+        own."""
         if len(self.by_source) == 1:
-            return {first: transaction}
+            return {self._common: transaction}
         sources = [self._source(device, entry.fields) for entry in transaction.entries]
-        first = next((source for source in sources if source is not None), first)
+        first = next((source for source in sources if source is not None), self._common)
         if not self._settings.split:
             return {first: transaction}
         parts: dict[str, list[int]] = {}
@@ -98,16 +101,11 @@ class RoutedUploads:
         }
 
     def _source(self, device: Device, fields: Mapping[str, object]) -> str | None:
-        """The source of an entry, or if none of its shards is meant, one that refuses it. None for a table that is not
-        allowed, which any source refuses."""
+        """The source of an entry. None if it can't be told, and for a table that is not allowed: any source refuses
+        these."""
         name = fields.get("type")
         target = self._settings.targets.get(name) if isinstance(name, str) else None
-        if target is None:
-            return None
-        try:
-            return source_of(target, device, fields)
-        except UploadRefusedError:
-            return target.sources[0]
+        return None if target is None else home_of(target, device, fields)
 
     @asynccontextmanager
     async def _turn(self, source: str) -> AsyncIterator[None]:

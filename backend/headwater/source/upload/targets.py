@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 
 from headwater.source.upload.entries import Device, Entry, Number, WriteKind
@@ -24,6 +25,14 @@ def source_of(target: UploadTarget, device: Device, fields: Mapping[str, object]
     if source is None:
         raise UploadRefusedError("what tells the row's shard names none", where, code="HW_6134")
     return source
+
+
+def home_of(target: UploadTarget, device: Device, fields: Mapping[str, object]) -> str | None:
+    """The source of an entry; of one that `source_of` refuses, that of the row as it was. None if neither is known."""
+    for known in (fields, {**fields, "data": None}):
+        with suppress(UploadRefusedError):
+            return source_of(target, device, known)
+    return None
 
 
 def raise_unless_here(settings: UploadSettings, device: Device, entry: Entry) -> None:
