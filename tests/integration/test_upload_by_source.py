@@ -197,10 +197,16 @@ def test_letters_of_two_sources_have_names_of_their_own(two: TwoSources) -> None
     uploads = two.uploads()
     device = uploads.device()
     first, second = device.send(put("notes", "1", owner="ann", title="")), device.send(deal("1", title=""))
-    assert (first["dead_letter"], second["dead_letter"]) == (1, "crm:1")
-    headers = {"authorization": f"Token {make_token('ann')}"}
-    answer = uploads.endpoint.http.get(f"/upload/refused?client_id={device.client_id}", headers=headers)
-    assert [each["dead_letter"] for each in answer.json()["refused"]] == ["crm:1", 1]
+    assert (first["dead_letter"], second["dead_letter"]) == ("default:1", "crm:1")
+    assert refused(device) == ["crm:1", "default:1"]
+
+
+def refused(device: Device) -> list[object]:
+    """The dead letters that the device is told of."""
+    headers = {"authorization": f"Token {make_token(device.user)}"}
+    answer = device.uploads.endpoint.http.get(f"/upload/refused?client_id={device.client_id}", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return [each["dead_letter"] for each in answer.json()["refused"]]
 
 
 def retry(settings: UploadSettings, source: str, letter: int) -> None:
@@ -452,27 +458,39 @@ def test_commands_name_letters_by_source(two: TwoSources, command: Callable[...,
         device.parked(put("notes", str(number), owner="ann", title=""))
         device.parked(deal(str(number), title=""))
     listed = json.loads(command("upload", "list", "--json").out)
-    assert [each["id"] for each in listed] == [1, 2, "crm:1", "crm:2"]
+    assert [each["id"] for each in listed] == ["default:1", "default:2", "crm:1", "crm:2"]
     assert "crm:2  " in command("upload", "list").out
 
     def page(*arguments: str) -> list[object]:
         return [each["id"] for each in json.loads(command("upload", "list", "--json", *arguments).out)]
 
-    assert (page("--limit", "3"), page("--after", "crm:1"), page("--after", "2")) == (
-        [1, 2, "crm:1"],
-        ["crm:2"],
-        ["crm:1", "crm:2"],
-    )
+    first, second, third, fourth = page()
+    assert page("--limit", "3") == [first, second, third]
+    assert page("--after", "crm:1") == [fourth]
+    assert page("--after", "default:2") == [third, fourth]
     assert json.loads(command("upload", "show", "crm:1").out)["crud"][0]["type"] == "deals"
     two.deals.execute("alter table deals drop constraint deals_title_check")
-    retried = command("upload", "retry", "1", "crm:1")
+    retried = command("upload", "retry", "default:1", "crm:1")
     assert (retried.code, "crm:1: applied" in retried.out) == (1, True), "the other one is refused again"
     assert two.found() == ([], [("0", "")])
-    assert command("upload", "discard", "1").code == 0
+    assert command("upload", "discard", "default:1").code == 0
     assert command("upload", "retry", "--all").code == 1
-    assert page() == [2]
+    assert page() == ["default:2"]
     for wrong in ("nowhere:1", "crm:", "crm"):
         assert command("upload", "show", wrong).code == 2, wrong
+
+
+def test_number_alone_means_the_only_letter_that_has_it(two: TwoSources, command: Callable[..., Outcome]) -> None:
+    device = two.uploads().device()
+    device.parked(put("notes", "1", owner="ann", title=""))
+    device.parked(deal("1", title=""))
+    device.parked(deal("2", title=""))
+    both = command("upload", "discard", "2", "1")
+    assert (both.code, "default:1, crm:1" in both.err) == (2, True), both
+    assert (two.notes.fetch(STILL_THERE), two.deals.fetch(STILL_THERE)) == ([(1,)], [(2,)])
+    assert json.loads(command("upload", "show", "2").out)["id"] == "crm:2"
+    assert command("upload", "discard", "2").out == "crm:2: discarded\n"
+    assert "no dead letter 2 waits" in command("upload", "discard", "2").err
 
 
 @pytest.mark.parametrize("address", ["/{database}", "127.0.0.1:{port}/{database}"])

@@ -15,13 +15,13 @@ from headwater.config import ConfigSource
 if TYPE_CHECKING:
     from headwater.source.upload.letters import DeadLetter, DeadLetters
 
-    Letters = Mapping[str, DeadLetters]
+    Letters = Mapping[str, DeadLetters]  # by source, and by "" where there is only one
 
 Result = TypeVar("Result")
 
 
 class Letter(NamedTuple):
-    """A dead letter as an operator names it: its number, after its source unless that is the first."""
+    """A dead letter as an operator names it: its number, after its source if there are several."""
 
     number: int
     source: str = ""
@@ -80,8 +80,8 @@ def list_(configs: ConfigSource, as_json: bool, limit: int, after: Letter) -> No
 @config_options
 def show(configs: ConfigSource, letter: Letter) -> None:
     """Show dead letter LETTER with everything that the device sent, as JSON."""
-    found, crud = _with_letters(configs, lambda letters: _of(letters, letter).one(letter.number))
-    click.echo(json.dumps({**_facts(letter, found), "crud": json.loads(crud)}, indent=2))
+    name, found, crud = _with_letters(configs, lambda letters: _shown(letters, letter))
+    click.echo(json.dumps({**_facts(name, found), "crud": json.loads(crud)}, indent=2))
 
 
 @upload.command(epilog=examples("headwater upload retry 12 crm:13", "headwater upload retry --all"))
@@ -108,7 +108,7 @@ def discard(configs: ConfigSource, letters: tuple[Letter, ...]) -> None:
 
 
 def _with_letters(configs: ConfigSource, work: Callable[[Letters], Awaitable[Result]]) -> Result:
-    """The result of `work` on the dead letters of each source. The first one's letters have no source in their name."""
+    """The result of `work` on the dead letters of each source."""
     import asyncio
 
     from headwater.source.upload.letters import DeadLetters
@@ -118,10 +118,7 @@ def _with_letters(configs: ConfigSource, work: Callable[[Letters], Awaitable[Res
 
     async def run() -> Result:
         routed = RoutedUploads(settings)
-        letters = {
-            "" if name == settings.login.name else name: DeadLetters(settings, routed, name)
-            for name in routed.by_source
-        }
+        letters = {name if settings.targets else "": DeadLetters(settings, routed, name) for name in routed.by_source}
         try:
             return await work(letters)
         finally:
@@ -130,12 +127,28 @@ def _with_letters(configs: ConfigSource, work: Callable[[Letters], Awaitable[Res
     return asyncio.run(run())
 
 
-def _of(letters: Letters, letter: Letter) -> DeadLetters:
-    """The letters of that one's source."""
-    if letter.source not in letters:
+async def _meant(letters: Letters, letter: Letter) -> Letter:
+    """That letter with its source. A number alone will do where only one source has such a letter. Raises UsageError,
+    and HW_6123 when none has."""
+    from headwater.source.upload.letters import unknown_letter
+
+    if letter.source in letters:
+        return letter
+    if letter.source or "" in letters:
         known = ", ".join(f"{name}:…" if name else "numbers" for name in letters)
         raise click.UsageError(f"no source has the letter {letter}; here are: {known}")
-    return letters[letter.source]
+    pages = {name: await each.waiting(letter.number - 1, 1) for name, each in letters.items()}
+    found = [Letter(letter.number, name) for name, page in pages.items() if page and page[0].id == letter.number]
+    if len(found) > 1:
+        raise click.UsageError(f"several sources have a letter {letter}: name one of {', '.join(map(str, found))}")
+    if not found:
+        raise unknown_letter(letter.number)
+    return found[0]
+
+
+async def _shown(letters: Letters, letter: Letter) -> tuple[Letter, DeadLetter, str]:
+    meant = await _meant(letters, letter)
+    return meant, *await letters[meant.source].one(meant.number)
 
 
 async def _listed(letters: Letters, after: Letter, limit: int) -> list[tuple[Letter, DeadLetter]]:
@@ -143,7 +156,7 @@ async def _listed(letters: Letters, after: Letter, limit: int) -> list[tuple[Let
     found: list[tuple[Letter, DeadLetter]] = []
     sources = list(letters)
     if after.number:
-        _of(letters, after)
+        after = await _meant(letters, after)
         sources = sources[sources.index(after.source) :]
     for source in sources:
         beyond = after.number if source == after.source else 0
@@ -160,7 +173,7 @@ async def _retry(letters: Letters, named: Sequence[Letter] | None) -> int:
     code = 0
     async for letter in _named(letters, named):
         try:
-            await _of(letters, letter).retry(letter.number)
+            await letters[letter.source].retry(letter.number)
             click.echo(f"{letter}: applied")
         except UploadRefusedError as refusal:
             click.echo(f"{letter}: refused again: [{refusal.code}] {refusal.reason.message}", err=True)
@@ -170,7 +183,7 @@ async def _retry(letters: Letters, named: Sequence[Letter] | None) -> int:
 
 async def _named(letters: Letters, named: Sequence[Letter] | None) -> AsyncIterator[Letter]:
     """These, or all that wait if None, a page at a time."""
-    for letter in named or ():
+    for letter in [await _meant(letters, each) for each in named or ()]:
         yield letter
     for source in letters if named is None else ():
         last = 0
@@ -181,8 +194,8 @@ async def _named(letters: Letters, named: Sequence[Letter] | None) -> AsyncItera
 
 
 async def _discard(letters: Letters, named: Sequence[Letter]) -> None:
-    for letter in named:
-        await _of(letters, letter).discard(letter.number)
+    for letter in [await _meant(letters, each) for each in named]:
+        await letters[letter.source].discard(letter.number)
         click.echo(f"{letter}: discarded")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater_client import Database, Refusal, UploadConnector
+from headwater_client import REFUSALS, Database, Refusal, UploadConnector
 from headwater_client.database import connector as connectors
 from headwater_client.errors import ProtocolError, UnreachableError
 from tests.support.quiet_http import http_server
@@ -24,6 +24,9 @@ def answering(text: str, drip: float = 0.0) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             with suppress(OSError):  # who asked may leave
@@ -72,6 +75,30 @@ def test_refusal_callback_that_fails(database: Database) -> None:
         UploadConnector(endpoint, "t", hear).upload_data(database)
     assert heard == ["reason 1", "reason 2"]
     assert database.uploads_waiting == 0
+
+
+@pytest.fixture
+def keeping(tmp_path: Path) -> Iterator[Database]:
+    """A device that keeps refusals, with two writes."""
+    tables = {"todos": {"title": "text"}, "upload_refusals": REFUSALS}
+    with Database(tmp_path / "keeping.db", tables) as opened:
+        opened["todos"].insert({"id": "1"})
+        opened["todos"].insert({"id": "2"})
+        yield opened
+
+
+def test_refusals_of_several_sources_are_kept_until_they_are_settled(keeping: Database) -> None:
+    def kept() -> list[object]:
+        return [row["id"] for row in keeping.rows("SELECT id FROM upload_refusals ORDER BY id")]
+
+    names = ["crm:1", "default:1"]
+    parked = [{"dead_letter": name, "error": {"message": "no"}} for name in names]
+    with answering(json.dumps({"transactions": parked})) as endpoint:
+        UploadConnector(endpoint, "t").upload_data(keeping)
+    assert kept() == names
+    with answering(json.dumps({"refused": [{"dead_letter": "crm:1"}]})) as endpoint:
+        UploadConnector(endpoint, "t").check_refusals(keeping)
+    assert kept() == ["crm:1"]
 
 
 @pytest.mark.parametrize("limit", ["_SECONDS", "_LONGEST_ANSWER"])

@@ -145,6 +145,5 @@ def _decisive(found: Sequence[tuple[str, Outcome]]) -> tuple[str, Outcome]:
 
 
 def letter_name(settings: UploadSettings, source: str, letter: int) -> int | str:
-    """What devices and operators call a dead letter: its number, after the name of its source unless that is the
-    first."""
-    return letter if source == settings.login.name else f"{source}:{letter}"
+    """What devices and operators call a dead letter: its number, after the name of its source if there are several."""
+    return f"{source}:{letter}" if settings.targets else letter

@@ -38,7 +38,7 @@ class Refusal:
     `table` and `row_id` are those of the entry of `crud` that was refused, where one was.
     """
 
-    dead_letter: int | None
+    dead_letter: int | str | None
     message: str
     description: str
     code: str
@@ -59,7 +59,7 @@ class Refusal:
             error = {}
         description = str(error.get("description"))
         return cls(
-            letter if isinstance(letter, int) else None,
+            letter if isinstance(letter, int | str) else None,
             _text(error.get("message")) or description,
             description,
             str(error.get("code")),
