@@ -198,15 +198,25 @@ def test_letters_of_two_sources_have_names_of_their_own(two: TwoSources) -> None
     device = uploads.device()
     first, second = device.send(put("notes", "1", owner="ann", title="")), device.send(deal("1", title=""))
     assert (first["dead_letter"], second["dead_letter"]) == ("default:1", "crm:1")
-    assert refused(device) == ["crm:1", "default:1"]
+    assert refused(device) == (["crm:1", "default:1"], True)
 
 
-def refused(device: Device) -> list[object]:
-    """The dead letters that the device is told of."""
+def refused(device: Device) -> tuple[list[object], bool]:
+    """The dead letters that the device is told of, and whether these are all."""
     headers = {"authorization": f"Token {make_token(device.user)}"}
     answer = device.uploads.endpoint.http.get(f"/upload/refused?client_id={device.client_id}", headers=headers)
     assert answer.status_code == 200, answer.text
-    return [each["dead_letter"] for each in answer.json()["refused"]]
+    told = answer.json()
+    return [each["dead_letter"] for each in told["refused"]], told["complete"]
+
+
+def test_source_that_is_down_hides_no_letters_of_others(two: TwoSources, maintenance: Connection) -> None:
+    device = two.uploads().device()
+    device.parked(put("notes", "1", owner="ann", title=""))
+    device.parked(deal("1", title=""))
+    with Away(two.deals, maintenance):
+        assert refused(device) == (["default:1"], False)
+    assert refused(device) == (["crm:1", "default:1"], True)
 
 
 def retry(settings: UploadSettings, source: str, letter: int) -> None:

@@ -87,7 +87,7 @@ def keeping(tmp_path: Path) -> Iterator[Database]:
         yield opened
 
 
-def test_refusals_of_several_sources_are_kept_until_they_are_settled(keeping: Database) -> None:
+def test_refusals_of_several_sources_are_kept_until_it_is_known_that_they_were_settled(keeping: Database) -> None:
     def kept() -> list[object]:
         return [row["id"] for row in keeping.rows("SELECT id FROM upload_refusals ORDER BY id")]
 
@@ -96,9 +96,11 @@ def test_refusals_of_several_sources_are_kept_until_they_are_settled(keeping: Da
     with answering(json.dumps({"transactions": parked})) as endpoint:
         UploadConnector(endpoint, "t").upload_data(keeping)
     assert kept() == names
-    with answering(json.dumps({"refused": [{"dead_letter": "crm:1"}]})) as endpoint:
-        UploadConnector(endpoint, "t").check_refusals(keeping)
-    assert kept() == ["crm:1"]
+    for complete, left in ((False, names), (True, ["crm:1"])):
+        told = {"refused": [{"dead_letter": "crm:1"}], "complete": complete}
+        with answering(json.dumps(told)) as endpoint:
+            UploadConnector(endpoint, "t").check_refusals(keeping)
+        assert kept() == left
 
 
 @pytest.mark.parametrize("limit", ["_SECONDS", "_LONGEST_ANSWER"])

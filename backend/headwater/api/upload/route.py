@@ -188,15 +188,18 @@ class UploadRoute:
         return JSONResponse({"transactions": answers, **beside})
 
     async def refused(self, request: Request) -> Response:
-        """Which transactions of a device still wait as dead letters: nobody has retried or discarded them."""
+        """Which transactions of a device still wait as dead letters: nobody has retried or discarded them. Not
+        `complete` while a source does not answer that may have more."""
         user = await self._verifier.authorize(request.headers.get("authorization"))
         prove(request, user.user_id)
         device = Device(user.user_id, read_client_id(request.query_params.get("client_id")), _claims(user))
         with self._limits.room_for(user.user_id):
             async with self._working:
-                waiting = await self._or_later(device, self._uploads.waiting(device, MOST_TOLD))
-        named = [waiting_json(letter_name(self._settings, source, each.letter), each) for source, each in waiting]
-        return JSONResponse({"refused": named})
+                told = await self._or_later(device, self._uploads.waiting(device, MOST_TOLD))
+        for error in told.silent:
+            self._refusals.note(error.code, device.sub, "dead letters not listed", {"reason": str(error)})
+        named = [waiting_json(letter_name(self._settings, source, each.letter), each) for source, each in told.letters]
+        return JSONResponse({"refused": named, "complete": not told.silent})
 
     async def _write_checkpoint(self, device: Device, sources: frozenset[str]) -> dict[str, object]:
         """The key of the answer with the write checkpoint for these sources. Without one, the device asks for it."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceUnreachableError
 from headwater.source.upload.apply import Outcome, Taken, Uploads
 from headwater.source.upload.entries import ClientTransaction, Device, transaction_of
@@ -27,6 +28,14 @@ class Routed:
     outcome: Outcome
     source: str
     sources: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Dead letters, newest first, with the source of each, and why sources that may have others did not answer."""
+
+    letters: Sequence[tuple[str, Waiting]]
+    silent: Sequence[HeadwaterError]
 
 
 class RoutedUploads:
@@ -65,21 +74,26 @@ class RoutedUploads:
         source, outcome = _decisive(found)
         return Routed(outcome, source, frozenset(parts))
 
-    async def waiting(self, device: Device, limit: int) -> list[tuple[str, Waiting]]:
-        """The newest dead letters of a device in all sources, newest first, with the source of each. Raises what `take`
-        raises."""
+    async def waiting(self, device: Device, limit: int) -> Told:
+        """The newest dead letters of a device in all sources that answer. Raises what `take` raises if none does."""
 
         async def of(source: str, uploads: Uploads) -> list[tuple[str, Waiting]]:
             async with self._turn(source):
                 return [(source, each) for each in await waiting_of(uploads, device, limit)]
 
         found = await asyncio.gather(*(of(*each) for each in self.by_source.items()), return_exceptions=True)
-        letters: list[tuple[str, Waiting]] = []
+        letters, silent = list[tuple[str, Waiting]](), list[HeadwaterError]()
         for each in found:
-            if isinstance(each, BaseException):
+            if isinstance(each, HeadwaterError):
+                silent.append(each)
+            elif isinstance(each, BaseException):
                 raise each
-            letters += each
-        return sorted(letters, key=lambda each: (each[1].parked_at, each[1].letter), reverse=True)[:limit]
+            else:
+                letters += each
+        if len(silent) == len(found):
+            raise silent[0]
+        letters.sort(key=lambda each: (each[1].parked_at, each[1].letter), reverse=True)
+        return Told(letters[:limit], silent)
 
     def parts(self, device: Device, transaction: ClientTransaction) -> Mapping[str, ClientTransaction]:
         """The parts of a transaction by source. Unless it may be split, all goes to the source of the first entry that

@@ -139,7 +139,10 @@ class UploadConnector:
         kept = database.rows(f"SELECT id FROM {_NAME}") if _NAME in database.synced_names else []
         if not kept:
             return
-        found = _list_in(self._ask("GET", f"/upload/refused?client_id={quote(database.client_id)}"), "refused")
+        text = self._ask("GET", f"/upload/refused?client_id={quote(database.client_id)}")
+        found = _list_in(text, "refused")
+        if not json.loads(text).get("complete", True):  # it may still wait in a database that does not answer
+            return
         waiting = {str(each.get("dead_letter")) for each in found}
         for row in kept:
             if str(row["id"]) not in waiting:
