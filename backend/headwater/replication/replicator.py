@@ -107,7 +107,11 @@ class Replicator:
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set. Raises errors that a person has to fix. After a lost lease, waits for it again."""
-        turns, file, followed = _Turns(stop), self.file, False
+        with contextlib.closing(_Turns(stop)) as turns:
+            self._run(turns, stop)
+
+    def _run(self, turns: _Turns, stop: threading.Event) -> None:
+        file, followed = self.file, False
         while (lease := _when_possible(self._acquire, stop)) is not None:
             recovery, ended = Recovery(followed=followed), turns.begin()
             watch = SourceMonitor(
@@ -350,10 +354,11 @@ def take_up_changes(context: JobContext, scheduler: JobScheduler) -> None:
 
 
 class _Turns:
-    """One event for each time that the lease is held. Setting `stop` sets the present one."""
+    """One event for each time that the lease is held. Setting `stop` sets the present one, until `close`."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
+        self._closed = threading.Event()
         self._ended = threading.Event()
         threading.Thread(target=self._wait, name="stop", daemon=True).start()
 
@@ -364,9 +369,15 @@ class _Turns:
             self._ended.set()
         return self._ended
 
+    def close(self) -> None:
+        """End the thread, within `_WAIT` seconds: a source that fails comes here again and again."""
+        self._closed.set()
+
     def _wait(self) -> None:
-        self._stop.wait()
-        self._ended.set()
+        while not self._closed.is_set():
+            if self._stop.wait(_WAIT):
+                self._ended.set()
+                return
 
 
 class _LeaseKeeper:
