@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
+
+import pytest
 
 from headwater.storage.address import SqliteAddress
 from headwater.storage.open import open_store
@@ -63,3 +66,37 @@ def test_a_flush_ends_its_turn_however_it_ends(tmp_path: Path) -> None:
     waiting.join()
     for writer in writers:
         writer.close()
+
+
+def test_who_was_interrupted_gets_no_turn() -> None:
+    turns = Turns()
+    assert turns.take(1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            turns.take(10)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    turns.give()
+    assert turns.take(0.01)
+
+
+def test_a_turn_that_comes_with_an_interrupt_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns()
+    assert turns.take(1)
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            turns.give()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Event", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            turns.take(10)
+    assert turns.take(0.01)

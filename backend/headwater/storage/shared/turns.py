@@ -29,20 +29,28 @@ class Turns:
         return bool(self._waiting) or self._elsewhere > 0
 
     def take(self, seconds: float) -> bool:
-        """Wait at most so long for the turn. Returns whether it came."""
+        """Wait at most so long for the turn. Returns whether it came. Interrupted, whoever waits next has it."""
         with self._lock:
             if not self._taken:
                 self._taken = True
                 return True
             ours = threading.Event()
             self._waiting.append(ours)
-        if ours.wait(seconds):
-            return True
+        try:
+            ours.wait(seconds)
+        except BaseException:
+            if not self._leave(ours):
+                self.give()
+            raise
+        return not self._leave(ours)
+
+    def _leave(self, ours: threading.Event) -> bool:
+        """Leave the queue. Returns False when the turn came before."""
         with self._lock:
-            if ours.is_set():  # just now
-                return True
+            if ours.is_set():
+                return False
             self._waiting.remove(ours)
-        return False
+        return True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
