@@ -18,6 +18,7 @@ from headwater.errors import HeadwaterError
 from headwater.source.connect import SourceSettings, known_pooler
 from headwater.source.registry import registered
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
+from headwater.storage.contract.compaction import LEASE
 
 NO_HOSTNAME, NO_DATABASE, NO_USERNAME = "PSYNC_S1106", "PSYNC_S1105", "PSYNC_S1107"
 """A setting of the database's address or login is missing or is a URI."""
@@ -304,6 +305,8 @@ def _source(section: Section, batch_mb: int) -> SourceSettings | None:
     for key, name in (("tag", settings.tag), ("shard", settings.shard)):
         if name is not None and not _PLAIN_NAME.fullmatch(name):
             section.error("must be at most 40 letters, digits, _ and -", key)
+    if settings.name == LEASE:
+        section.error(f"{LEASE} is what the service calls work on the store itself", "tag", fix="choose another tag")
     if not settings.publications:
         section.error("must name at least one", "publications", fix="remove it to use headwater")
     section.text("id")

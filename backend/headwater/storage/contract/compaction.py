@@ -9,7 +9,8 @@ from headwater.errors import HeadwaterError
 from headwater.oplog.op import OpId
 
 LEASE = "compaction"
-"""Name of the lease for rewriting history. No replicator holds it; code that edits ops in place needs it too."""
+"""Name of the lease for rewriting history, which no source may have. No replicator holds it; code that edits ops in
+place needs it too."""
 
 
 class HistoryChangedError(HeadwaterError):
