@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 
+from headwater.insight.forget import Forgetting, search_target
 from headwater.oplog.lsn import Lsn
 from headwater.replication.removal import remove_source
 from headwater.storage.address import SqliteAddress
@@ -416,6 +417,19 @@ def test_forgotten_source_takes_its_own_buckets_along(west: SourceWriter, new_wr
     anew = new_writer(beside=west, source="lists")
     anew.bootstrap({"1": (A, "again")})
     assert anew.store.sources() == ["lists", WEST]
+
+
+# a row that is forgotten
+
+
+def test_row_of_another_source_with_the_same_id_is_not_forgotten(west: SourceWriter, east: SourceWriter) -> None:
+    west.write({"1": None})
+    east.write({"1": (A, "east again")})
+    target = search_target(west.store, west.store.tables(WEST), "1", None, id_too=False)
+    store = open_store(west.address)
+    with closing(store.open_forget()) as finder, closing(store.open_compaction()) as compaction:
+        plan = Forgetting(west.address, finder, compaction, target, west.table).plan(lambda: None)
+    assert [(each.overruled, each.standing) for each in plan.buckets.values()] == [(1, 0)]
 
 
 # stores of before
