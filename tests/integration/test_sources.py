@@ -18,6 +18,8 @@ from headwater.source.rows.copy import TableChangedError
 from headwater.storage.contract.parts import BulkOutcome
 from headwater.storage.contract.store import Lease, LeaseHeldError
 from headwater.storage.contract.versions import Origin, VersionState
+from headwater.storage.open import open_store
+from headwater.storage.sql.verify import ALL_KEYS
 from tests.contract.source_writer import RELATION
 from tests.support.changed_source import Device
 from tests.support.fix_headwater import HASTY
@@ -124,6 +126,32 @@ def test_a_source_that_the_configuration_does_not_name(
     number = sources.redeploy(LONGER)  # nobody is waited for
     assert sources.rows("a")["notes", "n1"]["loud"] == "ONE"
     assert sources.state(number) is VersionState.ACTIVE
+
+
+@STORES
+def test_buckets_of_a_removed_source_go_with_the_version_that_has_them(
+    new_sources: NewSources, on_postgres: bool
+) -> None:
+    a_bucket_each = ALL_TODOS.replace('two.public".todos', 'two.public".todos WHERE body = auth.user_id()')
+    yaml = HEAD + ALL_NOTES + a_bucket_each
+    sources = new_sources(yaml, TABLES, on_postgres=on_postgres, keep_stopped=0.0).start()
+
+    def buckets() -> int:
+        with sources.any.store() as store, open_store(store.address).open_verify() as reader:
+            return len(list(reader.heads(*ALL_KEYS)))
+
+    sources.remove("two")
+    sources.restart()
+    with sources.any.store() as store:
+        assert remove_source(store, "two", "somebody")
+    sources["one"].caught_up()
+    assert buckets() == 3, "devices have yet to hear that two are empty"
+    sources.redeploy(HEAD + ALL_NOTES)
+    wait_until(lambda: buckets() == 1, "the buckets to go")
+    sources.add("two", TODOS)
+    sources.restart()
+    sources.redeploy(yaml)
+    assert sources.rows("first").keys() == {("notes", "n1"), ("notes", "n2"), ("todos", "t1")}
 
 
 @STORES

@@ -40,7 +40,7 @@ Peers = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class InUse:
     """The parts of plans that a source has to follow, no definition in two of them, and its obsolete definitions, which
-    none of them has."""
+    none of them has. Those that removed sources left become obsolete for any source."""
 
     plans: tuple[SyncPlan, ...]
     obsolete: tuple[str, ...]
@@ -131,12 +131,15 @@ def in_state(store: StoreWriter, state: VersionState) -> ConfigVersion | None:
 def in_use(store: StoreWriter, source: SourceSettings, keep_seconds: float) -> InUse:
     """What a source has to follow now. Versions that were stopped less than `keep_seconds` ago are included."""
     complete = store.complete_definitions(source.name)
+    left = {*store.left_definitions()}
     plans: list[SyncPlan] = []
     covered: set[str] = set()
     for version in sorted(store.versions(), key=lambda v: (v.state is not VersionState.ACTIVE, -v.id)):
         recent = version.state is VersionState.STOPPED and time.time() - version.stopped < keep_seconds
         if version.state is not VersionState.ACTIVE and not (recent and version.activated):
             continue
+        if left:
+            left -= _definitions_in(version)
         plan = _compiled(version, source.tag)
         if plan is None:
             continue
@@ -149,7 +152,9 @@ def in_use(store: StoreWriter, source: SourceSettings, keep_seconds: float) -> I
     wanted = set() if coming is None else definitions_of(coming).keys()
     if coming is not None:  # definitions that are complete already must stay so until its deploy begins
         plans.append(_kept(coming, complete, covered))
-    obsolete = {*complete, *store.unfinished_definitions(source.name)} - covered - wanted
+    if processing is not None and left:
+        left -= _definitions_in(processing)
+    obsolete = {*complete, *store.unfinished_definitions(source.name)} - covered - wanted | left
     return InUse(tuple(plans), tuple(sorted(obsolete)))
 
 
@@ -221,8 +226,13 @@ def to_read_by(store: StoreWriter, source: SourceSettings, peers: Peers) -> Conf
 def served_definitions(store: StoreWriter) -> frozenset[str]:
     """Names of the definitions of the version that is served, of all sources."""
     active = in_state(store, VersionState.ACTIVE)
+    return frozenset() if active is None else _definitions_in(active)
+
+
+def _definitions_in(version: ConfigVersion) -> frozenset[str]:
+    """Names of the definitions of a version, of all sources."""
     try:
-        return frozenset() if active is None else frozenset(definitions_of(_plan_of(active.yaml)))
+        return frozenset(definitions_of(_plan_of(version.yaml)))
     except SyncConfigError:
         return frozenset()
 

@@ -195,6 +195,7 @@ def test_half_built_definitions_and_an_unlocked_table(monkeypatch: pytest.Monkey
         retire=retire,
         source_state=nothing,
         tables=lambda _: [busy],
+        left_definitions=list,
         unfinished_definitions=lambda _: ["half.1"],
         versions=lambda: [replace(VERSION, yaml=YAML)],
     )

@@ -13,6 +13,9 @@ PUT_DEFINITION = (
 REVOCATION = "seq, kind, value, since, until"
 
 
+LEFT = ""
+"""The source of definitions that a removed source left: their buckets stay, empty, while a version has them."""
+
 OF_SOURCES = ("slot", "poison", "sampling", "names of partitioned tables", "told", "retire")
 """The words with which keys in `meta` begin that belong to a source; its name follows."""
 
@@ -45,7 +48,10 @@ def lock_definitions(db: Cursor) -> None:
 
 
 def forget_source(db: Cursor, source: str) -> None:
-    """Within a write transaction: delete what is noted of a source, except its lease, for epochs never repeat."""
+    """Within a write transaction: delete what is noted of a source, except its lease, for epochs never repeat.
+    Definitions that it still has are nobody's then."""
+    still = "select ?, name, digest, 'complete' from definitions where source = ? and state in ('building', 'complete')"
+    db.execute(f"insert into definitions (source, name, digest, state) {still} on conflict do nothing", LEFT, source)
     db.execute("delete from definitions where source = ?", source)
     db.execute("delete from definitions where name not in (select name from definitions where state <> 'retired')")
     db.execute("delete from requests where source = ?", source)
@@ -59,14 +65,15 @@ def known_sources(db: Cursor) -> list[str]:
     noted = "select substr(key, 6) from meta where key like 'slot %'"
     tables = "select source from tables where state <> 'dropped'"
     kept = f"select tag as name from sources union {tables} union select source from definitions"
-    return [name for (name,) in db.rows(f"select name from ({kept} union {noted}) s order by name")]
+    known = f"select name from ({kept} union {noted}) s where name <> ? order by name"
+    return [name for (name,) in db.rows(known, LEFT)]
 
 
 def definitions_of(db: Cursor, source: str) -> tuple[frozenset[str], frozenset[str]]:
     """See `StoreWriter.definitions_of`."""
     mine: set[str] = set()
     others: set[str] = set()
-    for holder, name in db.rows("select source, name from definitions where state <> 'retired'"):
+    for holder, name in db.rows("select source, name from definitions where state <> 'retired' and source <> ?", LEFT):
         (mine if holder == source else others).add(name)
     return frozenset(mine - others), frozenset(mine & others)
 

@@ -25,7 +25,7 @@ from headwater.oplog.transform import (
 from headwater.storage.contract.store import Lease
 from headwater.storage.shared.common import NAMEABLE
 from headwater.storage.shared.segments import RUN_OPS, BucketSum, Run, number_ops
-from headwater.storage.sql.control import get_meta, lock_definitions, secret, set_meta
+from headwater.storage.sql.control import LEFT, get_meta, lock_definitions, secret, set_meta
 from headwater.storage.sql.cursor import UNWANTED, Cursor, Value
 from headwater.storage.sql.ops import ADD_OPS, drop_segments, insert_segments, lock_state, move_checkpoint
 
@@ -58,6 +58,7 @@ def retire(db: Cursor, lease: Lease, definitions: Sequence[str], limit: int) -> 
 def _begin(db: Cursor, source: str, definitions: Sequence[str]) -> None:
     """Delete the buckets that no source keeps, so that nothing is added to them or sent from them."""
     theirs = f"source = ? and name {db.dialect.among} and state in ('building', 'complete')"
+    db.execute(f"update definitions set state = 'retired' where {theirs}", LEFT, list(definitions))
     if db.execute(f"update definitions set state = 'retiring' where {theirs}", source, list(definitions)):
         db.execute("delete from meta where key = ?", _POSITION.format(source))
     if db.one(f"select 1 from buckets where {_NO_MORE} limit 1") is None:

@@ -25,7 +25,7 @@ from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.shared.segments import numbered, op_id_of
 from headwater.storage.sql import bucket_keys
-from headwater.storage.sql.control import secret
+from headwater.storage.sql.control import LEFT, secret
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
 
@@ -153,7 +153,8 @@ class VerifyReader:
         """What a source checks. With `once`, each bucket definition that several sources have is checked by one of
         them: the first by name of those that are followed now."""
         holders: dict[str, list[str]] = {}
-        for holder, name in self._db.rows("select source, name from definitions where state <> 'retired'"):
+        held = "select source, name from definitions where state <> 'retired' and source <> ?"
+        for holder, name in self._db.rows(held, LEFT):
             holders.setdefault(name, []).append(holder)
         followed = {source}
         if once:

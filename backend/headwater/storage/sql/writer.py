@@ -303,7 +303,8 @@ class StoreWriter(ABC):
     def forget_source(self, lease: Lease, keep: Collection[str] = ()) -> None:
         """Forget a source none of whose rows is in any bucket: its tables, definitions, requests and notes. Neither a
         version nor a write checkpoint waits for it any more. The buckets of the definitions `keep` stay, empty, for
-        devices that have yet to hear so. After an interruption, it can be called again."""
+        devices that have yet to hear so, until any source retires them. After an interruption, it can be called
+        again."""
         self.discard_staged(lease)
         with self._work() as db:
             held = db.rows("select name from definitions where source = ? and state <> 'retired'", lease.name)
@@ -431,6 +432,10 @@ class StoreWriter(ABC):
         with self._work() as db:
             return dict(db.rows("select name, min(digest) from definitions group by name order by name"))
 
+    def left_definitions(self) -> list[str]:
+        """Names of bucket definitions that removed sources left, see `forget_source`."""
+        return list(self.complete_definitions(control.LEFT))
+
     def begin_definitions(self, lease: Lease, definitions: Mapping[str, str]) -> None:
         """Record bucket definitions that are about to be built, before anything of them is written."""
         again = "update set digest = excluded.digest, state = excluded.state where definitions.state = 'retired'"
@@ -447,9 +452,9 @@ class StoreWriter(ABC):
             return [name for (name,) in db.rows(unfinished, source)]
 
     def retire(self, lease: Lease, definitions: Sequence[str], limit: int) -> bool:
-        """Do one step of removing bucket definitions, which the source must not follow any more: they stop being
-        complete, and the source's rows and lookups leave them, at most `limit` per call. Once no source keeps a
-        definition, its buckets are deleted. Returns True while more is left."""
+        """Do one step of removing bucket definitions, which the source must not follow any more, or which removed
+        sources left: they stop being complete, and the source's rows and lookups leave them, at most `limit` per call.
+        Once no source keeps a definition, its buckets are deleted. Returns True while more is left."""
         with self._work() as db:
             return retire.retire(db, lease, definitions, limit)
 
