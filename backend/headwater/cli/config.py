@@ -266,7 +266,7 @@ def _read(
         unread_lists=unread,
         remove_after_seconds=60.0 * remove_after,
         storage=storage,
-        auth=read_client_auth(root, sources[0].host if sources else ""),
+        auth=read_client_auth(root, [source.host for source in sources]),
         sync_config=_sync_config(root, found.directory, sync_text),
         host=root.text("host") or _EVERY_ADDRESS,
         port=port,

@@ -102,6 +102,33 @@ def test_supabase_on_another_host(tmp_path: Path, host: str) -> None:
     assert "client_auth.supabase: the source is not at db.<project>.supabase.co" in config.warnings[0]
 
 
+def several(*hosts: str) -> str:
+    connections = [f'{{uri: "postgresql://u:p@{host}/d", tag: t{n}, sslmode: disable}}' for n, host in enumerate(hosts)]
+    return f"replication: {{connections: [{', '.join(connections)}]}}\n"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_supabase_project_does_not_depend_on_the_order_of_sources(tmp_path: Path, first: int) -> None:
+    hosts = ["db.abcdefghij.supabase.co", "db.example.com"]
+    config = auth(tmp_path, "{supabase: true}", several(hosts[first], hosts[1 - first]))
+    assert [address.url for address in config.auth.addresses] == [
+        "https://abcdefghij.supabase.co/auth/v1/.well-known/jwks.json"
+    ]
+    assert config.warnings == ()
+
+
+def test_sources_of_several_supabase_projects(tmp_path: Path) -> None:
+    both = several("db.abc.supabase.co", "db.xyz.supabase.co")
+    told = mistakes(tmp_path, f"{both}client_auth: {{supabase: true}}")
+    assert "client_auth.supabase: the sources are of several projects (abc, xyz); set jwks_uri" in told
+    uri = "https://abc.supabase.co/auth/v1/.well-known/jwks.json"
+    named = auth(tmp_path, f"{{supabase: true, jwks_uri: '{uri}', audience: [authenticated]}}", both)
+    assert [address.url for address in named.auth.addresses] == [uri]
+    assert named.warnings == ()
+    secret = "a-secret-of-thirty-two-characters-or-more"
+    assert len(auth(tmp_path, f"{{supabase: true, supabase_jwt_secret: {secret}}}", both).auth.keys) == 1
+
+
 def test_supabase_secret(tmp_path: Path) -> None:
     secret = "super-secret-jwt-token-with-at-least-32-characters-long"
     text = f"{{supabase: true, supabase_jwt_secret: {secret}}}"

@@ -50,14 +50,16 @@ class ClientAuth:
     issuers: tuple[TrustedIssuer, ...] = ()
 
 
-def read_client_auth(root: Section, source_host: str) -> ClientAuth:
-    """Read the section. Adds errors and warnings to the findings. The source's host names the Supabase project."""
+def read_client_auth(root: Section, hosts: Collection[str]) -> ClientAuth:
+    """Read the section. Adds errors and warnings to the findings. The `hosts` of the sources name the Supabase
+    project."""
     section = root.section("client_auth")
     rules = _rules(section)
     supabase = section.boolean("supabase", default=False)
     keys = _keys(section) + _supabase_secret(section, supabase=supabase)
     addresses = tuple(KeyAddress(url) for url in section.texts("jwks_uri") if _is_usable(section, url, rules))
-    addresses += _supabase_address(section, source_host, supabase=supabase, secret=bool(keys))
+    if supabase:
+        addresses += _supabase_address(section, hosts, secret=bool(keys), named=bool(keys or addresses))
     addresses += _firebase_address(section)
     audience = frozenset(section.texts("audience"))
     if "" in audience:
@@ -200,12 +202,18 @@ def _supabase_secret(section: Section, *, supabase: bool) -> tuple[Key, ...]:
     return (Key(None, frozenset({"HS256"}), secret.encode(), SUPABASE_AUDIENCE, SUPABASE_LIFETIME),)
 
 
-def _supabase_address(section: Section, host: str, *, supabase: bool, secret: bool) -> tuple[KeyAddress, ...]:
-    if not supabase:
+def _supabase_address(section: Section, hosts: Collection[str], *, secret: bool, named: bool) -> tuple[KeyAddress, ...]:
+    """The address of the keys of the only project among the sources: whose tokens are accepted must not depend on the
+    order of sources. With `secret` or `named`, the config names keys itself."""
+    projects = sorted({found[1] for host in hosts if (found := _PROJECT.fullmatch(host)) is not None})
+    if len(projects) > 1:
+        if not named:
+            what = f"the sources are of several projects ({', '.join(projects)})"
+            fix = "set jwks_uri to the keys of the project whose users sync, and audience: [authenticated]"
+            section.error(what, "supabase", fix=fix)
         return ()
-    project = _PROJECT.fullmatch(host)
-    if project is not None:
-        url = f"https://{project[1]}.supabase.co/auth/v1/.well-known/jwks.json"
+    if projects:
+        url = f"https://{projects[0]}.supabase.co/auth/v1/.well-known/jwks.json"
         return (KeyAddress(url, SUPABASE_AUDIENCE, SUPABASE_LIFETIME),)
     if not secret:
         section.warn(_NO_PROJECT, "supabase")
