@@ -274,6 +274,33 @@ def test_one_of_many_deploys_the_file(new_sources: NewSources) -> None:
         assert len(store.versions()) == 2
 
 
+def test_a_process_that_still_has_the_former_file_does_not_bring_it_back(new_sources: NewSources) -> None:
+    """Each source has a process of its own. They are restarted one after the other with a newer file."""
+    sources = new_sources(BOTH, TABLES).start()
+
+    def restart(name: str, file: str) -> None:
+        sources[name].stop()
+        sources[name].yaml = file
+        sources[name].start()
+
+    def served(file: str) -> bool:
+        with sources.any.store() as store:
+            return [each.yaml for each in store.versions() if each.state is VersionState.ACTIVE] == [file]
+
+    restart("two", LONGER)
+    wait_until(lambda: served(LONGER), "the newer file to be served")
+    restart("one", BOTH)  # it crashed, say
+    restart("one", LONGER)
+    assert served(LONGER)
+    with sources.any.store() as store:
+        assert [each.yaml for each in store.versions()] == [BOTH, LONGER]
+    restart("two", BOTH)
+    wait_until(lambda: served(BOTH), "the former file to be served, which is wanted now")
+    restart("one", LONGER)
+    restart("one", BOTH)
+    assert served(BOTH)
+
+
 def test_all_that_the_configuration_does_not_name_goes(new_sources: NewSources) -> None:
     sources = new_sources(BOTH, TABLES).start()
     gone = sources["two"]

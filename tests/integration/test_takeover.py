@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import urllib.request
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -160,10 +161,10 @@ def test_store_restart_during_takeover(deploy: Deploy, source_db: SourceDb, monk
     source_db.execute("insert into notes values ('1', 'a', 'there')")
     failures = [StoreUnreachableError("the store's database cannot be reached")] * 2
 
-    def deployed_later(store: StoreWriter, lease: Lease, yaml: str) -> None:
+    def deployed_later(store: StoreWriter, lease: Lease, yaml: str, sources: Collection[str]) -> None:
         if failures:
             raise failures.pop()
-        deploy_file(store, lease, yaml)
+        deploy_file(store, lease, yaml, sources)
 
     monkeypatch.setattr(headwater.replication.versions, "deploy_file", deployed_later)
     deployment = deploy(OWN_NOTES).start()
@@ -179,12 +180,12 @@ def test_deploy_fenced_after_lost_lease(
     held: list[Lease] = []
     deployed: list[str] = []
 
-    def deployed_later(store: StoreWriter, lease: Lease, yaml: str) -> None:
+    def deployed_later(store: StoreWriter, lease: Lease, yaml: str, sources: Collection[str]) -> None:
         if not held:
             held.append(stolen(deployment, store))
             raise StoreUnreachableError("the store's database cannot be reached")
         deployed.append(yaml)
-        deploy_file(store, lease, yaml)
+        deploy_file(store, lease, yaml, sources)
 
     monkeypatch.setattr(headwater.replication.versions, "deploy_file", deployed_later)
     source_db.execute("create publication headwater for all tables")

@@ -176,7 +176,7 @@ class Deployment:
         Replicator(
             source=self.settings,
             store=store,
-            file=ConfigFile(self.yaml),
+            file=ConfigFile(self.yaml, [self.name]),
             peers=self.peers or {self.name: self.tag},
             bulk=self.bulk,
             owner=f"test:{next(_numbers)}",

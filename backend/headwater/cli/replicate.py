@@ -66,12 +66,14 @@ def run(
         wait_for_sources(sources, tables, stop, source_timeout)
         if stop.is_set():
             return
-        rules = None if rules is None else rules_that_fit(config, rules)
+        names = [source.name for source in sources]
+        rules = None if rules is None else rules_that_fit(config, rules, names)
         if config.prometheus_port is not None and not unified:
             from headwater.cli.metrics import replicator_page
 
             stack.enter_context(replicator_page(config, config.prometheus_port, figures))
-        _Replication(config, sources, None if rules is None else ConfigFile(rules.yaml), figures, take_slot).run(stop)
+        file = None if rules is None else ConfigFile(rules.yaml, names)
+        _Replication(config, sources, file, figures, take_slot).run(stop)
 
 
 def _warn_of_absent(tables: Sequence[TablePattern], sources: Sequence[SourceSettings]) -> None:

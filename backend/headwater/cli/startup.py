@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from headwater.cli.config import ServiceConfig
@@ -114,13 +114,15 @@ def own_rules(config: ServiceConfig, *, quiet: bool = False) -> OwnRules | None:
         return None
 
 
-def rules_that_fit(config: ServiceConfig, rules: OwnRules, *, quiet: bool = False) -> OwnRules | None:
+def rules_that_fit(
+    config: ServiceConfig, rules: OwnRules, followed: Collection[str] = (), *, quiet: bool = False
+) -> OwnRules | None:
     """The sync config, if the columns by which it decides who gets rows are in the source, or may be missing, or if the
-    store has taken this text already. With `exit_on_error: false`, the others are logged, and None is returned. Raises
-    SyncConfigError otherwise."""
+    store has taken this text already from a process that follows these sources. With `exit_on_error: false`, the others
+    are logged, and None is returned. Raises SyncConfigError otherwise."""
     assert config.sync_config is not None, "it has these rules"
     seen = see_schema(config.sources)
-    if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml):
+    if config.sync_config.allow_missing or seen.schema is None or _taken_already(config, rules.yaml, followed):
         return rules
     try:
         compile_config(rules.yaml, schema=seen.schema)
@@ -140,7 +142,7 @@ def _refuse(config: ServiceConfig, error: SyncConfigError, *, quiet: bool) -> No
                    config.sync_config.origin, error.render())  # fmt: skip
 
 
-def _taken_already(config: ServiceConfig, yaml: str) -> bool:
+def _taken_already(config: ServiceConfig, yaml: str, followed: Collection[str]) -> bool:
     """Whether the store has taken this text already; also true when that can't be read, since a start goes on then."""
     try:
         store = open_store(config.storage)
@@ -149,7 +151,7 @@ def _taken_already(config: ServiceConfig, yaml: str) -> bool:
         if store.older_format() is not None:
             return True
         with existing_store(config) as writer:
-            return was_taken(writer, yaml)
+            return was_taken(writer, yaml, followed)
     except HeadwaterError:
         return True
 

@@ -49,13 +49,18 @@ class InUse:
 FILE_KEY = "digest of the sync config file"
 """The key under which the store notes which text of the file was taken last."""
 
+_FILE_OF = "sync config file {}"
+"""The same for a source: which text the process that follows it had last."""
+
 
 class ConfigFile:
     """The text of the service's sync config file. The first source of a process that can write to the store deploys
-    it, and no other one: another process may have deployed a newer file when the next one can."""
+    it, and no other one: another process may have deployed a newer file when the next one can. `sources` are all that
+    the process follows."""
 
-    def __init__(self, yaml: str) -> None:
+    def __init__(self, yaml: str, sources: Collection[str] = ()) -> None:
         self._yaml = yaml
+        self._sources = sources
         self._lock = threading.Lock()
         self._deployed = False
 
@@ -63,26 +68,39 @@ class ConfigFile:
         """See `deploy_file`. Does nothing after it has succeeded."""
         with self._lock:
             if not self._deployed:
-                deploy_file(store, lease, self._yaml)
+                deploy_file(store, lease, self._yaml, self._sources)
                 self._deployed = True
 
 
-def deploy_file(store: StoreWriter, lease: Lease, yaml: str) -> None:
+def deploy_file(store: StoreWriter, lease: Lease, yaml: str, sources: Collection[str] = ()) -> None:
     """Deploy the service's sync config file, unless the file did not change: a version that was deployed by command
-    since stays. Logs which version is served, and why."""
-    if not was_taken(store, yaml):
+    since stays, and so does a newer file of another process. `sources` are those of this process. Logs which version is
+    served, and why."""
+    if not was_taken(store, yaml, sources):
         version = store.deploy(yaml, Origin.FILE)
         _log.info("the text of the sync config file is new: it is version %d", version.id)
+    elif store.get_meta(FILE_KEY) not in {"", _digest(yaml)}:
+        _log.warning("the sync config file is as before, and another process has a newer one, which stays")
+        return
     store.set_meta(lease, FILE_KEY, _digest(yaml))
+    for source in sources:
+        if store.get_meta(_FILE_OF.format(source)) != _digest(yaml):
+            store.set_meta(lease, _FILE_OF.format(source), _digest(yaml))
     text = why_served(store)
     if text:
         _log.info("serving %s", text)
 
 
-def was_taken(store: StoreWriter, yaml: str) -> bool:
-    """Whether the file did not change since it was taken last, so that a start does not deploy it."""
-    noted = store.get_meta(FILE_KEY)
-    return noted == _digest(yaml) if noted else _taken_before(store.versions(), yaml)
+def was_taken(store: StoreWriter, yaml: str, sources: Collection[str] = ()) -> bool:
+    """Whether the file did not change since it was taken last, so that a start does not deploy it. While processes of
+    several sources are restarted with a newer file one after the other, one that has the former file still may be
+    restarted, too: the file of `sources`, which it follows, did not change. Whoever goes back to a former file on
+    purpose changes it."""
+    noted, ours = store.get_meta(FILE_KEY), _digest(yaml)
+    if not noted:
+        return _taken_before(store.versions(), yaml)
+    unchanged = bool(sources) and all(store.get_meta(_FILE_OF.format(source)) == ours for source in sources)
+    return noted == ours or unchanged
 
 
 def _taken_before(versions: Sequence[ConfigVersion], yaml: str) -> bool:

@@ -22,7 +22,7 @@ def lease(source: str) -> Lease:
 
 def test_the_file_is_deployed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     deployed: list[str] = []
-    monkeypatch.setattr(versions, "deploy_file", lambda _, lease, __: deployed.append(lease.name))
+    monkeypatch.setattr(versions, "deploy_file", lambda _, lease, *__: deployed.append(lease.name))
     file = ConfigFile("streams: {}")
     threads = [threading.Thread(target=file.deploy, args=(STORE, lease(f"s{number}"))) for number in range(8)]
     for thread in threads:
@@ -35,7 +35,7 @@ def test_the_file_is_deployed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_source_deploys_what_one_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
     deployed: list[str] = []
 
-    def deploy(_: object, lease: Lease, __: object) -> None:
+    def deploy(_: object, lease: Lease, *__: object) -> None:
         if lease.name == "a":
             raise StoreUnreachableError("the store's database cannot be reached", "storage")
         deployed.append(lease.name)
