@@ -27,6 +27,7 @@ from headwater.storage.address import StoreAddress
 from headwater.storage.contract.store import Lease, LeaseHeldError
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
+from headwater.telemetry.log_facts import thread_beside
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ class SourceMonitor:
         self._health = ReplicatorHealth(ReplicationState.STARTING, now, now)
         check = _SourceCheck(self, source, store.address, seconds)
         self._threads = [
-            threading.Thread(target=self._report_all, name="report", daemon=True),
-            threading.Thread(target=check.run, name="watch", daemon=True),
+            thread_beside(self._report_all, "report"),
+            thread_beside(check.run, "watch"),
         ]
 
     def __enter__(self) -> SourceMonitor:

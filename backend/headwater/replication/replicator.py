@@ -63,6 +63,7 @@ from headwater.storage.contract.store import (
 )
 from headwater.storage.contract.versions import KEEP_STOPPED_SECONDS, VersionState
 from headwater.storage.sql.writer import StoreWriter
+from headwater.telemetry.log_facts import thread_beside
 from headwater_rules.errors import SyncConfigError
 from headwater_rules.plan import SyncPlan
 
@@ -391,7 +392,7 @@ class _LeaseKeeper:
         self._on_lost = lost
         self._done = threading.Event()
         self._lost: LeaseLostError | None = None
-        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread = thread_beside(self._renew, "lease")
 
     def __enter__(self) -> _LeaseKeeper:
         self._thread.start()

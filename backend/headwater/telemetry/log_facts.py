@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from contextvars import ContextVar
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
 from itertools import islice
 
 _ATTRIBUTE = "facts"
@@ -19,6 +20,11 @@ process_facts: dict[str, object] = {}
 
 source_name: ContextVar[str] = ContextVar("source_name", default="")
 """The source that a line is about, where a process follows several."""
+
+
+def thread_beside(run: Callable[[], None], name: str) -> threading.Thread:
+    """A thread, not started yet, whose log lines name the same source as those of the thread that makes it."""
+    return threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True)
 
 
 def log_extra(facts: Mapping[str, object]) -> dict[str, object]:

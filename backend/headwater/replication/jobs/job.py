@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -29,6 +28,7 @@ from headwater.storage.contract.parts import BulkRecord, Places
 from headwater.storage.contract.store import Lease, StoredTable
 from headwater.storage.sql.flush import Flush
 from headwater.storage.sql.writer import StoreWriter
+from headwater.telemetry.log_facts import thread_beside
 from headwater_rules.plan import SyncPlan
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ class Background(Generic[Result]):
     def __init__(self, work: Callable[[], Result], name: str) -> None:
         self._work = work
         self._future: Future[Result] = Future()
-        context = copy_context()  # log lines name the source
-        threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True).start()
+        thread_beside(self._run, name).start()
 
     @property
     def done(self) -> bool:

@@ -27,6 +27,7 @@ from headwater.source.connect import SourceSettings, connect_to_watch
 from headwater.source.readiness.finding import Reading, unreadable
 from headwater.storage.contract.reason import Cause
 from headwater.storage.contract.store import StoredTable
+from headwater.telemetry.log_facts import thread_beside
 from headwater_rules.plan import SyncPlan
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class SchemaWatch:
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._expected = Expected.of(plans, stored)
-        self._thread = threading.Thread(target=self._poll, name="schema", daemon=True)
+        self._thread = thread_beside(self._poll, "schema")
         self._thread.start()
 
     @property
