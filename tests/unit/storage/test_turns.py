@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from headwater.storage.address import SqliteAddress
+from headwater.storage.contract.store import StoreBusyError
 from headwater.storage.open import open_store
 from headwater.storage.shared.turns import Turns
+from headwater.storage.sqlite import connection
 
 
 def test_a_busy_thread_does_not_take_the_turn_of_one_that_waits() -> None:
@@ -64,6 +66,20 @@ def test_a_flush_ends_its_turn_however_it_ends(tmp_path: Path) -> None:
     flush.rollback()
     assert began.wait(10)
     waiting.join()
+    for writer in writers:
+        writer.close()
+
+
+def test_a_turn_that_does_not_come_is_no_fault_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_TURN_SECONDS", 0.05)
+    writers = [open_store(SqliteAddress(str(tmp_path))).open_writer() for _ in range(2)]
+    leases = [writer.acquire(f"source{number}", "here:1", 60.0) for number, writer in enumerate(writers)]
+    flush = writers[0].begin(leases[0])
+    with pytest.raises(StoreBusyError, match="another thread of this process"):
+        writers[1].begin(leases[1])
+    flush.rollback()
     for writer in writers:
         writer.close()
 

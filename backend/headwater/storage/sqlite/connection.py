@@ -211,7 +211,11 @@ def begin_write(connection: apsw.Connection) -> Turns:
     """Begin a write transaction when it is our turn, which the caller gives back after its end."""
     turns = turns_at(connection.filename)
     if not turns.take(_TURN_SECONDS):
-        raise apsw.BusyError("another thread writes to the store")
+        raise StoreBusyError(
+            f"another thread of this process has been writing to the store for {_TURN_SECONDS:.0f} s",
+            connection.filename,
+            "it is tried again; a large table may be read, see `headwater source status`",
+        )
     try:
         connection.execute("begin immediate")
     except BaseException:
