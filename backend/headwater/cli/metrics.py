@@ -68,12 +68,14 @@ def _own(app: ApiApp) -> EndpointCollector:
 
 @contextlib.contextmanager
 def replicator_page(config: ServiceConfig, port: int, figures: Mapping[str, Figures]) -> Iterator[None]:
-    """Serve the metrics of replicators alone, with figures by source, from a thread, while the context is open. Raises
-    AddressInUseError."""
+    """Serve the metrics of replicators alone, with figures by source, from a thread, while the context is open. Of
+    several processes, the one that follows the first source has the sizes of the store. Raises AddressInUseError."""
     listening = bind(config.metrics_host, port, METRICS_PORT)
-    sizes = StoreSizes(open_store(config.storage).disk_use)
+    first = config.sources[0].name in figures
+    sizes = StoreSizes(open_store(config.storage).disk_use) if first else None
     followed = [source for source in config.sources if source.name in figures]
-    standings = SourceStatuses(open_store(config.storage).open_reader(), followed)
+    reader = open_store(config.storage).open_reader()
+    standings = SourceStatuses(reader, followed)
     collector: Collector = SourceCollector(standings, lambda status: figures[status.source].totals(), sizes)
     server = BoundedServer(MetricsPage(collector), config.api.http, Refusals(), "off")
     thread = threading.Thread(target=server.run, args=([listening],), name="metrics")
@@ -84,6 +86,7 @@ def replicator_page(config: ServiceConfig, port: int, figures: Mapping[str, Figu
     finally:
         server.should_exit = True
         thread.join()
+        reader.close()
 
 
 def _say(config: ServiceConfig, port: int) -> None:

@@ -21,7 +21,7 @@ from headwater.storage.contract.store import Request, RequestState
 from headwater.storage.open import open_store
 from headwater.storage.sql.writer import StoreWriter
 
-_NO_REPLICATOR = "no replicator is running; the request waits until one does (`headwater serve`)"
+_NO_REPLICATOR = "no replicator of the source is running; the request waits until one does (`headwater serve`)"
 _SHOWN_ROWS = 20
 
 
@@ -90,19 +90,25 @@ def _ask(config: ServiceConfig, kind: str, payload: dict[str, object], *, wait: 
     with existing_store(config) as store, contextlib.closing(open_store(config.storage).open_reader()) as reader:
         number = store.submit(kind, config.source().name, orjson.dumps(payload).decode())
         if not wait:
-            click.echo(f"request {number} is submitted" + ("" if reader.replicator_alive() else f"; {_NO_REPLICATOR}"))
+            runs = _followed(reader, config.source().name)
+            click.echo(f"request {number} is submitted" + ("" if runs else f"; {_NO_REPLICATOR}"))
             return None
-        return _wait(store, reader, number)
+        return _wait(store, reader, number, config.source().name)
 
 
-def _wait(store: StoreWriter, reader: StoreReader, number: int) -> dict[str, Any]:
+def _followed(reader: StoreReader, source: str) -> bool:
+    """Whether a replicator of the source runs: those of others don't do its work."""
+    return bool(reader.replicator_status(source).runs)
+
+
+def _wait(store: StoreWriter, reader: StoreReader, number: int, source: str) -> dict[str, Any]:
     with WaitDisplay(f"request {number} continues without this command") as display:
         for request in polled(lambda: _request(store, number)):
             match request.state:
                 case RequestState.WAITING:
-                    display.say("waiting for its turn" if reader.replicator_alive() else _NO_REPLICATOR)
+                    display.say("waiting for its turn" if _followed(reader, source) else _NO_REPLICATOR)
                 case RequestState.RUNNING:
-                    display.say(request.progress if reader.replicator_alive() else _NO_REPLICATOR)
+                    display.say(request.progress if _followed(reader, source) else _NO_REPLICATOR)
                 case RequestState.FAILED:
                     raise HeadwaterError(orjson.loads(request.result).get("error", "no reason given"), code="HW_8201")
                 case RequestState.DONE:
