@@ -53,7 +53,9 @@ def admin(deployment: Deployment, crm: SourceSettings) -> Iterator[AdminEndpoint
         yield endpoint
 
 
-def test_each_connection_has_its_status(admin: AdminEndpoint) -> None:
+def test_each_connection_has_its_status(admin: AdminEndpoint, deployment: Deployment) -> None:
+    deployment.source.execute("insert into notes values (2)")
+    deployment.caught_up()
     told = admin.post(f"{ADMIN}/diagnostics")
     assert [(each["id"], each["connected"]) for each in told["connections"]] == [("default", True), ("crm", True)]
     default, crm = told["active_sync_rules"]["connections"]
@@ -63,6 +65,8 @@ def test_each_connection_has_its_status(admin: AdminEndpoint) -> None:
     assert crm["tables"] == []
     assert "last_lsn" in default
     assert "last_lsn" not in crm
+    assert "last_checkpoint_ts" in default
+    assert "last_checkpoint_ts" not in crm, "it has committed nothing"
     assert default["slot_name"] != crm["slot_name"]
 
 
@@ -97,6 +101,7 @@ def test_reprocess_of_all_and_of_one(admin: AdminEndpoint, deployment: Deploymen
     assert [each["id"] for each in admin.post(f"{ADMIN}/reprocess", connection_id="crm")["connections"]] == ["crm"]
     with deployment.store() as store:
         assert [request.kind for request in store.open_requests("crm")] == ["resync", "resync"]
+    admin.refusal("POST", f"{ADMIN}/reprocess", 404, json={"connection_id": ""})
     refused = admin.refusal("POST", f"{ADMIN}/reprocess", 404, json={"connection_id": "nowhere"})
     assert (refused["code"], refused["details"]) == ("HW_6202", "name one of: default, crm")
     assert "slot_name" in admin.post(f"{SYNC_RULES}/reprocess")

@@ -218,6 +218,7 @@ _log = logging.getLogger(__name__)
 
 _BITS = {ValueKind.BLOB: 1, ValueKind.TEXT: 2, ValueKind.JSON: 2, ValueKind.INTEGER: 4, ValueKind.REAL: 8}
 _LATE, _TOO_LATE = 300.0, 900.0
+_RECENT_OPS = 1_000
 _EPOCH_2000 = 946_684_800
 
 
@@ -329,7 +330,7 @@ class PowerSyncHandler:
     def _resync(self, connection: str | None = None) -> tuple[ConnectionSlot, ...]:
         """Ask the replicators to compare all tables, of all sources or of one. Returns their slots. Raises PSYNC_S4104,
         PSYNC_S4106 or HW_6202."""
-        sources = [self._settings.source_of(connection)] if connection else self._settings.sources
+        sources = self._settings.sources if connection is None else [self._settings.source_of(connection)]
         with self._settings.store() as store:
             if in_state(store, VersionState.PROCESSING) is not None:
                 raise ApiError("Busy processing sync config", fix="wait until it is served", code=DEPLOY_BUSY)
@@ -393,19 +394,21 @@ class PowerSyncHandler:
             tables=tables,
             last_lsn=UNSET if state is None else format_lsn(state.lsn),
             last_keepalive_ts=UNSET if standing.at is None else iso(standing.at),
-            last_checkpoint_ts=UNSET if newest is None else self._committed(newest.checkpoint.op_id),
+            last_checkpoint_ts=UNSET if newest is None else self._committed(newest.checkpoint.op_id, source.name),
             replication_lag_bytes=UNSET if slot is None else slot.behind if lag is None else lag,
             wal_status=UNSET if slot is None else slot.wal_status,
             safe_wal_size=UNSET if slot is None or slot.left is None else slot.left,
             max_slot_wal_keep_size=UNSET if slot is None or slot.limit is None else slot.limit,
         )
 
-    def _committed(self, op_id: int) -> str | UnsetType:
-        """When the source committed the newest flushed transaction. Not known for bulk work."""
-        flushes = open_store(self._settings.storage).read_flushes(OpId(op_id - 1), OpId(op_id))
-        if not flushes or not flushes[-1].committed_us:
+    def _committed(self, op_id: int, source: str) -> str | UnsetType:
+        """When the source committed its newest flushed transaction. Not known for bulk work, nor where others have
+        written much since."""
+        flushes = open_store(self._settings.storage).read_flushes(OpId(max(0, op_id - _RECENT_OPS)), OpId(op_id))
+        own = [each for each in flushes if each.source == source]
+        if not own or not own[-1].committed_us:
             return UNSET
-        return iso(_EPOCH_2000 + flushes[-1].committed_us / 1e6)
+        return iso(_EPOCH_2000 + own[-1].committed_us / 1e6)
 
 
 def _schemas(tables: list[SeenTable]) -> Iterator[SchemaResponse]:
