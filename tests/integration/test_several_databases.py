@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import psycopg
 import pytest
 
+from headwater.cli.startup import warn_of_same_databases
 from tests.support.command import Outcome, headwater
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
@@ -128,6 +130,16 @@ def test_slots_of_two_sources_differ(new_source_db: Callable[[], SourceDb], laun
     with psycopg.connect(source.dsn) as conn:
         slots = conn.execute("select count(*) from pg_replication_slots where database = current_database()").fetchone()
     assert slots == (2,)
+
+
+def test_one_database_by_two_addresses(source_db: SourceDb, caplog: pytest.LogCaptureFixture) -> None:
+    here = source_db.settings()
+    other_name = "localhost" if here.host != "localhost" else "127.0.0.1"
+    alias = replace(here, tag="alias", host=other_name)
+    warn_of_same_databases([here, replace(alias, publications=("of_its_own",)), replace(here, tag="away", port=1024)])
+    assert caplog.text == ""
+    warn_of_same_databases([here, alias])
+    assert "sources default and alias seem to be one database" in caplog.text
 
 
 def test_commands_of_several_sources(new_source_db: Callable[[], SourceDb], launch: Launch, tmp_path: Path) -> None:

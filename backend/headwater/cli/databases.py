@@ -15,7 +15,7 @@ from headwater.config.document import ConfigError, ConfigIssue, ConfigNode, Mark
 from headwater.config.origin import from_file
 from headwater.config.reader import GIVE_ANOTHER, ConfigFindings, Section
 from headwater.errors import HeadwaterError
-from headwater.source.connect import SourceSettings, known_pooler
+from headwater.source.connect import SourceSettings, known_pooler, shared_publications
 from headwater.source.registry import registered
 from headwater.storage.address import PostgresAddress, SqliteAddress, StoreAddress
 from headwater.storage.contract.compaction import LEASE
@@ -246,9 +246,9 @@ def _refuse_alike(section: Section, source: SourceSettings, other: SourceSetting
         section.error(f"another connection is called {other.name}, too", "tag", fix=fix)
     elif source.tag == other.tag and None in (source.shard, other.shard):
         section.error(f"another connection has the tag {other.tag}, too", "shard", fix="give both a shard")
-    elif (source.address, source.publications) == (other.address, other.publications):
+    elif source.address == other.address and (both := shared_publications(source, other)):
         fix = "name different publications, or follow it once: rules may read all of its tables"
-        section.error(f"is the database of {other.name}, by the same publications", fix=fix)
+        section.error(f"is the database of {other.name}, which has {', '.join(both)}, too", "publications", fix=fix)
 
 
 def with_login(settings: SourceSettings, uri: str) -> SourceSettings:

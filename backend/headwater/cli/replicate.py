@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from headwater.cli.compact import SparkCompaction
 from headwater.cli.config import ServiceConfig
 from headwater.cli.progress import BulkProgressDisplay
-from headwater.cli.startup import own_rules, rules_that_fit, wait_for_source, wait_for_sources
+from headwater.cli.startup import own_rules, rules_that_fit, wait_for_source, wait_for_sources, warn_of_same_databases
 from headwater.cli.watching import traces_of
 from headwater.compaction.compactor import Compactor
 from headwater.errors import HeadwaterError, machine_errors
@@ -66,6 +66,7 @@ def run(
         wait_for_sources(sources, tables, stop, source_timeout)
         if stop.is_set():
             return
+        warn_of_same_databases(sources)
         names = [source.name for source in sources]
         rules = None if rules is None else rules_that_fit(config, rules, names)
         if config.prometheus_port is not None and not unified:

@@ -14,8 +14,9 @@ from headwater.codes import Kind
 from headwater.errors import HeadwaterError
 from headwater.replication.versions import was_taken
 from headwater.source.catalog.schema import see_schema
-from headwater.source.connect import SourceSettings, connect, of_each
+from headwater.source.connect import SourceSettings, connect, of_each, shared_publications, source_errors
 from headwater.source.readiness.checks import SPARED, raise_if_fatal, source_findings
+from headwater.source.slot import SystemIdentity, database_oid, system_identity
 from headwater.storage.open import open_store
 from headwater_rules.compiler.compile import Compiled, compile_config
 from headwater_rules.errors import RuleCode, RuleError, SyncConfigError
@@ -87,6 +88,31 @@ def _not_ready(source: SourceSettings, tables: Sequence[TablePattern]) -> Headwa
         _log.warning("source %s: %s", source.name, error)
         return error
     return None
+
+
+def warn_of_same_databases(sources: Sequence[SourceSettings]) -> None:
+    """Warn of sources that are one database by the same publication, though its address is written in several ways. Not
+    an error: a cluster that was restored from a copy of another one may look like it."""
+    if len(sources) < 2:
+        return
+    asked = list(zip(sources, of_each(sources, _database_of), strict=True))
+    for number, (source, database) in enumerate(asked):
+        for other, its in asked[:number]:
+            if database is not None and database == its and (both := shared_publications(source, other)):
+                _log.warning(
+                    "sources %s and %s seem to be one database (%s, %s), and both follow its publication %s, so devices"
+                    " get its rows from both: follow it once, or name different publications",
+                    *(other.name, source.name, other.address, source.address, ", ".join(both)),
+                )
+
+
+def _database_of(source: SourceSettings) -> tuple[SystemIdentity, int] | None:
+    """Identifies the database. None if it can't be asked now."""
+    try:
+        with connect(source, application_name="headwater check") as conn, source_errors(source):
+            return system_identity(conn), database_oid(conn)
+    except HeadwaterError:
+        return None
 
 
 _ABSENT_COLUMNS = {RuleCode.NO_COLUMN, RuleCode.COLUMN_NOT_SENT}

@@ -83,6 +83,11 @@ class SourceSettings:
         return self.memory_bytes // 4
 
 
+def shared_publications(source: SourceSettings, other: SourceSettings) -> list[str]:
+    """The publications that both name: if they are one database, the tables in these are followed twice."""
+    return sorted({*source.publications} & {*other.publications})
+
+
 def of_each(sources: Sequence[Asked], ask: Callable[[Asked], Answer]) -> list[Answer]:
     """What `ask` returns for each source, in their order. Several are asked at the same time: some may not answer for
     seconds. Raises the first error that `ask` raises."""

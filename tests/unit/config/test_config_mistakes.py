@@ -148,6 +148,10 @@ def test_guess_of_opposites(name: str, known: str, guess: str) -> None:
         ("replication: {batch_mb: 1}", "replication.batch_mb: must be a number from 4 to 4096"),
         (SOURCE + "{reject_ip_ranges: [local]}", "reject_ip_ranges: is not supported by this version"),
         (SOURCE + "{hostname: a}\n  - {hostname: b}", "tag: another connection is called default, too"),
+        (
+            SOURCE + "{tag: a, hostname: h, publications: [p]}\n  - {tag: b, hostname: h, publications: [q, p]}",
+            "publications: is the database of a, which has p, too",
+        ),
         (SOURCE + "{tag: a}\n  - {tag: a, shard: b}", "shard: another connection has the tag a, too"),
         (SOURCE + "{tag: compaction}", "tag: compaction is what the service calls work on the store itself"),
         (SOURCE + "{tag: 'a b'}", "tag: must be at most 40 letters, digits, _ and -"),
