@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError
 from headwater.source.catalog.publications import PublicationError, load_publications, memberships
 from headwater.source.catalog.published import PublishedTable, load_types, published_tables
 from headwater.source.catalog.read import identifies, load_leaves
-from headwater.source.connect import SourceSettings, connect, source_errors
+from headwater.source.connect import SourceSettings, connect, of_each, source_errors
 from headwater.source.readiness.finding import Finding, Reading, shortened, unreadable
 from headwater_rules.plan import TablePattern
 from headwater_rules.propose.outline import OutlinedTable, Reference
@@ -85,11 +85,11 @@ def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
         return not_compared("no source is configured")
     schemas: list[tuple[SourceSettings, SourceSchema]] = []
     unread: list[tuple[SourceSettings, HeadwaterError]] = []
-    for source in sources:
-        try:
-            schemas.append((source, read_schema(source)))
-        except HeadwaterError as error:
-            unread.append((source, error))
+    for source, found in zip(sources, of_each(sources, _schema_or_error), strict=True):
+        if isinstance(found, HeadwaterError):
+            unread.append((source, found))
+        else:
+            schemas.append((source, found))
     if not schemas:
         several = len(unread) > 1
         return not_compared("; ".join(f"{source.name}: {error}" if several else str(error) for source, error in unread))
@@ -98,7 +98,14 @@ def see_schema(sources: Sequence[SourceSettings]) -> SeenSchema:
 
 def schema_of(sources: Sequence[SourceSettings]) -> SeenSchema:
     """The tables of all sources. Raises the error of one that can't be read."""
-    return _seen([(source, read_schema(source)) for source in sources])
+    return _seen(list(zip(sources, of_each(sources, read_schema), strict=True)))
+
+
+def _schema_or_error(source: SourceSettings) -> SourceSchema | HeadwaterError:
+    try:
+        return read_schema(source)
+    except HeadwaterError as error:
+        return error
 
 
 def _seen(
