@@ -46,7 +46,7 @@ def service(folder: Path, listed: dict[str, object]) -> dict[str, object]:
         "sync_config": {"content": RULES},
         "host": "127.0.0.1",
         "port": free_port(),
-        "api": {"workers": 1},
+        "api": {"workers": 2},
         "client_auth": client_auth(),
     }
 

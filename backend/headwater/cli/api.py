@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ from headwater.cli.supervise import supervise
 from headwater.cli.watching import traces_of
 from headwater.cli.workers import (
     METRICS_PORT,
+    WORKER,
     endpoint_children,
     listening_at,
     raise_if_in_use,
@@ -120,7 +122,7 @@ def _own(config: ServiceConfig) -> OwnConfig | None:
 
 def has_children(config: ServiceConfig) -> bool:
     """Whether this process only supervises those that are the endpoint."""
-    return this_worker() is None and worker_count(config) > 1
+    return WORKER not in os.environ and worker_count(config) > 1
 
 
 def run(

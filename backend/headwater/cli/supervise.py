@@ -195,12 +195,12 @@ def _end_all(children: Sequence[Child]) -> None:
 def executed_anew(changed: Callable[[], bool], every_seconds: float) -> Iterator[None]:
     """Within the context, ask again and again, unless `every_seconds` is 0, whether anything has changed that this
     process works by. Then it ends as by SIGTERM, at some time in the next quarter of that so that not all of a service
-    do so together, and after the context executes the same command anew. Enter it before `end_with_supervisor`."""
+    do so together, and after the context executes the same command anew. Enter it before the environment is read."""
     if not every_seconds:
         yield
         return
     done, again = threading.Event(), threading.Event()
-    environment = {name: os.environ[name] for name in (SUPERVISED,) if name in os.environ}
+    environment = dict(os.environ)  # what a process is told by it is taken out once it was read
 
     def look() -> None:
         while not done.wait(every_seconds):
@@ -218,7 +218,7 @@ def executed_anew(changed: Callable[[], bool], every_seconds: float) -> Iterator
         done.set()
     if again.is_set():
         command = [each for each in sys.argv[1:] if each != "--take-slot"]  # that is done
-        os.execve(sys.executable, [sys.executable, "-m", "headwater", *command], {**os.environ, **environment})
+        os.execve(sys.executable, [sys.executable, "-m", "headwater", *command], environment)
 
 
 def end_with_supervisor() -> Callable[[], None]:

@@ -31,11 +31,10 @@ from tests.support.rsocket_client import requester
 from tests.support.ruled_configs import SERVED
 from tests.support.ruled_store import RuledStore
 
+OF_DEVICES = {"/sync/stream", "/sync/checkpoint-request", "/write-checkpoint.json", "/write-checkpoint2.json"}
 PUBLIC = {
-    "/sync/stream",
-    "/sync/checkpoint-request",
-    "/write-checkpoint.json",
-    "/write-checkpoint2.json",
+    *OF_DEVICES,
+    *(f"/sources/{{sources:path}}{path}" for path in OF_DEVICES),
     "/probes/startup",
     "/probes/readiness",
     "/probes/liveness",
