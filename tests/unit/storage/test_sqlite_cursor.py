@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -11,7 +11,6 @@ import pytest
 
 from headwater.storage.contract.parts import StagedPart
 from headwater.storage.contract.store import PartLostError, StoreError
-from headwater.storage.sqlite import connection
 from headwater.storage.sqlite.connection import open_writer
 from headwater.storage.sqlite.cursor import SqliteCursor
 
@@ -33,22 +32,6 @@ def test_full_disk_is_no_damage_of_a_part(db: SqliteCursor, tmp_path: Path) -> N
     db.script("pragma max_page_count = 1")  # as many as there are
     with pytest.raises(StoreError, match="the disk is full"), db.dialect.open_part(db, part):
         db.execute("insert into kept values (zeroblob(1000000))")
-
-
-def test_caches_of_many_writers_share_a_bound(
-    db: SqliteCursor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    db.execute_many("insert into kept values (zeroblob(?))", [(1_000_000,)] * 10)
-    before, bound = apsw.memory_used(), apsw.soft_heap_limit(-1)
-    monkeypatch.setattr(connection, "_HEAP_BYTES", before + 30_000_000)
-    try:
-        with ExitStack() as stack:
-            for _ in range(8):
-                writer = stack.enter_context(closing(SqliteCursor(open_writer(tmp_path / "store.db"))))
-                writer.rows("select sum(length(hex(content))) from kept")
-            assert apsw.memory_used() - before < 32_000_000
-    finally:
-        apsw.soft_heap_limit(bound)
 
 
 def test_error_before_sorting(db: SqliteCursor) -> None:

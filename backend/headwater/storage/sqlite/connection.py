@@ -48,10 +48,6 @@ pragma temp_store = file;
 pragma threads = 2;
 """
 
-_HEAP_BYTES = 512 << 20
-"""What SQLite may hold for all connections of a process before caches only reuse their pages: each of a hundred sources
-has a writer."""
-
 _READER_PRAGMAS = """
 pragma query_only = on;
 pragma cache_size = -32768;
@@ -62,7 +58,6 @@ pragma mmap_size = 1073741824;
 def open_writer(path: Path) -> apsw.Connection:
     """A connection that may write, creating the file if needed, for its owner alone: it has all rows, and the secret.
     It refuses to commit once its files were removed or replaced. Raises StoreError."""
-    apsw.soft_heap_limit(_HEAP_BYTES)
     with suppress(OSError):  # SQLite reports it
         path.touch(mode=0o600)  # its log and its index get the rights of the file
     with sqlite_errors(path):
