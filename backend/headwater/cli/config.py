@@ -154,10 +154,10 @@ class ServiceConfig:
         if not self.sources:
             self.source()  # raises
         known = ", ".join(source.name for source in self.sources)
-        unknown = [name for name in names if not any(name in {each.name, each.tag} for each in self.sources)]
+        unknown = [name for name in names if not any(each.is_called(name) for each in self.sources)]
         if unknown:
             raise _missing(f"there is no source {unknown[0]}", "--source", f"use one of: {known}")
-        return tuple(each for each in self.sources if not names or each.name in names or each.tag in names)
+        return tuple(each for each in self.sources if not names or any(map(each.is_called, names)))
 
     def uploads(self) -> UploadSettings:
         """What devices may write. Raises ConfigError when that is not configured."""

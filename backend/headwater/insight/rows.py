@@ -122,8 +122,7 @@ class CurrentRows:
         return table_name(table) if len(self.sources) == 1 else f"{table_name(table)} of source {table.source}"
 
     def _told(self) -> list[SourceSettings]:
-        names = self.names
-        return [each for each in self.sources if not names or each.name in names or each.tag in names]
+        return [each for each in self.sources if not self.names or any(map(each.is_called, self.names))]
 
     def _tables(self, plan: SyncPlan, sources: Sequence[SourceSettings]) -> list[StoredTable]:
         patterns = plan.tables()

@@ -66,6 +66,11 @@ class SourceSettings:
     silence_seconds: float = 60.0  # a server that does not answer for so long is taken for lost
     login_in: str = "replication.connections"
 
+    def is_called(self, name: str) -> bool:
+        """Whether a name in an option, a setting or a request means this source: its own, or its tag, which means all
+        shards."""
+        return name in {self.name, self.tag}
+
     @property
     def name(self) -> str:
         """What the store, commands and messages call this source. Unique."""

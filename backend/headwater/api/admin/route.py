@@ -93,9 +93,9 @@ class AdminSettings:
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raises HW_6202 for the first name that is neither a source's nor a tag, or when no source is configured."""
-        known = {each for source in self.sources or (self.source,) for each in (source.name, source.tag)}
+        sources = self.sources or (self.source,)
         for name in names:
-            if name not in known:
+            if not any(source.is_called(name) for source in sources):
                 raise self._unknown(name)
 
     def _unknown(self, connection: str) -> ApiError:

@@ -82,14 +82,18 @@ def _single(section: Section, sources: Sequence[SourceSettings]) -> dict[str, _A
     given = section.named("sources")
     found: dict[str, _Access] = {}
     for name, own in given.items():
-        names = [source.name for source in sources if name in {source.name, source.tag}]
+        names = [source.name for source in sources if source.is_called(name)]
         if not names and sources:
-            listed = ", ".join(dict.fromkeys([*(each.tag for each in sources), *(each.name for each in sources)]))
-            own.error(f"there is no source {redacted(name)}", fix=f"name one of: {listed}")
+            own.error(f"there is no source {redacted(name)}", fix=f"name one of: {_listed(sources)}")
         access = _access(own)
         own.refuse_unknown()
         found |= {each: access for each in names if each == name or each not in given}
     return found
+
+
+def _listed(sources: Sequence[SourceSettings]) -> str:
+    """All that sources can be called, tags first."""
+    return ", ".join(dict.fromkeys([*(each.tag for each in sources), *(each.name for each in sources)]))
 
 
 _ADD_ROLE = "add one, such as role: app_user, which `headwater source prepare --upload` creates"
@@ -129,9 +133,9 @@ def _target(name: str, section: Section, sources: Sequence[SourceSettings]) -> t
         wanted, schema = tag, below
     if wanted is None:
         wanted = sources[0].tag if len(tags) == 1 else _DEFAULT
-    names = [source.name for source in sources if wanted in {source.name, source.tag}]
+    names = [source.name for source in sources if source.is_called(wanted)]
     if not names and sources:
-        listed = ", ".join(dict.fromkeys([*tags, *(source.name for source in sources)]))
+        listed = _listed(sources)
         if "source" in section:
             section.error(f"there is no source {redacted(wanted)}", "source", fix=f"name one of: {listed}")
         else:
