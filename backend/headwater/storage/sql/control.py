@@ -69,13 +69,20 @@ def known_sources(db: Cursor) -> list[str]:
     return [name for (name,) in db.rows(known, LEFT)]
 
 
+def holders(db: Cursor) -> dict[str, list[str]]:
+    """By bucket definition, the sources that have it."""
+    found: dict[str, list[str]] = {}
+    held = "select source, name from definitions where state <> 'retired' and source <> ?"
+    for holder, name in db.rows(held, LEFT):
+        found.setdefault(name, []).append(holder)
+    return found
+
+
 def definitions_of(db: Cursor, source: str) -> tuple[frozenset[str], frozenset[str]]:
     """See `StoreWriter.definitions_of`."""
-    mine: set[str] = set()
-    others: set[str] = set()
-    for holder, name in db.rows("select source, name from definitions where state <> 'retired' and source <> ?", LEFT):
-        (mine if holder == source else others).add(name)
-    return frozenset(mine - others), frozenset(mine & others)
+    own = {name: having for name, having in holders(db).items() if source in having}
+    alone = frozenset(name for name, having in own.items() if having == [source])
+    return alone, frozenset(own.keys() - alone)
 
 
 def may_follow(db: Cursor, version: int) -> bool:

@@ -25,7 +25,7 @@ from headwater.storage.contract.parts import CurrentRow, PlacedRow
 from headwater.storage.shared.common import BATCH_BYTES
 from headwater.storage.shared.segments import numbered, op_id_of
 from headwater.storage.sql import bucket_keys
-from headwater.storage.sql.control import LEFT, secret
+from headwater.storage.sql.control import holders, secret
 from headwater.storage.sql.cursor import Cursor, DamagedValueError, Row
 from headwater_rules.results import LookupEntry
 
@@ -152,21 +152,18 @@ class VerifyReader:
     def definitions(self, source: str, *, once: bool = False) -> Definitions:
         """What a source checks. With `once`, each bucket definition that several sources have is checked by one of
         them: the first by name of those that are followed now."""
-        holders: dict[str, list[str]] = {}
-        held = "select source, name from definitions where state <> 'retired' and source <> ?"
-        for holder, name in self._db.rows(held, LEFT):
-            holders.setdefault(name, []).append(holder)
+        known = holders(self._db)
         followed = {source}
         if once:
             alive = f"select name from leases where expires_at > {self._db.dialect.clock}"
             followed |= {name for (name,) in self._db.rows(alive)}
         own = {
             name
-            for name, having in holders.items()
+            for name, having in known.items()
             if source in having and (not once or min(followed.intersection(having)) == source)
         }
-        sources = {source, *(holder for name in own for holder in holders[name])}
-        return Definitions(frozenset(own), frozenset(holders.keys() - own), frozenset(sources))
+        sources = {source, *(holder for name in own for holder in known[name])}
+        return Definitions(frozenset(own), frozenset(known.keys() - own), frozenset(sources))
 
     def keys(self) -> StoreKeys:
         """Makes the keys and digests of the store as of now."""
