@@ -252,8 +252,17 @@ class WriteCheckpointRoute:
         return JSONResponse({"data": {"checkpoint_request_id": str(stored)}})
 
     def _asked(self, request: Request) -> Sources:
-        """The sources to wait for: those that the request names, or all. Also all if one is unknown: apps that name it
-        may be older or newer than the configuration."""
+        """The sources to wait for: those that the request names, or all. Raises HW_6007 for all, if not all are
+        known."""
+        named = self._named(request)
+        if named is None and self._others and not self._hub.followed.issubset(self._sources):
+            what = "not all sources are known, so nobody can say when a write to any has come back"
+            raise ApiError(what, fix="correct replication.connections_from", code="HW_6007")
+        return with_rows(named, self._sources, self._hub.followed)
+
+    def _named(self, request: Request) -> Sources:
+        """The sources that the request names. None if it names none, or an unknown one: apps that name it may be older
+        or newer than the configuration."""
         in_path = request.path_params.get(IN_PATH, "")
         given = [*request.query_params.getlist("source"), in_path]
         names = [name.strip() for text in given for name in text.split(",") if name.strip()]
@@ -262,11 +271,7 @@ class WriteCheckpointRoute:
         for name in unknown[: _UNKNOWN_LOGGED - len(self._unknown)]:
             self._unknown.add(name)
             log.warning("an app waits for the source %r, which is not configured: it waits for all sources", name)
-        named = frozenset[str]().union(*known.values()) if all(known.values()) else frozenset[str]()
-        if not named and self._others and not self._hub.followed.issubset(self._sources):
-            what = "not all sources are known, so nobody can say when a write to any has come back"
-            raise ApiError(what, fix="correct replication.connections_from", code="HW_6007")
-        return with_rows(named or None, self._sources, self._hub.followed)
+        return frozenset[str]().union(*known.values()) if known and all(known.values()) else None
 
     async def _admit(self, request: Request) -> Principal:
         user = await self._verifier.authorize(request.headers.get("authorization"))

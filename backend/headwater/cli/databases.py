@@ -177,7 +177,9 @@ def read_sources(replication: Section, directory: Path, environment: Mapping[str
     """The sources of `connections`, and of the lists in `connections_from`. Paths are relative to `directory`."""
     batch_mb = replication.integer("batch_mb", 64, 4, 4096)
     sources: list[SourceSettings] = []
-    _add(sources, replication.sections("connections"), batch_mb)
+    for section in replication.sections("connections"):
+        if (settings := _another(section, sources, batch_mb)) is not None:
+            sources.append(settings)
     lists, unread = replication.sections("connections_from"), []
     replication.warn_unknown()
     for section in lists:
@@ -185,28 +187,29 @@ def read_sources(replication: Section, directory: Path, environment: Mapping[str
             place, rows = _listed(section, directory, environment)
             defaults = section.section("defaults").values
         if isinstance(rows, str):
-            unread.append(f"[HW_7011] {section.path}, {place}: {rows}")
-            continue
-        wrong = [] if rows else ["it is empty, which counts as a mistake"]
+            wrong, rows = [rows], []
+        else:
+            wrong = [] if rows else ["it is empty, which counts as a mistake"]
         for number, (row, mark) in enumerate(rows, 1):
-            findings, added = ConfigFindings(), list(sources)
+            findings = ConfigFindings()
             item = Section({**defaults, **row}, f"row {number}", mark, findings)
-            _add(added, [item], batch_mb)
+            settings = _another(item, sources, batch_mb)
             item.refuse_unknown()
-            wrong += [str(replace(error, mark=None, code="")) for error in findings.errors[:1]]
-            sources = sources if findings.errors else added
+            if findings.errors:
+                wrong.append(str(replace(findings.errors[0], mark=None, code="")))
+            elif settings is not None:
+                sources.append(settings)
         more = [f"{len(wrong) - _ROWS_TOLD} more rows have errors"] if len(wrong) > _ROWS_TOLD else []
         unread += [f"[HW_7011] {section.path}, {place}: {why}" for why in [*wrong[:_ROWS_TOLD], *more]]
     return ReadSources(tuple(sources), bool(lists), tuple(unread))
 
 
-def _add(sources: list[SourceSettings], sections: Iterable[Section], batch_mb: int) -> None:
-    """Read connections. Errors are added to the findings of their sections."""
-    for section in sections:
-        if (settings := _source(section, batch_mb)) is not None:
-            for other in sources:
-                _refuse_alike(section, settings, other)
-            sources.append(settings)
+def _another(section: Section, sources: Iterable[SourceSettings], batch_mb: int) -> SourceSettings | None:
+    """A connection beside these. Errors are added to the findings of its section."""
+    if (settings := _source(section, batch_mb)) is not None:
+        for other in sources:
+            _refuse_alike(section, settings, other)
+    return settings
 
 
 _ROWS_TOLD = 5

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,19 +86,21 @@ def sources_changed(configs: ConfigSource, config: ServiceConfig) -> Callable[[]
     for line in said:
         _log.error("%s", line)
 
-    def changed() -> bool:
-        try:
-            now: ServiceConfig | None = load_config(configs, os.environ, Path.cwd())
-        except HeadwaterError as error:
-            now, unread = None, [str(error)]
-        else:
-            unread = [] if now is None else list(now.unread_lists)
-        for line in unread:
+    def tell(wrong: Sequence[str]) -> None:
+        for line in wrong:
             if line not in said:
                 _log.error("%s; the connections stay as they are", line)
-        said[:] = unread
-        if now is None or unread:
-            return now is not None and any(source not in config.sources for source in now.sources)
+        said[:] = wrong
+
+    def changed() -> bool:
+        try:
+            now = load_config(configs, os.environ, Path.cwd())
+        except HeadwaterError as error:
+            tell([str(error)])
+            return False
+        tell(now.unread_lists)
+        if now.unread_lists:
+            return any(source not in config.sources for source in now.sources)
         return now.sources != config.sources or bool(config.unread_lists)
 
     return changed

@@ -43,6 +43,8 @@ def remove_unnamed(store: StoreWriter, peers: Peers, owner: str, stop: threading
         try:
             with machine_errors():
                 unnamed = [name for name in store.sources() if name not in peers]
+                if not unnamed:
+                    return
                 unread = [name for name in peers if store.source_state(name) is None]
                 for name in unnamed:
                     if store.is_followed(name):
@@ -59,8 +61,6 @@ def remove_unnamed(store: StoreWriter, peers: Peers, owner: str, stop: threading
                             "source %s is not in the configuration: its rows leave devices %d minutes from now",
                             *(name, round(after_seconds / 60)),
                         )
-                if not unnamed:
-                    return
         except HeadwaterError as error:
             _log.warning("a source that is not in the configuration could not be removed yet: %s", error)
         stop.wait(_AGAIN_SECONDS)

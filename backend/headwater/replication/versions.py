@@ -76,16 +76,17 @@ def deploy_file(store: StoreWriter, lease: Lease, yaml: str, sources: Collection
     """Deploy the service's sync config file, unless the file did not change: a version that was deployed by command
     since stays, and so does a newer file of another process. `sources` are those of this process. Logs which version is
     served, and why."""
+    ours = _digest(yaml)
     if not was_taken(store, yaml, sources):
         version = store.deploy(yaml, Origin.FILE)
         _log.info("the text of the sync config file is new: it is version %d", version.id)
-    elif store.get_meta(FILE_KEY) not in {"", _digest(yaml)}:
+    elif store.get_meta(FILE_KEY) not in {"", ours}:
         _log.warning("the sync config file is as before, and another process has a newer one, which stays")
         return
-    store.set_meta(lease, FILE_KEY, _digest(yaml))
+    store.set_meta(lease, FILE_KEY, ours)
     for source in sources:
-        if store.get_meta(_FILE_OF.format(source)) != _digest(yaml):
-            store.set_meta(lease, _FILE_OF.format(source), _digest(yaml))
+        if store.get_meta(_FILE_OF.format(source)) != ours:
+            store.set_meta(lease, _FILE_OF.format(source), ours)
     text = why_served(store)
     if text:
         _log.info("serving %s", text)
