@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from itertools import islice, takewhile
 
 import psycopg
@@ -77,19 +77,22 @@ def _idle(service: BenchService, count: int, same: bool) -> None:
 def beside(samples: int) -> None:
     """Commit to line of one database, alone and beside two others that are busy, down or compared anew."""
     report.heading(f"commit to line of one of three databases, {samples} commits")
-    with bench_service() as service, _another(service) as other:
-        for name, postgres in (("a", service.postgres), ("b", service.postgres), ("c", other)):
+    with ExitStack() as stack:
+        service = stack.enter_context(bench_service())
+        # A second server, which can be down on its own
+        other = EmbeddedPostgres(service.directory / "other", find_binaries(), {"wal_level": "logical"})
+        servers = {"a": service.postgres, "b": service.postgres, "c": stack.enter_context(other)}
+        for name, postgres in servers.items():
             _make(postgres, name, *_table("items"), f"insert into items {_first_rows(_ROWS)}")
         _execute(service.postgres, "b", f"insert into items {_first_rows(_COMPARED)}")
-        ports = {"a": service.postgres.port, "b": service.postgres.port, "c": other.port}
-        connections = [{**connection_to(port, tag), "tag": tag} for tag, port in ports.items()]
-        service.serve(_one_each(ports, "items"), replication={"connections": connections})
+        connections = [{**connection_to(each.port, tag), "tag": tag} for tag, each in servers.items()]
+        service.serve(_one_each(servers, "items"), replication={"connections": connections})
         service.wait_ready()
         stream = service.stream("u1")
         read_until(stream, b"checkpoint_complete")
 
         def settle() -> None:
-            _settle(service, {"a": service.postgres, "b": service.postgres, "c": other})
+            _settle(service, servers)
 
         def measured() -> list[float]:
             until = time.monotonic() + _MEASURED_SECONDS
@@ -153,13 +156,6 @@ def _meanwhile(service: BenchService, statement: str, measured: Callable[[], lis
     finally:
         done.set()
         thread.join()
-
-
-@contextmanager
-def _another(service: BenchService) -> Iterator[EmbeddedPostgres]:
-    """A second server, which can be down on its own."""
-    with EmbeddedPostgres(service.directory / "other", find_binaries(), {"wal_level": "logical"}) as other:
-        yield other
 
 
 def _make(postgres: EmbeddedPostgres, name: str, *statements: str) -> None:

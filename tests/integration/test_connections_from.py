@@ -11,11 +11,11 @@ import pytest
 
 from headwater.source.connect import SourceRefusedError, SourceSettings, SourceUnreachableError
 from headwater.source.registry import registered
-from tests.integration.test_several_databases import rows_at, with_tables
+from tests.integration.test_several_databases import rows_at, service, with_tables
 from tests.support.command import headwater
 from tests.support.fix_postgres import SourceDb
 from tests.support.fix_processes import Launch
-from tests.support.fix_service import client_auth, connection_to, free_port
+from tests.support.fix_service import connection_to, free_port
 from tests.support.waiting import wait_until
 
 RULES = """
@@ -35,20 +35,14 @@ def connection(source: SourceDb, shard: str) -> dict[str, object]:
     return found | {"shard": shard}
 
 
-def service(folder: Path, listed: dict[str, object]) -> dict[str, object]:
-    return {
-        "replication": {
-            "connections_from": [{**listed, "defaults": {"tag": "tenants"}}],
-            "reread_seconds": 1,
-            "remove_after_minutes": 0,
-        },
-        "storage": {"type": "sqlite", "path": str(folder / "store")},
-        "sync_config": {"content": RULES},
-        "host": "127.0.0.1",
-        "port": free_port(),
-        "api": {"workers": 2},
-        "client_auth": client_auth(),
+def listing(folder: Path, listed: dict[str, object]) -> dict[str, object]:
+    """The config of a service that follows what is listed."""
+    replication: dict[str, object] = {
+        "connections_from": [{**listed, "defaults": {"tag": "tenants"}}],
+        "reread_seconds": 1,
+        "remove_after_minutes": 0,
     }
+    return service(folder, RULES, replication, api={"workers": 2})
 
 
 def rows(config: dict[str, object]) -> set[tuple[str, str]] | None:
@@ -70,7 +64,7 @@ def test_tenants_come_and_go(new_source_db: Callable[[], SourceDb], launch: Laun
     acme, globex = (with_tables(new_source_db(), notes(name)) for name in ("acme", "globex"))
     file = tmp_path / "tenants.json"
     write(file, connection(acme, "acme"))
-    config = service(tmp_path, {"file": str(file)})
+    config = listing(tmp_path, {"file": str(file)})
     running = launch("serve", config)
     running.wait_ready(int(str(config["port"])))
     wait_until(lambda: rows(config) == {("notes", "acme")}, "the rows of the first")
@@ -122,7 +116,7 @@ def test_registry_is_down(tmp_path: Path) -> None:
         registered(nowhere, "select 1")
     server = connection_to(free_port())
     path = tmp_path / "service.json"
-    path.write_text(json.dumps(service(tmp_path, {**server, "query": "select 1"})), encoding="utf-8")
+    path.write_text(json.dumps(listing(tmp_path, {**server, "query": "select 1"})), encoding="utf-8")
     doctor = headwater("doctor", "--config", path)
     assert doctor.code == 1
     assert "HW_7011" in doctor.out

@@ -38,10 +38,15 @@ def several(folder: Path, *sources: SourceDb, **more: object) -> dict[str, objec
         prefix = {"slot_name_prefix": settings.slot_prefix}
         connections.append(connection_to(settings.port, settings.database) | prefix)
     connections[1]["tag"] = "catalogue"
+    return service(folder, RULES, {"connections": connections}, **more)
+
+
+def service(folder: Path, rules: str, replication: dict[str, object], **more: object) -> dict[str, object]:
+    """The config of a service with a store of its own."""
     return {
-        "replication": {"connections": connections},
+        "replication": replication,
         "storage": {"type": "sqlite", "path": str(folder / "store")},
-        "sync_config": {"content": RULES},
+        "sync_config": {"content": rules},
         "host": "127.0.0.1",
         "port": free_port(),
         "api": {"workers": 1},
